@@ -1,0 +1,1 @@
+"""Trainyard: one YAML file becomes an Airflow DAG that retrains a TensorFlow model."""

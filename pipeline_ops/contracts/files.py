@@ -1,0 +1,131 @@
+"""Files and folders that are whole or absent.
+
+Everything is written under a temporary name in the folder where it will live and then renamed, so that a reader, a
+retry or a power cut never meets a half of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import google_crc32c
+
+from pipeline_ops.contracts.errors import MachineError
+
+_READ_BYTES = 1 << 20
+_LOCK_POLL_SECONDS = 0.05
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file by rename, on disk before it has its name.
+
+    Raises:
+      MachineError: the disk refused it (full, read-only); nothing is left behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise MachineError(f"could not write {path}: {error.strerror}; make room or mend the disk, then retry") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON by rename: two-space indent, in the order given, closed by a newline."""
+    write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """The parsed content, or None where there is no such file."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def crc32c_of(path: Path) -> str:
+    """CRC32C of a file's bytes, as eight hex digits."""
+    checksum = google_crc32c.Checksum()
+    with open(path, "rb") as file:
+        while block := file.read(_READ_BYTES):
+            checksum.update(block)
+    return checksum.digest().hex()
+
+
+@contextlib.contextmanager
+def staging_folder(final: Path) -> Iterator[Path]:
+    """An empty folder beside `final` that takes its name when the block ends well, and is removed when it does not.
+
+    The rename is atomic and refuses to replace a folder that is not empty, so of two writers one wins.
+
+    Raises:
+      FileExistsError: `final` has come into being meanwhile.
+      MachineError: the disk failed.
+    """
+    staging = final.with_name(f".{final.name}.{os.getpid()}.staging")
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        staging.mkdir(parents=True)
+        yield staging
+        os.rename(staging, final)
+        _sync_folder(final.parent)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise FileExistsError(f"{final} exists already") from error
+        raise MachineError(f"could not write {final}: {error.strerror}; make room or mend the disk, then retry") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def exclusive_lock(path: Path, what: str, wait_seconds: float = 0.0) -> Iterator[None]:
+    """Holds a lock file for as long as the block runs; the kernel frees it if this process dies, however it dies.
+
+    The holder writes its pid into the file, so that the one who is refused can be told.
+
+    Raises:
+      MachineError: another process holds it, and still does after `wait_seconds`.
+    """
+    deadline = time.monotonic() + wait_seconds
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+") as file:
+        while not _try_lock(file):
+            if time.monotonic() > deadline:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                raise MachineError(f"{what} is held by process {holder} ({path}); wait for it, or end it, and retry")
+            time.sleep(_LOCK_POLL_SECONDS)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _try_lock(file: IO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,96 @@
+"""Where things lie below a pipeline's storage root. Nobody else joins these paths.
+
+    <root>/artifacts/<pipeline>/<job>/<fingerprint>/manifest.json     immutable results, one folder each
+    <root>/artifacts/<pipeline>/<job>/.<fingerprint>.work/            what a job keeps between two tries (checkpoints)
+    <root>/artifacts/<pipeline>/<job>/.<fingerprint>.lock             held by the one job that makes it
+    <root>/runs/<pipeline>/<run id>/<task>.json                       how a task of a run ended
+    <root>/runs/<pipeline>/<run id>/<task>/attempt-<id>/              request, status, progress and logs of one job process
+    <root>/models/<model>/<version>/                                  published models, in TensorFlow Serving's layout
+    <root>/listings/                                                  digests of raw files, so that only changed ones are read
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+from pipeline_ops.contracts.manifest import NAME
+
+
+def _as_folder_name(run_id: str) -> str:
+    """A run id holds `:` and `+`, and a person may have chosen it: keep what is safe in a path, percent-encode the rest."""
+    name = quote(run_id, safe="+:@=,")
+    return re.sub(r"^\.", "%2E", name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The paths of one pipeline."""
+
+    root: Path
+    pipeline: str
+
+    def artifacts(self, job: str) -> Path:
+        return self.root / "artifacts" / self.pipeline / job
+
+    def artifact(self, job: str, fingerprint: str) -> Path:
+        return self.artifacts(job) / fingerprint
+
+    def manifest(self, job: str, fingerprint: str) -> Path:
+        return self.artifact(job, fingerprint) / NAME
+
+    def run(self, run_id: str) -> Path:
+        return self.root / "runs" / self.pipeline / _as_folder_name(run_id)
+
+    def task_record(self, run_id: str, task: str) -> Path:
+        return self.run(run_id) / f"{task}.json"
+
+    def attempts(self, run_id: str, task: str) -> Path:
+        return self.run(run_id) / task
+
+    def models(self, model: str) -> Path:
+        return self.root / "models" / model
+
+    @property
+    def listings(self) -> Path:
+        return self.root / "listings"
+
+
+def work_folder(artifact: Path) -> Path:
+    """What a job keeps from one try to the next, beside the artifact that it is making."""
+    return artifact.with_name(f".{artifact.name}.work")
+
+
+def lock_file(artifact: Path) -> Path:
+    return artifact.with_name(f".{artifact.name}.lock")
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """The folder of one job process, and the files in it."""
+
+    folder: Path
+
+    @property
+    def request(self) -> Path:
+        return self.folder / "request.json"
+
+    @property
+    def status(self) -> Path:
+        return self.folder / "status.json"
+
+    @property
+    def progress(self) -> Path:
+        return self.folder / "progress.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "job.log"
+
+    def worker_log(self, worker: int) -> Path:
+        return self.folder / f"worker-{worker}.log"
+
+    def worker_progress(self, worker: int) -> Path:
+        return self.folder / f"worker-{worker}.jsonl"

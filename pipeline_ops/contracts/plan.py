@@ -1,0 +1,137 @@
+"""Decide first: what a task would do, and why, without doing anything.
+
+The operators act on these plans, and `trainyard explain` prints them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pipeline_ops.contracts.config import PipelineConfig, TaskSection
+from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code, versions_of
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.contracts.listing import list_raw_files
+from pipeline_ops.contracts.manifest import Input, find_damage, read_manifest
+from pipeline_ops.contracts.registry import Registry
+from pipeline_ops.contracts.request import Request
+
+JOBS = ("preprocess", "train", "evaluate", "export")
+"""In the order in which a DAG runs them."""
+
+_TENSORFLOW = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class JobKind:
+    """What is fixed about a job.
+
+    `module` is started as `python -m`; `reads` names the jobs whose manifests it gets; `code` lists, for a config, the
+    source that can change what comes out; `packages` those whose versions can.
+    """
+
+    module: str
+    reads: tuple[str, ...]
+    packages: tuple[str, ...]
+    code: Callable[[PipelineConfig], list[str]]
+
+
+KINDS: Mapping[str, JobKind] = {
+    "preprocess": JobKind(
+        "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c"),
+        lambda config: ["beam_jobs/preprocess.py", "beam_jobs/pipeline.py", "beam_jobs/plan.py", "beam_jobs/io", "beam_jobs/statistics",
+                        f"beam_jobs/sources/{config.preprocess.source.type}.py", "beam_jobs/stages/stage.py",
+                        *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
+    "train": JobKind(
+        "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
+        lambda config: ["pipeline_ops/training", "pipeline_ops/input", "pipeline_ops/models/classification.py",
+                        f"pipeline_ops/models/{config.train.model}.py"]),
+    "evaluate": JobKind("pipeline_ops.evaluation.evaluate", ("preprocess", "train"), _TENSORFLOW, lambda config: ["pipeline_ops/evaluation"]),
+    "export": JobKind("pipeline_ops.export.export", ("train", "evaluate"), _TENSORFLOW, lambda config: ["pipeline_ops/export"]),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class JobPlan:
+    """One job of one run: what to ask for, whether it has been made already, and why."""
+
+    request: Request
+    manifest: Path
+    is_cached: bool
+    reason: str
+    damage: tuple[str, ...] = ()
+    """What is wrong with an artifact that was made before; it is set aside before the job starts."""
+
+
+def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[str, str]) -> JobPlan:
+    """Plans one job.
+
+    Args:
+      job: one of JOBS.
+      config: the checked config.
+      run_id: the run; it does not influence the fingerprint.
+      manifests: URIs of the manifests that earlier jobs left, by job.
+
+    Raises:
+      DataError: an input is missing or is not what its manifest says.
+    """
+    kind, section = KINDS[job], getattr(config, job)
+    layout = Layout(config.root, config.pipeline)
+    inputs = {name: _as_input(manifests[name]) for name in kind.reads}
+    digests = {name: entry.digest for name, entry in inputs.items()}
+    if job == "preprocess":
+        digests["raw files"] = list_raw_files(config.path(section.source.path), layout.listings).digest
+    if job == "evaluate" and (champion := _baseline(config, layout, inputs["train"])):
+        inputs["champion"] = champion
+        digests["champion"] = champion.digest
+    fingerprint = Fingerprint(config=_fingerprinted_config(job, section), inputs=digests,
+                              code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()), versions=versions_of(kind.packages))
+    request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file), config=section.model_dump(mode="json"),
+                      inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
+                      deadline_seconds=section.timeout_seconds)
+    return _decide(request, layout)
+
+
+def _decide(request: Request, layout: Layout) -> JobPlan:
+    manifest = layout.manifest(request.job, request.fingerprint.digest)
+    if not manifest.exists():
+        return JobPlan(request, manifest, False, _why_anew(request, layout))
+    damage = tuple(find_damage(manifest, read_manifest(manifest)))
+    if damage:
+        return JobPlan(request, manifest, False, f"the artifact was damaged: {damage[0]}", damage)
+    return JobPlan(request, manifest, True, "unchanged: same inputs, config, code and package versions")
+
+
+def _why_anew(request: Request, layout: Layout) -> str:
+    """What changed since the newest artifact of this job."""
+    made = sorted(layout.artifacts(request.job).glob("*/manifest.json"), key=lambda path: path.stat().st_mtime)
+    if not made:
+        return "never made before"
+    changes = request.fingerprint.changes_since(read_manifest(made[-1]).fingerprint)
+    return "; ".join(changes) or "the last artifact is gone"
+
+
+def _as_input(manifest: str) -> Input:
+    return Input(uri=manifest, digest=read_manifest(manifest).digest)
+
+
+def _fingerprinted_config(job: str, section: TaskSection) -> dict:
+    fingerprinted = section.fingerprinted()
+    if job == "preprocess":
+        del fingerprinted["source"]["path"]  # where the raw files are does not matter, their digest is among the inputs
+    return fingerprinted
+
+
+def _baseline(config: PipelineConfig, layout: Layout, challenger: Input) -> Input | None:
+    """The model that the challenger has to beat.
+
+    Once the challenger itself is the champion, that is the one that it was compared with when it was published: an
+    unchanged second run asks the same question as the first, and finds it answered.
+    """
+    registry = Registry(layout.models(config.export.model))
+    champion = registry.champion()
+    if champion and champion.manifest().inputs["train"].digest == challenger.digest:
+        compared_with = champion.manifest().figures["compared_with"]
+        champion = next((v for v in registry.versions() if v.number == compared_with), None)
+    return Input(uri=champion.uri, digest=champion.manifest().digest) if champion else None

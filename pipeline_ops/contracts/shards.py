@@ -1,0 +1,53 @@
+"""The one place that makes shard names and knows what is in a data set's manifest.
+
+A data set's artifact holds `train-00000-of-00008.tfrecord` and so on for each split, `quarantine.jsonl` with what was
+rejected, and these figures.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from pipeline_ops.contracts.manifest import Manifest, ManifestFile
+
+SPLITS = ("train", "validation", "test")
+QUARANTINE = "quarantine.jsonl"
+"""One line per rejected record: {"key", "stage", "reason"}."""
+
+# The features of one tf.train.Example. Classification:
+ENCODED = "image/encoded"  # bytes: the image file, JPEG or PNG
+LABEL = "image/class/label"  # int64: index into class_names
+KEY = "image/key"  # bytes, UTF-8: the record's key in the source
+
+
+def shard_name(split: str, index: int, num_shards: int) -> str:
+    return f"{split}-{index:05d}-of-{num_shards:05d}.tfrecord"
+
+
+class DatasetFigures(BaseModel):
+    """The `figures` of a data set's manifest.
+
+    `image_shape` is (height, width, channels) where all images have it. `labels` counts examples by split and class name.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    class_names: list[str]
+    image_shape: tuple[int, int, int]
+    num_examples: dict[str, int]
+    labels: dict[str, dict[str, int]]
+    num_rejected: int
+    rejected_by_reason: dict[str, int]
+    seconds_by_stage: dict[str, float] = {}
+
+
+def shards_of(manifest: Manifest, split: str) -> list[ManifestFile]:
+    """The shards of a split, in order."""
+    return [file for file in manifest.files if file.path.startswith(f"{split}-") and file.path.endswith(".tfrecord")]
+
+
+def shard_paths(manifest_uri: str, manifest: Manifest, split: str) -> list[str]:
+    folder = Path(manifest_uri).parent
+    return [str(folder / file.path) for file in shards_of(manifest, split)]

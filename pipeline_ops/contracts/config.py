@@ -243,8 +243,6 @@ class Export(TaskSection):
 
     model: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
     """The model's name in the registry."""
-    check_examples: int = Field(64, ge=1, le=10_000)
-    """Real test images on which the published model is compared with the trained one."""
     tolerance: float = Field(1e-4, gt=0, le=1)
     """The largest difference of a probability that is still the same model."""
 

@@ -1,0 +1,109 @@
+"""What each job's manifest says in its `figures`, and the names of the files beside it.
+
+One class per job, so that the job that writes and the jobs that read agree by construction. The data set's figures are
+in `shards.py`, next to the shard names.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+SAVED_MODEL = "saved_model"
+"""Training: the candidate, a SavedModel whose `serving_default` takes `image_bytes` (string [N]) and returns
+`probabilities` (float32 [N, classes]) and `classes` (int64 [N]). `images` takes float32 [N, H, W, C] in 0..255."""
+WEIGHTS = "weights.npz"
+"""Training: the trained weights by index, `w0000` and so on, in the order of `model.weights`."""
+REFERENCE_EXAMPLES = "reference.tfrecord"
+"""Training: real test examples, serialised as in the data set."""
+REFERENCE_OUTPUTS = "reference.npy"
+"""Training: the probabilities (float32 [N, classes]) that the trained model in memory gave for those examples."""
+TENSORBOARD = "tensorboard"
+"""Training: a folder of event files."""
+REPORT = "report.html"
+METRICS = "metrics.json"
+
+
+class Figures(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Epoch(Figures):
+    """Figures over all workers at the end of an epoch; `step` counts optimizer steps since the start."""
+
+    epoch: int
+    step: int
+    loss: float
+    accuracy: float
+    validation_loss: float
+    validation_accuracy: float
+    learning_rate: float
+
+
+class TrainingFigures(Figures):
+    """`weights_digest` is over the challenger's weights; `worker_weights_digests` are what each worker ended with."""
+
+    strategy: str
+    workers: int
+    steps: int
+    restarts: int
+    weights_digest: str
+    worker_weights_digests: list[str]
+    num_parameters: int
+    best_epoch: int
+    stopped_early: bool
+    history: list[Epoch]
+    seconds: float
+    class_names: list[str]
+    image_shape: tuple[int, int, int]
+
+
+class ClassFigures(Figures):
+    """One class of the test split; precision, recall and f1 are 0 where nothing was predicted or there is nothing to find."""
+
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+class RuleVerdict(Figures):
+    """One rule of the gate with its numbers, as a sentence for a person."""
+
+    metric: str
+    passed: bool
+    text: str
+
+
+class ModelEvaluation(Figures):
+    """One model on the test split. `confusion[i][j]` counts examples of class i taken for class j."""
+
+    metrics: dict[str, float]
+    classes: list[ClassFigures]
+    confusion: list[list[int]]
+
+
+class EvaluationFigures(Figures):
+    num_examples: int
+    challenger: ModelEvaluation
+    champion: ModelEvaluation | None
+    champion_version: int | None
+    gate_passed: bool
+    rules: list[RuleVerdict]
+
+
+class ModelFigures(Figures):
+    """Of a published version, and of the export that published it.
+
+    `compared_with` is the champion's version at evaluation, `max_difference` the largest difference of a probability
+    between the published model and the trained one over `num_checked` real test images.
+    """
+
+    name: str
+    version: int
+    compared_with: int | None
+    metrics: dict[str, float]
+    num_checked: int
+    max_difference: float
+    top1_agreement: float
+    class_names: list[str]

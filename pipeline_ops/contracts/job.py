@@ -31,6 +31,7 @@ from pipeline_ops.contracts.manifest import NAME, Manifest, list_files, write_ma
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import Request, Status, read_request, write_status
 
+
 @dataclasses.dataclass(frozen=True)
 class Job:
     """A request being worked on."""

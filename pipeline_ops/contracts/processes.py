@@ -7,6 +7,7 @@ with it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -99,10 +100,8 @@ def _is_reused(leader: ProcessIdentity) -> bool:
 
 
 def _signal_group(group: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
-    except ProcessLookupError:
-        pass
 
 
 def _wait_until_empty(group: int, seconds: float) -> bool:

@@ -1,0 +1,48 @@
+"""One DAG per YAML file: preprocess >> train >> evaluate >> export."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from airflow.sdk import DAG
+
+from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.operators.form import form_params
+from pipeline_ops.operators.job_operator import OPERATORS
+
+_START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+_RETRY_DELAY = dt.timedelta(seconds=5)
+
+
+def config_files(places: Iterable[str | os.PathLike]) -> Iterator[Path]:
+    """The YAML files among and directly inside the given places, sorted within a folder."""
+    for place in map(Path, places):
+        yield from sorted(place.glob("*.yaml")) if place.is_dir() else [place]
+
+
+def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config: None) -> DAG:
+    """The DAG of a pipeline.
+
+    Args:
+      file: the pipeline's YAML.
+      check: looks at the config once more, for what contracts can't know.
+
+    Raises:
+      ConfigError: which Airflow shows as the file's import error.
+    """
+    config = load_config(file)
+    check(config)
+    with DAG(config.pipeline, description=config.description, schedule=config.schedule, start_date=_START, catchup=False, max_active_runs=1,
+             tags=["trainyard", *config.tags], doc_md=_describe(config), params=form_params(config),
+             default_args={"owner": config.owner, "retry_delay": _RETRY_DELAY}, fail_fast=False) as dag:
+        tasks = [operator(config_file=str(config.file), retries=getattr(config, operator.job).retries) for operator in OPERATORS]
+        for earlier, later in zip(tasks, tasks[1:], strict=False):
+            earlier >> later
+    return dag
+
+
+def _describe(config: PipelineConfig) -> str:
+    return f"# {config.pipeline}\n{config.description}\n\n```yaml\n{config.file.read_text(encoding='utf-8').strip()}\n```\n"

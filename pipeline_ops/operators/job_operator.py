@@ -1,0 +1,188 @@
+"""The four operators: policy over the mechanism in `process.py`.
+
+An operator plans its job, does nothing if the artifact is there, and otherwise starts one process and follows it: for
+a few seconds in the task, because many jobs take no longer, and then from the triggerer. What passes to the next task
+is the URI of a manifest.
+
+One window can't be closed: if Airflow is killed after the process has started and before its identity is stored, the
+retry does not know of the process. It is refused by the lock of the artifact then, and tries again until the first one
+has ended; two processes never make the same artifact.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.errors import ConfigError, ExitCode, TrainyardError
+from pipeline_ops.contracts.figures import EvaluationFigures
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.contracts.manifest import read_manifest
+from pipeline_ops.contracts.plan import KINDS, plan_job
+from pipeline_ops.contracts.records import TaskRecord, write_record
+from pipeline_ops.contracts.request import Status
+from pipeline_ops.operators.process import JobHandle, ProgressLog, start_job
+from pipeline_ops.operators.trigger import JobTrigger
+
+_PATIENCE_SECONDS = 20.0
+"""How long a task follows its job itself before it defers. A deferral costs about two seconds on the way back."""
+
+_POLL_SECONDS = 0.1
+_DEADLINE_SLACK_SECONDS = 300
+_STORE_KEY = "job"
+
+
+class JobOperator(BaseOperator):
+    """Runs one job of a pipeline.
+
+    Args:
+      config_file: the pipeline's YAML; the run's conf overrides single keys of it.
+    """
+
+    job: str
+    """One of `plan.JOBS`; it is the task's id, too."""
+
+    ui_fgcolor = "#ffffff"
+
+    def __init__(self, *, config_file: str, **kwargs: Any):
+        super().__init__(task_id=self.job, **kwargs)
+        self.config_file = config_file
+        self._handle: JobHandle | None = None
+
+    def execute(self, context: Mapping[str, Any]) -> str:
+        config = self._config(context)
+        manifests = {name: context["ti"].xcom_pull(task_ids=name) for name in KINDS[self.job].reads}
+        self.refuse(config, context, manifests)
+        self._handle = self._running_already(context)
+        if self._handle is None:
+            plan = self._plan(config, context, manifests)
+            if plan.is_cached:
+                self.log.info("Nothing to do: %s. %s", plan.reason, plan.manifest)
+                self._record(config, context, TaskRecord(state="success", cached=True, reason=plan.reason, manifest=str(plan.manifest)))
+                return str(plan.manifest)
+            self.log.info("Starting the job, because: %s", plan.reason)
+            self._handle = start_job(plan, Layout(config.root, config.pipeline))
+            context["task_state_store"].set(_STORE_KEY, self._handle.to_json())
+            self.log.info("Process %d, folder %s", self._handle.process.pid, self._handle.attempt.folder)
+        return self._follow(context)
+
+    def resume(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> str:
+        """Called when the trigger has fired: the job has ended."""
+        handle = JobHandle.from_json(context["task_state_store"].get(_STORE_KEY))
+        return self._finish(context, handle, Status.model_validate(event))
+
+    def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
+        """For subclasses: raises if there is nothing to be done with what the earlier tasks have left."""
+
+    def on_kill(self) -> None:
+        """Called when the task is killed before it has deferred; afterwards it is the trigger's turn."""
+        if self._handle:
+            self._handle.end()
+
+    def _config(self, context: Mapping[str, Any]) -> PipelineConfig:
+        try:
+            return load_config(self.config_file, context["dag_run"].conf)
+        except ConfigError as error:
+            raise AirflowFailException(str(error)) from None
+
+    def _plan(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]):
+        try:
+            return plan_job(self.job, config, context["run_id"], manifests)
+        except TrainyardError as error:
+            self._fail(config, context, Status(exit_code=error.exit_code, message=str(error)), None)
+
+    def _running_already(self, context: Mapping[str, Any]) -> JobHandle | None:
+        """The job that an earlier try of this task has started, if it still runs; the remains of a dead one are removed."""
+        stored = context["task_state_store"].get(_STORE_KEY)
+        if not stored:
+            return None
+        handle = JobHandle.from_json(stored)
+        if handle.process.is_alive():
+            self.log.info("Process %d of an earlier try still runs; following it", handle.process.pid)
+            return handle
+        handle.end()
+        return None
+
+    def _follow(self, context: Mapping[str, Any]) -> str:
+        """Waits a little, then defers."""
+        handle, deadline = self._handle, time.monotonic() + _PATIENCE_SECONDS
+        progress = ProgressLog(handle.attempt.progress)
+        while (status := handle.outcome()) is None and time.monotonic() < deadline:
+            self._log_progress(progress)
+            time.sleep(_POLL_SECONDS)
+        self._log_progress(progress)
+        if status is not None:
+            return self._finish(context, handle, status)
+        timeout = timedelta(seconds=getattr(self._config(context), self.job).timeout_seconds + _DEADLINE_SLACK_SECONDS)
+        self.defer(trigger=JobTrigger(handle.to_json(), progress.offset), method_name="resume", timeout=timeout)
+
+    def _finish(self, context: Mapping[str, Any], handle: JobHandle, status: Status) -> str:
+        handle.end()  # a job that was killed by signal 9 may have left workers behind
+        config = self._config(context)
+        if not status.exit_code.leaves_manifest:
+            self._fail(config, context, status, handle)
+        record = TaskRecord(state="success", reason=handle.reason, manifest=status.manifest, message=status.message, attempt=str(handle.attempt.folder),
+                            exit_code=status.exit_code)
+        self._record(config, context, record)
+        self.log.info("%s: %s", status.exit_code.name, status.manifest)
+        return status.manifest
+
+    def _fail(self, config: PipelineConfig, context: Mapping[str, Any], status: Status, handle: JobHandle | None) -> NoReturn:
+        """Turns an exit code into a retry or into a failure for good."""
+        record = TaskRecord(state="failed", reason=handle.reason if handle else "", message=status.message, exit_code=status.exit_code,
+                            attempt=str(handle.attempt.folder) if handle else None)
+        self._record(config, context, record)
+        error = AirflowException if status.exit_code.is_retried else AirflowFailException
+        raise error(f"{self.job}: {status.exit_code.name}: {status.message}")
+
+    def _record(self, config: PipelineConfig, context: Mapping[str, Any], record: TaskRecord) -> None:
+        write_record(Layout(config.root, config.pipeline).task_record(context["run_id"], self.job), record)
+
+    def _log_progress(self, progress: ProgressLog) -> None:
+        for line in progress.lines():
+            self.log.info(line)
+
+
+class PreprocessOperator(JobOperator):
+    """Raw data to sharded TFRecords, by Beam."""
+
+    job = "preprocess"
+    ui_color = "#2f6f9f"
+
+
+class TrainOperator(JobOperator):
+    """Shards to a candidate model, by a gang of workers."""
+
+    job = "train"
+    ui_color = "#7a4fa3"
+
+
+class EvaluateOperator(JobOperator):
+    """The challenger against the champion. A gate that is not passed is a result, not a failure."""
+
+    job = "evaluate"
+    ui_color = "#a3744f"
+
+
+class ExportOperator(JobOperator):
+    """Publishes the challenger, if it has passed the gate."""
+
+    job = "export"
+    ui_color = "#3f8f5f"
+
+    def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
+        evaluation = EvaluationFigures.model_validate(read_manifest(manifests["evaluate"]).figures)
+        if not evaluation.gate_passed:
+            reason = "trained, not published: " + "; ".join(rule.text for rule in evaluation.rules if not rule.passed)
+            self._record(config, context, TaskRecord(state="skipped", reason=reason, exit_code=ExitCode.GATE_NOT_PASSED))
+            raise AirflowSkipException(reason)
+
+
+OPERATORS = (PreprocessOperator, TrainOperator, EvaluateOperator, ExportOperator)
+"""In the order in which a DAG runs them."""

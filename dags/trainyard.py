@@ -11,7 +11,7 @@ from pathlib import Path
 
 from beam_jobs.stages import check_stages
 from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.operators.factory import config_files, make_dag
+from pipeline_ops.operators.factory import BrokenConfigs, config_files, make_dag
 
 _DEFAULT = str(Path(__file__).resolve().parents[1] / "configs")
 
@@ -23,3 +23,6 @@ for file in config_files(os.environ.get("TRAINYARD_CONFIGS", _DEFAULT).split(os.
         problems.append(str(problem))
     else:
         globals()[dag.dag_id] = dag
+
+if problems:
+    broken = BrokenConfigs(problems)

@@ -10,6 +10,7 @@ from pathlib import Path
 from airflow.sdk import DAG
 
 from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.operators.form import form_params
 from pipeline_ops.operators.job_operator import OPERATORS
 
@@ -42,6 +43,21 @@ def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config
         for earlier, later in zip(tasks, tasks[1:], strict=False):
             earlier >> later
     return dag
+
+
+class BrokenConfigs(DAG):
+    """Stands for the configs that can't be used.
+
+    An exception at import would take every DAG of the file down; one from `validate` becomes an import error that
+    leaves the others alone.
+    """
+
+    def __init__(self, problems: list[str]):
+        super().__init__("trainyard_broken_configs", schedule=None)
+        self.doc_md = "\n".join(problems)
+
+    def validate(self) -> None:
+        raise ConfigError(self.doc_md)
 
 
 def _describe(config: PipelineConfig) -> str:

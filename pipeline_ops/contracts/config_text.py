@@ -69,7 +69,7 @@ class ConfigText:
 
     def override(self, dotted: str, value: Any) -> None:
         """Sets one value. Raises ConfigError if the path leads through something that is no section."""
-        location = tuple(int(part) if part.isdigit() else part for part in dotted.split("."))
+        location = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
         where = self.values
         for depth, part in enumerate(location[:-1]):
             try:

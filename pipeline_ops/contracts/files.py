@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from pipeline_ops.contracts.errors import MachineError
 
 _READ_BYTES = 1 << 20
 _LOCK_POLL_SECONDS = 0.05
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -31,17 +34,18 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
       MachineError: the disk refused it (full, read-only); nothing is left behind.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")  # two threads may write the same file
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise MachineError(f"could not write {path}: {error.strerror}; make room or mend the disk, then retry") from error
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise _could_not_write(path, error) from error
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -70,25 +74,62 @@ def crc32c_of(path: Path) -> str:
 def staging_folder(final: Path) -> Iterator[Path]:
     """An empty folder beside `final` that takes its name when the block ends well, and is removed when it does not.
 
-    The rename is atomic and refuses to replace a folder that is not empty, so of two writers one wins.
+    The rename is atomic and refuses to replace a folder that is not empty. The caller holds a lock over `final`, so what
+    is found of earlier stagings was left by a writer that was killed, and is removed.
 
     Raises:
       FileExistsError: `final` has come into being meanwhile.
       MachineError: the disk failed.
     """
+    remove_leftovers(final)
     staging = final.with_name(f".{final.name}.{os.getpid()}.staging")
-    shutil.rmtree(staging, ignore_errors=True)
     try:
         staging.mkdir(parents=True)
         yield staging
-        os.rename(staging, final)
-        _sync_folder(final.parent)
+        _rename_folder(staging, final)
     except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise FileExistsError(f"{final} exists already") from error
-        raise MachineError(f"could not write {final}: {error.strerror}; make room or mend the disk, then retry") from error
+        if error.errno in _DISK_ERRORS:
+            raise _could_not_write(final, error) from error
+        raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def remove_leftovers(final: Path) -> None:
+    """Removes what killed writers of a folder have left beside it. For the holder of the lock over `final`."""
+    for leftover in final.parent.glob(f".{glob.escape(final.name)}.*.staging"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copies a file's content into a new file, on disk when this returns; folders on the way are made.
+
+    Raises:
+      MachineError: the disk refused it.
+    """
+    with open(source, "rb") as reader:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open(target, "xb") as writer:
+                shutil.copyfileobj(reader, writer, _READ_BYTES)
+                writer.flush()
+                os.fsync(writer.fileno())
+        except OSError as error:
+            raise _could_not_write(target, error) from error
+
+
+def _could_not_write(path: Path, error: OSError) -> MachineError:
+    return MachineError(f"could not write {path}: {error.strerror}; make room or mend the disk, then retry")
+
+
+def _rename_folder(source: Path, target: Path) -> None:
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise FileExistsError(errno.EEXIST, "exists already", str(target)) from error
+        raise
+    _sync_folder(target.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -21,6 +21,8 @@ from pydantic import BaseModel, ConfigDict
 CODE_ROOT = Path(__file__).resolve().parents[2]
 """The folder that holds `pipeline_ops/` and `beam_jobs/`."""
 
+_SOURCE_SUFFIXES = (".py", ".html", ".css")
+
 
 class Fingerprint(BaseModel):
     """The parts that went into a fingerprint, kept so that two of them can be compared."""
@@ -52,11 +54,11 @@ def digest_of(value: Any) -> str:
 
 
 def digest_code(paths: Iterable[str]) -> dict[str, str]:
-    """Digests of Python files or of all Python files in folders, given relative to the code root.
+    """Digests of source files or of all source files in folders, given relative to the code root.
 
-    What is digested is the syntax tree, so a comment or a line break changes nothing.
+    Of a Python file the syntax tree is digested, so a comment or a line break changes nothing; of a template, its bytes.
     """
-    files = [file for path in paths for file in _python_files(CODE_ROOT / path)]
+    files = [file for path in paths for file in _source_files(CODE_ROOT / path)]
     return {str(file.relative_to(CODE_ROOT)): _digest_source(file, file.stat().st_mtime_ns) for file in sorted(files)}
 
 
@@ -71,13 +73,15 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _python_files(path: Path) -> list[Path]:
-    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+def _source_files(path: Path) -> list[Path]:
+    return [file for file in path.rglob("*") if file.suffix in _SOURCE_SUFFIXES] if path.is_dir() else [path]
 
 
 @functools.lru_cache(maxsize=1024)
 def _digest_source(file: Path, _modified_ns: int) -> str:
-    return hashlib.blake2b(ast.dump(ast.parse(file.read_bytes())).encode(), digest_size=8).hexdigest()
+    source = file.read_bytes()
+    meaning = ast.dump(ast.parse(source)).encode() if file.suffix == ".py" else source
+    return hashlib.blake2b(meaning, digest_size=8).hexdigest()
 
 
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.files import crc32c_of, read_json, write_json
@@ -88,12 +88,12 @@ def read_manifest(uri: str | Path) -> Manifest:
       DataError: there is none, or it is not one.
     """
     path = Path(uri)
-    value = read_json(path)
-    if value is None:
-        raise DataError(f"{path}: there is no such manifest; run the task that makes it again")
     try:
+        value = read_json(path)
+        if value is None:
+            raise DataError(f"{path}: there is no such manifest; run the task that makes it again")
         return Manifest.model_validate(value)
-    except ValidationError as error:
+    except ValueError as error:  # not JSON, or other JSON: pydantic's ValidationError is a ValueError
         raise DataError(f"{path}: not a manifest of this version of Trainyard: {error}") from None
 
 

@@ -67,6 +67,10 @@ class ProgressWriter:
             eta = (total - done) / rate if total else None
         moment = Progress(time=now, phase=phase, done=done, total=total, unit=unit, rate=rate, eta_seconds=eta,
                           metrics=dict(metrics or {}), worker=self._worker, message=message)
+        self.forward(moment)
+
+    def forward(self, moment: Progress) -> None:
+        """Writes a moment that another process has reported."""
         os.write(self._descriptor, (moment.model_dump_json(exclude_defaults=True) + "\n").encode())
 
 

@@ -6,12 +6,15 @@
 
 A version appears whole, by rename. The champion moves by the replacement of one file, last of all. A reader that polls
 the folder sees a version whole or not at all.
+
+The export job publishes and promotes; the command line promotes and rolls back. A server must follow `champion.json`:
+the highest number is the newest version, and not always the one in service.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +24,11 @@ from pipeline_ops.contracts.errors import ConfigError, MachineError
 from pipeline_ops.contracts.files import exclusive_lock, read_json, staging_folder, write_json
 from pipeline_ops.contracts.manifest import NAME, Manifest, read_manifest
 
-_POINTER, _LOCK = "champion.json", ".lock"
-_LOCK_SECONDS = 30.0
+_POINTER = "champion.json"
+_POINTER_LOCK, _POINTER_SECONDS = ".lock", 30.0
+_PUBLISH_LOCK, _PUBLISH_SECONDS = ".publish.lock", 600.0
+"""Two locks, because publishing takes as long as the copy of a model, and nobody who rolls back should wait for that."""
+_VERSION_NAME = re.compile("[1-9][0-9]*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +57,8 @@ class Registry:
         """Oldest first. What is half written has no number for a name and is not seen."""
         if not self.folder.is_dir():
             return []
-        return [Version(int(entry.name), entry) for entry in sorted(self.folder.iterdir(), key=_number) if _number(entry)]
+        found = [Version(int(entry.name), entry) for entry in self.folder.iterdir() if _VERSION_NAME.fullmatch(entry.name) and entry.is_dir()]
+        return sorted(found, key=lambda version: version.number)
 
     def version(self, number: int) -> Version:
         """Raises ConfigError with the versions that there are."""
@@ -70,23 +77,29 @@ class Registry:
         pointer = read_json(self.folder / _POINTER)
         return pointer["history"] if pointer else []
 
-    def find(self, fingerprint_digest: str) -> Version | None:
-        """The version that was published for an export's fingerprint."""
-        return next((v for v in self.versions() if v.manifest().fingerprint_digest == fingerprint_digest), None)
+    def made_from(self, training_digest: str) -> Version | None:
+        """The version that holds the model of a training's artifact."""
+        return next((v for v in self.versions() if v.manifest().inputs["train"].digest == training_digest), None)
 
-    def publish(self, fill: Callable[[Path], None]) -> Version:
-        """Adds a version: `fill` writes its files, the manifest among them, into an empty folder. Does not move the champion.
+    def publish(self, training_digest: str, fill: Callable[[Path], None]) -> Version:
+        """Adds a version, or returns the one that was made from the same training. Does not move the champion.
 
-        Two publishers at once get two numbers; nobody ever sees a part of a version.
+        Two publishers at once get two numbers, one after the other; nobody ever sees a part of a version.
+
+        Args:
+          fill: writes the version's files, its manifest among them, into an empty folder.
+
+        Raises:
+          MachineError: somebody else publishes, and does not come to an end.
         """
-        number = max((version.number for version in self.versions()), default=0) + 1
-        while True:
-            try:
-                with staging_folder(self.folder / str(number)) as staging:
-                    fill(staging)
-                return Version(number, self.folder / str(number))
-            except FileExistsError:
-                number += 1
+        with exclusive_lock(self.folder / _PUBLISH_LOCK, f"publishing in {self.folder}", wait_seconds=_PUBLISH_SECONDS):
+            if version := self.made_from(training_digest):
+                return version
+            number = self._next_number()
+            version = Version(number, self.folder / str(number))
+            with staging_folder(version.folder) as staging:
+                fill(staging)
+            return version
 
     def promote(self, number: int, reason: str, expected: int | None | type(...) = ...) -> None:
         """Puts a version in service.
@@ -99,7 +112,7 @@ class Registry:
           MachineError: the champion is not the expected one any more, or somebody else is promoting right now.
         """
         self.version(number)
-        with exclusive_lock(self.folder / _LOCK, f"the registry of {self.folder.name}", wait_seconds=_LOCK_SECONDS):
+        with exclusive_lock(self.folder / _POINTER_LOCK, f"the registry of {self.folder.name}", wait_seconds=_POINTER_SECONDS):
             champion = self.champion()
             current = champion.number if champion else None
             if expected is not ... and current != expected:
@@ -109,20 +122,25 @@ class Registry:
                 history = [*self.history(), {"version": number, "time": time.time(), "reason": reason}]
                 write_json(self.folder / _POINTER, {"version": number, "history": history})
 
+    def previous(self) -> Version | None:
+        """The champion that `roll_back` would put in service.
+
+        Going back to an earlier champion undoes what came after it, so two roll-backs lead two champions back.
+        """
+        succession: list[int] = []
+        for move in self.history():
+            number = move["version"]
+            succession = [*succession[: succession.index(number)], number] if number in succession else [*succession, number]
+        return self.version(succession[-2]) if len(succession) > 1 else None
+
     def roll_back(self) -> Version:
         """Puts the champion before the present one back in service. Raises ConfigError where there was none."""
-        champion = self.champion()
-        earlier = [move["version"] for move in self.history() if champion and move["version"] != champion.number]
-        if not earlier:
-            raise ConfigError(f"{self.folder}: there is no earlier champion to go back to")
-        self.promote(earlier[-1], reason=f"rolled back from version {champion.number}", expected=champion.number)
-        return self.version(earlier[-1])
+        champion, previous = self.champion(), self.previous()
+        if champion is None or previous is None:
+            raise ConfigError(f"{self.folder}: there is no earlier champion to go back to; to put another version in service, promote it by its number")
+        self.promote(previous.number, reason=f"rolled back from version {champion.number}", expected=champion.number)
+        return previous
 
-
-def copy_into(source: Path, target: Path) -> None:
-    """Copies the content of a folder into another one that exists."""
-    shutil.copytree(source, target, dirs_exist_ok=True)
-
-
-def _number(entry: Path) -> int:
-    return int(entry.name) if entry.name.isdigit() and entry.is_dir() else 0
+    def _next_number(self) -> int:
+        """Never that of a version that was in service once, even if its folder has been removed."""
+        return 1 + max([version.number for version in self.versions()] + [move["version"] for move in self.history()], default=0)

@@ -24,7 +24,7 @@ from pipeline_ops.contracts.errors import ConfigError, ExitCode, TrainyardError
 from pipeline_ops.contracts.figures import EvaluationFigures
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.plan import KINDS, plan_job
+from pipeline_ops.contracts.plan import KINDS, JobPlan, plan_job
 from pipeline_ops.contracts.records import TaskRecord, write_record
 from pipeline_ops.contracts.request import Status
 from pipeline_ops.operators.process import JobHandle, ProgressLog, start_job
@@ -91,11 +91,11 @@ class JobOperator(BaseOperator):
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
 
-    def _plan(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]):
+    def _plan(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> JobPlan:
         try:
             return plan_job(self.job, config, context["run_id"], manifests)
         except TrainyardError as error:
-            self._fail(config, context, Status(exit_code=error.exit_code, message=str(error)), None)
+            return self._fail(config, context, Status(exit_code=error.exit_code, message=str(error)), None)
 
     def _running_already(self, context: Mapping[str, Any]) -> JobHandle | None:
         """The job that an earlier try of this task has started, if it still runs; the remains of a dead one are removed."""
@@ -127,8 +127,8 @@ class JobOperator(BaseOperator):
         config = self._config(context)
         if not status.exit_code.leaves_manifest:
             self._fail(config, context, status, handle)
-        record = TaskRecord(state="success", reason=handle.reason, manifest=status.manifest, message=status.message, attempt=str(handle.attempt.folder),
-                            exit_code=status.exit_code)
+        record = TaskRecord(state="success", reason=handle.reason, manifest=status.manifest, message=status.message,
+                            attempt=str(handle.attempt.folder), exit_code=status.exit_code)
         self._record(config, context, record)
         self.log.info("%s: %s", status.exit_code.name, status.manifest)
         return status.manifest

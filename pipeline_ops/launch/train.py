@@ -1,0 +1,93 @@
+"""The train job: runs the gang to its end, has the candidate made of what it leaves, and writes the manifest.
+
+It imports no TensorFlow; the preloaded process does.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from pipeline_ops.contracts.config import Train
+from pipeline_ops.contracts.errors import ExitCode, MachineError, TrainyardError
+from pipeline_ops.contracts.figures import TENSORBOARD, TrainingFigures
+from pipeline_ops.contracts.files import read_json, write_json
+from pipeline_ops.contracts.gang import STATE, CandidateSpec, Fork, worker_digest_name
+from pipeline_ops.contracts.job import Job, run_job
+from pipeline_ops.contracts.manifest import find_damage, read_manifest
+from pipeline_ops.contracts.request import Status
+from pipeline_ops.contracts.shards import DatasetFigures
+from pipeline_ops.launch.gang import Gang
+from pipeline_ops.launch.local import LocalHost
+
+_CANDIDATE_SECONDS = 600
+
+
+def train(job: Job) -> ExitCode:
+    """Trains, or goes on training where an earlier try stopped."""
+    config, started = Train.model_validate(job.request.config), time.monotonic()
+    check_dataset(job)
+    job.work.mkdir(parents=True, exist_ok=True)
+    host = LocalHost(job.attempt.folder / "preloaded.log")
+    gang = Gang(config, job.attempt, job.work, host, job.progress.forward)
+    try:
+        gang.run()
+        with job.artifact() as draft:
+            write_candidate(job, host, draft.folder)
+            shutil.copytree(job.work / TENSORBOARD, draft.folder / TENSORBOARD)
+            draft.seeds["train"] = config.seed
+            draft.figures.update(figures_of(job, config, gang.restarts, time.monotonic() - started).model_dump(mode="json"))
+    finally:
+        host.stop()
+    return ExitCode.SUCCESS
+
+
+def check_dataset(job: Job) -> None:
+    """Shards that are not what their manifest says would train a wrong model. Raises MachineError, since preprocessing can mend it."""
+    uri = job.request.inputs["preprocess"].uri
+    damage = find_damage(uri, read_manifest(uri), checksums=True)
+    if damage:
+        raise MachineError(f"the data set is damaged: {'; '.join(damage[:5])}; clear the task preprocess, and it is made again")
+
+
+def write_candidate(job: Job, host: LocalHost, folder: Path) -> None:
+    """Has a fork of the preloaded process write the candidate into the artifact."""
+    spec, status = job.attempt.folder / "candidate.spec.json", job.attempt.folder / "candidate.status.json"
+    log = job.attempt.folder / "candidate.log"
+    write_json(spec, CandidateSpec(request=str(job.attempt.request), work=str(job.work), folder=str(folder)).model_dump(mode="json"))
+    host.fork(Fork(name="candidate", entry="candidate", argument=str(spec), status=str(status), log=str(log)))
+    job.progress.report("candidate", message="writing the SavedModel")
+    code, deadline = None, time.monotonic() + _CANDIDATE_SECONDS
+    while code is None:
+        code = next((event.code for event in host.events(0.2) if event.event == "ended"), None)
+        if not host.is_up or time.monotonic() > deadline:
+            raise MachineError(f"the candidate was not written; its log is {log}")
+    if code != 0:
+        outcome = read_json(status)
+        if outcome is None:
+            raise MachineError(f"the process that writes the candidate ended with {code}; its log is {log}")
+        raise _error_of(Status.model_validate(outcome), str(log))
+
+
+def _error_of(status: Status, log: str) -> TrainyardError:
+    if status.exit_code.is_retried:
+        return MachineError(f"the candidate was not written: {status.message}; the log is {log}")
+    return TrainyardError(f"the candidate can't be written: {status.message}; the log is {log}")
+
+
+def figures_of(job: Job, config: Train, restarts: int, seconds: float) -> TrainingFigures:
+    """What the gang says of its training. Raises TrainyardError if its workers have not ended with the same weights."""
+    state = read_json(job.work / STATE)
+    digests = [(job.work / worker_digest_name(worker)).read_text() for worker in range(config.workers)]
+    if len(set(digests)) != 1:
+        raise TrainyardError(f"the workers ended with different weights: {', '.join(digests)}; this is a bug of Trainyard")
+    dataset = DatasetFigures.model_validate(read_manifest(job.request.inputs["preprocess"].uri).figures)
+    return TrainingFigures(
+        strategy=config.strategy, workers=config.workers, steps=state["step"], restarts=restarts, weights_digest=digests[0],
+        worker_weights_digests=digests, num_parameters=state["num_parameters"], best_epoch=state["best_epoch"], stopped_early=state["stopped_early"],
+        history=state["history"], seconds=round(seconds, 2), class_names=dataset.class_names, image_shape=dataset.image_shape)
+
+
+if __name__ == "__main__":
+    run_job(train)

@@ -1,0 +1,56 @@
+"""What happens at the end of an epoch: reduce the learning rate, remember the best weights, stop.
+
+Each is a function of the config and of the state, and changes nothing but the state. All workers call them with the
+same reduced figures, so all decide alike; and because what they remember is in the state, a restarted gang goes on as
+if nothing had happened. Keras's own callbacks forget it: they reset themselves when training begins.
+"""
+
+from __future__ import annotations
+
+from pipeline_ops.contracts.config import Train
+from pipeline_ops.contracts.figures import Epoch
+from pipeline_ops.training.state import TrainingState
+
+
+def end_epoch(config: Train, state: TrainingState, epoch: Epoch) -> None:
+    """Appends the epoch to the history and lets every callback of the config decide."""
+    state.history.append(epoch)
+    _remember_best(config, state, epoch)
+    _reduce_learning_rate(config, state, epoch)
+    _stop_early(config, state, epoch)
+
+
+def _remember_best(config: Train, state: TrainingState, epoch: Epoch) -> None:
+    best = config.best_checkpoint
+    if best is None or _improves(state, "best_checkpoint", epoch, best.monitor):
+        state.best_epoch = epoch.epoch
+
+
+def _reduce_learning_rate(config: Train, state: TrainingState, epoch: Epoch) -> None:
+    plateau = config.reduce_learning_rate
+    if plateau is None or _improves(state, "reduce_learning_rate", epoch, plateau.monitor):
+        return
+    if state.patience["reduce_learning_rate"] >= plateau.patience_epochs:
+        state.learning_rate = max(state.learning_rate * plateau.factor, plateau.min_learning_rate)
+        state.patience["reduce_learning_rate"] = 0
+
+
+def _stop_early(config: Train, state: TrainingState, epoch: Epoch) -> None:
+    stopping = config.early_stopping
+    if stopping is None or _improves(state, "early_stopping", epoch, stopping.monitor, stopping.min_delta):
+        return
+    state.stopped_early = state.patience["early_stopping"] >= stopping.patience_epochs
+
+
+def _improves(state: TrainingState, callback: str, epoch: Epoch, monitor: str, min_delta: float = 0.0) -> bool:
+    """Whether the monitored figure is better than the callback's best; counts the epochs for which it was not.
+
+    A loss is better when it is lower, an accuracy when it is higher. Equal is not better: the earlier epoch wins.
+    """
+    value = getattr(epoch, monitor)
+    signed = -value if monitor.endswith("loss") else value
+    better = callback not in state.best or signed > state.best[callback] + min_delta
+    if better:
+        state.best[callback] = signed
+    state.patience[callback] = 0 if better else state.patience.get(callback, 0) + 1
+    return better

@@ -1,0 +1,76 @@
+"""The candidate: the trained weights as a SavedModel with a serving signature, and what it must answer.
+
+Made by a process of its own, forked when the gang is done: the model is built anew without any strategy, so nothing of
+the gang's devices or addresses gets into what is served.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline_ops.contracts.config import Train
+from pipeline_ops.contracts.figures import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL, WEIGHTS
+from pipeline_ops.contracts.gang import TRAINED, CandidateSpec
+from pipeline_ops.contracts.manifest import read_manifest
+from pipeline_ops.contracts.request import Request, read_request
+from pipeline_ops.contracts.shards import ENCODED, DatasetFigures, shard_paths
+from pipeline_ops.models import builder
+from pipeline_ops.training.state import read_arrays, write_arrays
+
+_NUM_REFERENCES = 64
+
+
+class ServedClassifier(tf.Module):
+    """A classifier as it is served: encoded images in, probabilities out. B batch, H W C image."""
+
+    def __init__(self, model: keras.Model, image_shape: tuple[int, int, int]):
+        super().__init__()
+        self.model, self.image_shape = model, image_shape
+        self.images = tf.function(self._classify, input_signature=[tf.TensorSpec([None, *image_shape], tf.float32, "images")])
+        self.serving_default = tf.function(self._decode_and_classify, input_signature=[tf.TensorSpec([None], tf.string, "image_bytes")])
+
+    def _classify(self, images_BHWC: tf.Tensor) -> dict[str, tf.Tensor]:
+        probabilities = tf.nn.softmax(self.model(images_BHWC, training=False))
+        return {"probabilities": probabilities, "classes": tf.argmax(probabilities, axis=-1)}
+
+    def _decode_and_classify(self, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+        images_BHWC = tf.map_fn(self._decode, image_bytes, fn_output_signature=tf.TensorSpec(self.image_shape, tf.float32))
+        return self._classify(images_BHWC)
+
+    def _decode(self, encoded: tf.Tensor) -> tf.Tensor:
+        height, width, channels = self.image_shape
+        image_HWC = tf.io.decode_image(encoded, channels=channels, expand_animations=False)
+        image_HWC = tf.ensure_shape(image_HWC, [None, None, channels])
+        resized = tf.image.resize(tf.cast(image_HWC, tf.float32), (height, width), antialias=True)  # of equal size: the very same values
+        return tf.ensure_shape(resized, self.image_shape)
+
+
+def write_candidate(spec: CandidateSpec) -> None:
+    """Writes SavedModel, weights and references into the artifact that the train job is making."""
+    request = read_request(spec.request)
+    config, folder = Train.model_validate(request.config), Path(spec.folder)
+    manifest = read_manifest(request.inputs["preprocess"].uri)
+    figures = DatasetFigures.model_validate(manifest.figures)
+    model = builder(config.model)(figures.image_shape, len(figures.class_names))
+    weights = read_arrays(Path(spec.work) / TRAINED)
+    model.set_weights(weights)
+    write_arrays(folder / WEIGHTS, weights)
+    served = ServedClassifier(model, figures.image_shape)
+    _write_references(request, served, folder)
+    tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures={"serving_default": served.serving_default, "images": served.images})
+
+
+def _write_references(request: Request, served: ServedClassifier, folder: Path) -> None:
+    """Real test examples, and what the model in memory says of them: the published model must say the same."""
+    uri = request.inputs["preprocess"].uri
+    paths = shard_paths(uri, read_manifest(uri), "test")
+    examples = list(tf.data.TFRecordDataset(paths).take(_NUM_REFERENCES).as_numpy_iterator())
+    with tf.io.TFRecordWriter(str(folder / REFERENCE_EXAMPLES)) as writer:
+        for example in examples:
+            writer.write(example)
+    features = tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})
+    np.save(folder / REFERENCE_OUTPUTS, served.serving_default(features[ENCODED])["probabilities"].numpy())

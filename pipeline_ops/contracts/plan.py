@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pipeline_ops.contracts.config import PipelineConfig, TaskSection
+from pipeline_ops.contracts.figures import ModelFigures
 from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code, versions_of
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.listing import list_raw_files
-from pipeline_ops.contracts.manifest import Input, find_damage, read_manifest
+from pipeline_ops.contracts.manifest import Input, Manifest, find_damage, read_manifest
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.request import Request
 
@@ -45,10 +46,13 @@ KINDS: Mapping[str, JobKind] = {
                         *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
-        lambda config: ["pipeline_ops/training", "pipeline_ops/input", "pipeline_ops/models/classification.py",
+        lambda config: ["pipeline_ops/training", "pipeline_ops/input/dataset.py", "pipeline_ops/models/classification.py",
                         f"pipeline_ops/models/{config.train.model}.py"]),
-    "evaluate": JobKind("pipeline_ops.evaluation.evaluate", ("preprocess", "train"), _TENSORFLOW, lambda config: ["pipeline_ops/evaluation"]),
-    "export": JobKind("pipeline_ops.export.export", ("train", "evaluate"), _TENSORFLOW, lambda config: ["pipeline_ops/export"]),
+    "evaluate": JobKind(
+        "pipeline_ops.evaluation.evaluate", ("preprocess", "train"), (*_TENSORFLOW, "jinja2", "pillow"),
+        lambda config: ["pipeline_ops/evaluation", "pipeline_ops/input/served.py"]),
+    "export": JobKind(
+        "pipeline_ops.export.export", ("train", "evaluate"), _TENSORFLOW, lambda config: ["pipeline_ops/export", "pipeline_ops/input/served.py"]),
 }
 
 
@@ -86,7 +90,8 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
         inputs["champion"] = champion
         digests["champion"] = champion.digest
     fingerprint = Fingerprint(config=_fingerprinted_config(job, section), inputs=digests,
-                              code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()), versions=versions_of(kind.packages))
+                              code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()),
+                              versions=versions_of(kind.packages))
     request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file), config=section.model_dump(mode="json"),
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)
@@ -97,10 +102,19 @@ def _decide(request: Request, layout: Layout) -> JobPlan:
     manifest = layout.manifest(request.job, request.fingerprint.digest)
     if not manifest.exists():
         return JobPlan(request, manifest, False, _why_anew(request, layout))
-    damage = tuple(find_damage(manifest, read_manifest(manifest)))
+    damage = tuple(find_damage(manifest, read_manifest(manifest)) or _find_unpublished(request, layout, read_manifest(manifest)))
     if damage:
         return JobPlan(request, manifest, False, f"the artifact was damaged: {damage[0]}", damage)
     return JobPlan(request, manifest, True, "unchanged: same inputs, config, code and package versions")
+
+
+def _find_unpublished(request: Request, layout: Layout, manifest: Manifest) -> list[str]:
+    """What an export left lies in the registry, where somebody may have removed it."""
+    if request.job != "export":
+        return []
+    figures = ModelFigures.model_validate(manifest.figures)
+    published = {version.number for version in Registry(layout.models(figures.name)).versions()}
+    return [] if figures.version in published else [f"version {figures.version} of the model {figures.name} is gone"]
 
 
 def _why_anew(request: Request, layout: Layout) -> str:

@@ -92,7 +92,7 @@ class Registry:
         Raises:
           MachineError: somebody else publishes, and does not come to an end.
         """
-        with exclusive_lock(self.folder / _PUBLISH_LOCK, f"publishing in {self.folder}", wait_seconds=_PUBLISH_SECONDS):
+        with exclusive_lock(self.folder / _PUBLISH_LOCK, f"the right to publish in {self.folder}", wait_seconds=_PUBLISH_SECONDS):
             if version := self.made_from(training_digest):
                 return version
             number = self._next_number()
@@ -116,8 +116,8 @@ class Registry:
             champion = self.champion()
             current = champion.number if champion else None
             if expected is not ... and current != expected:
-                raise MachineError(f"{self.folder}: the champion was version {expected} when version {number} was evaluated, and is {current} now; "
-                                   "evaluate again")
+                raise MachineError(f"{self.folder}: version {number} was chosen over {_named(expected)}, but in service is {_named(current)} by now; "
+                                   "start a new run, which evaluates again")
             if current != number:
                 history = [*self.history(), {"version": number, "time": time.time(), "reason": reason}]
                 write_json(self.folder / _POINTER, {"version": number, "history": history})
@@ -137,10 +137,14 @@ class Registry:
         """Puts the champion before the present one back in service. Raises ConfigError where there was none."""
         champion, previous = self.champion(), self.previous()
         if champion is None or previous is None:
-            raise ConfigError(f"{self.folder}: there is no earlier champion to go back to; to put another version in service, promote it by its number")
+            raise ConfigError(f"{self.folder}: there is no earlier champion to go back to; put another version in service by its number")
         self.promote(previous.number, reason=f"rolled back from version {champion.number}", expected=champion.number)
         return previous
 
     def _next_number(self) -> int:
         """Never that of a version that was in service once, even if its folder has been removed."""
         return 1 + max([version.number for version in self.versions()] + [move["version"] for move in self.history()], default=0)
+
+
+def _named(number: int | None) -> str:
+    return "no version" if number is None else f"version {number}"

@@ -1,9 +1,86 @@
-"""What all tests share: the small real data set and a fresh storage root."""
+"""What tests of several packages share: a small real data set, written with TensorFlow's own writer, and train jobs on it."""
 
 from __future__ import annotations
 
 import os
-import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.contracts.config import load_config
+from pipeline_ops.contracts.fingerprint import Fingerprint
+from pipeline_ops.contracts.job import Job
+from pipeline_ops.contracts.layout import Attempt
+from pipeline_ops.contracts.manifest import Manifest, list_files, write_manifest
+from pipeline_ops.contracts.plan import plan_job
+from pipeline_ops.contracts.progress import ProgressWriter
+from pipeline_ops.contracts.request import write_request
+from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL, DatasetFigures, shard_name
+
+DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
+NUM_SHARDS = 4
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory) -> str:
+    """The URI of a data set's manifest: 900 of scikit-learn's digits, 16x16 grey."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    folder = tmp_path_factory.mktemp("dataset")
+    parts = {"train": range(0, 700), "validation": range(700, 800), "test": range(800, 900)}
+    counts = {}
+    for split, indexes in parts.items():
+        for shard in range(NUM_SHARDS):
+            name = shard_name(split, shard, NUM_SHARDS)
+            counts[name] = _write_shard(folder / name, [(digits.images[i], digits.target[i], i) for i in indexes if i % NUM_SHARDS == shard])
+    labels = {split: {str(d): int(sum(digits.target[i] == d for i in indexes)) for d in range(10)} for split, indexes in parts.items()}
+    figures = DatasetFigures(class_names=[str(d) for d in range(10)], image_shape=(16, 16, 1), num_examples={s: len(i) for s, i in parts.items()},
+                             labels=labels, num_rejected=0, rejected_by_reason={})
+    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
+    write_manifest(folder, Manifest(job="preprocess", pipeline="digits", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest,
+                                    files=list_files(folder, counts), figures=figures.model_dump(mode="json")))
+    return str(folder / "manifest.json")
+
+
+def _write_shard(path: Path, rows) -> int:
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for image, label, index in rows:
+            png = tf.io.encode_png(tf.cast(image.repeat(2, 0).repeat(2, 1)[..., None] * 15, tf.uint8)).numpy()
+            features = {ENCODED: _bytes(png), KEY: _bytes(str(index).encode()), LABEL: tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))}
+            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString(deterministic=True))
+    return len(rows)
+
+
+def _bytes(value: bytes):
+    import tensorflow as tf
+
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+
+@pytest.fixture
+def make_job(dataset, tmp_path):
+    """Makes train jobs on the small data set, with overrides of configs/digits.yaml."""
+    return job_maker(tmp_path, dataset)
+
+
+@pytest.fixture(scope="session")
+def make_job_in():
+    """As `make_job`, for a folder and a data set of one's own."""
+    return job_maker
+
+
+def job_maker(folder: Path, dataset: str):
+    def make(name: str = "attempt", **overrides) -> Job:
+        config = load_config(DIGITS, {"storage.root": str(folder / "root")} | {k.replace("__", "."): v for k, v in overrides.items()})
+        plan = plan_job("train", config, "run", {"preprocess": dataset})
+        attempt = Attempt(folder / name)
+        write_request(attempt, plan.request)
+        return Job(plan.request, attempt, ProgressWriter(attempt.progress))
+
+    return make

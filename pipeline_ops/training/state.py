@@ -91,7 +91,7 @@ class Checkpoints:
 
 
 def _read(file: Path) -> tuple[TrainingState, Arrays, Arrays]:
-    with np.load(file) as stored:
+    with open(file, "rb") as opened, np.load(opened) as stored:  # opened here, because numpy leaves a damaged file open
         arrays: dict[str, Any] = {name: stored[name] for name in stored.files}  # reading checks the CRC of each
     state = TrainingState.model_validate(json.loads(arrays.pop(_STATE_KEY).tobytes()))
     named = sorted(arrays.items())

@@ -96,7 +96,7 @@ class Training:
         while state.step < end:
             num_steps = min(self._config.steps_per_call, end - state.step, self._steps_to_checkpoint())
             sums = self._loop.train(batches, tf.constant(num_steps)).numpy()
-            self._check_finite(sums[0])
+            refuse_infinite(float(sums[0]), state.step, state.learning_rate)
             state.step += num_steps
             state.epoch_sums = [a + float(b) for a, b in zip(state.epoch_sums, sums, strict=True)]
             if time.monotonic() - reported > _REPORT_SECONDS or state.step == end:
@@ -163,11 +163,6 @@ class Training:
         self._writer.close()
         self._progress.report("trained", self._state.step, self._state.step, "steps")
 
-    def _check_finite(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise ConfigError(f"the loss became {loss} between steps {self._state.step} and {self._state.step + self._config.steps_per_call}; "
-                              f"lower train.optimizer.learning_rate ({self._config.optimizer.learning_rate:g})")
-
     def _report(self, metrics: dict[str, float]) -> None:
         self._progress.report("train", self._state.step, self._config.epochs * self._steps_per_epoch, "steps", metrics)
 
@@ -176,6 +171,12 @@ class Training:
             for name in ("loss", "accuracy", "validation_loss", "validation_accuracy", "learning_rate"):
                 tf.summary.scalar(name, getattr(epoch, name))
         self._writer.flush()
+
+
+def refuse_infinite(loss: float, step: int, learning_rate: float) -> None:
+    """Raises ConfigError for a loss that is no number: from there on, no step can mend the weights."""
+    if not math.isfinite(loss):
+        raise ConfigError(f"the loss became {loss} after step {step} at learning rate {learning_rate:g}; lower train.optimizer.learning_rate")
 
 
 def open_splits(request: Request) -> tuple[Split, Split, DatasetFigures]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL, DatasetFigures, s
 DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 NUM_SHARDS = 4
 
+os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="trainyard-tests-")  # before anything imports Airflow
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

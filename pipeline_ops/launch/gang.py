@@ -194,10 +194,11 @@ class Watch:
             has_stepped, silent = worker in self._last_step, now - self._last_sign[worker]
             log = self._attempt.worker_log(worker)
             if not has_stepped and now - self._started > self._config.start_timeout_seconds:
-                return Failure(f"worker {worker} made no step within train.start_timeout_seconds ({self._config.start_timeout_seconds}); its log is {log}")
+                return Failure(f"worker {worker} made no step within {self._config.start_timeout_seconds} s (train.start_timeout_seconds); "
+                               f"its log is {log}")
             if has_stepped and silent > self._config.step_timeout_seconds:
-                return Failure(f"worker {worker} has reported nothing for {silent:.0f} s; train.step_timeout_seconds is "
-                               f"{self._config.step_timeout_seconds}; its log is {log}")
+                return Failure(f"worker {worker} has reported nothing for {silent:.0f} s (train.step_timeout_seconds is "
+                               f"{self._config.step_timeout_seconds}); its log is {log}")
         return None
 
 

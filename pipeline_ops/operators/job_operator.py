@@ -30,9 +30,6 @@ from pipeline_ops.contracts.request import Status
 from pipeline_ops.operators.process import JobHandle, ProgressLog, start_job
 from pipeline_ops.operators.trigger import JobTrigger
 
-_PATIENCE_SECONDS = 20.0
-"""How long a task follows its job itself before it defers. A deferral costs about two seconds on the way back."""
-
 _POLL_SECONDS = 0.1
 _DEADLINE_SLACK_SECONDS = 300
 _STORE_KEY = "job"
@@ -47,6 +44,9 @@ class JobOperator(BaseOperator):
 
     job: str
     """One of `plan.JOBS`; it is the task's id, too."""
+
+    patience_seconds = 20.0
+    """How long a task follows its job itself before it defers. A deferral costs about two seconds on the way back."""
 
     ui_fgcolor = "#ffffff"
 
@@ -95,7 +95,8 @@ class JobOperator(BaseOperator):
         try:
             return plan_job(self.job, config, context["run_id"], manifests)
         except TrainyardError as error:
-            return self._fail(config, context, Status(exit_code=error.exit_code, message=str(error)), None)
+            status = Status(exit_code=error.exit_code, message=str(error))
+        return self._fail(config, context, status, None)
 
     def _running_already(self, context: Mapping[str, Any]) -> JobHandle | None:
         """The job that an earlier try of this task has started, if it still runs; the remains of a dead one are removed."""
@@ -111,7 +112,7 @@ class JobOperator(BaseOperator):
 
     def _follow(self, context: Mapping[str, Any]) -> str:
         """Waits a little, then defers."""
-        handle, deadline = self._handle, time.monotonic() + _PATIENCE_SECONDS
+        handle, deadline = self._handle, time.monotonic() + self.patience_seconds
         progress = ProgressLog(handle.attempt.progress)
         while (status := handle.outcome()) is None and time.monotonic() < deadline:
             self._log_progress(progress)

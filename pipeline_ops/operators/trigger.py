@@ -31,12 +31,12 @@ class JobTrigger(BaseTrigger):
         job = JobHandle.from_json(self.handle)
         progress = ProgressLog(job.attempt.progress, self.offset)
         while (status := await asyncio.to_thread(job.outcome)) is None:
-            self._log(progress)
+            self._tell(progress)
             await asyncio.sleep(_POLL_SECONDS)
-        self._log(progress)
+        self._tell(progress)
         yield TriggerEvent(status.model_dump(mode="json"))
 
-    def _log(self, progress: ProgressLog) -> None:
+    def _tell(self, progress: ProgressLog) -> None:
         for line in progress.lines():
             self.log.info(line)
 

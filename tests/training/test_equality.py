@@ -46,7 +46,8 @@ def test_one_two_and_four_workers_give_the_same_weights_after_fifty_steps(make_j
 
 def test_another_seed_gives_other_weights(make_job, host):
     """So that the comparison above can fail."""
-    one, other = (trained_weights(make_job(f"seed-{seed}", train__strategy="one_device", train__workers=1, train__seed=seed), host) for seed in (1, 2))
+    jobs = [make_job(f"seed-{seed}", train__strategy="one_device", train__workers=1, train__seed=seed) for seed in (1, 2)]
+    one, other = (trained_weights(job, host) for job in jobs)
     assert distance(one, other) > 1e-2
 
 

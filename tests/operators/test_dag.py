@@ -1,0 +1,92 @@
+"""The DAG file: cheap to parse, light to import, and a broken config does not take the others down."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("tensorflow", "keras", "apache_beam", "cv2", "PIL", "sklearn", "scipy")
+
+PARSE = """
+import json, sys, time
+from airflow.sdk import DAG, BaseOperator, Param
+from airflow.triggers.base import BaseTrigger
+before = set(sys.modules)
+begin = time.process_time()
+import runpy
+made = runpy.run_path(sys.argv[1])
+print(json.dumps({"seconds": time.process_time() - begin, "dags": [v.dag_id for v in made.values() if isinstance(v, DAG)],
+                  "new": sorted(set(sys.modules) - before)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def parsed() -> dict:
+    """What parsing the DAG file in a clean interpreter makes and imports."""
+    output = subprocess.run([sys.executable, "-c", PARSE, str(ROOT / "dags" / "trainyard.py")], check=True, capture_output=True, text=True, cwd=ROOT)
+    return json.loads(output.stdout.splitlines()[-1])
+
+
+def test_every_config_becomes_a_dag(parsed):
+    assert sorted(parsed["dags"]) == sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
+
+
+def test_the_dag_file_imports_nothing_heavy(parsed):
+    assert [module for module in parsed["new"] if module.split(".")[0] in HEAVY] == []
+
+
+def bag(tmp_path, monkeypatch, *files: Path):
+    from airflow.dag_processing.dagbag import DagBag
+
+    monkeypatch.setenv("TRAINYARD_CONFIGS", ":".join(map(str, files)))
+    return DagBag(ROOT / "dags", bundle_path=ROOT / "dags", bundle_name="dags")
+
+
+def test_the_tasks_run_one_after_the_other(tmp_path, monkeypatch):
+    dag = bag(tmp_path, monkeypatch, ROOT / "configs" / "digits.yaml").dags["digits"]
+    assert [task.task_id for task in dag.topological_sort()] == ["preprocess", "train", "evaluate", "export"]
+    assert dag.get_task("train").upstream_task_ids == {"preprocess"}
+    assert dag.get_task("train").retries == 2
+
+
+def test_a_broken_config_is_an_import_error_and_does_not_take_the_others_down(tmp_path, monkeypatch):
+    text = (ROOT / "configs" / "digits.yaml").read_text()
+    broken, misspelt = tmp_path / "broken.yaml", tmp_path / "misspelt.yaml"
+    broken.write_text(text.replace("global_batch", "golbal_batch"))
+    misspelt.write_text(text.replace("- resize: {height: 28", "- resize: {heigth: 28"))
+    found = bag(tmp_path, monkeypatch, ROOT / "configs" / "digits.yaml", broken, misspelt)
+    assert set(found.dags) == {"digits"}
+    [message] = found.import_errors.values()
+    assert f"{broken}:" in message
+    assert "train.golbal_batch: unknown key; the nearest valid name is 'global_batch'" in message
+    assert "heigth" in message
+    assert "'height'" in message
+
+
+def test_the_form_offers_what_the_config_has_with_its_types_bounds_and_help():
+    from pipeline_ops.contracts.config import load_config
+    from pipeline_ops.operators.form import form_params
+
+    params = form_params(load_config(ROOT / "configs" / "digits.yaml"))
+    epochs = params["train.epochs"]
+    assert (epochs.value, epochs.schema["type"], epochs.schema["minimum"], epochs.schema["section"]) == (15, "integer", 1, "Train")
+    rate = params["train.optimizer.learning_rate"]
+    assert (rate.value, rate.schema["type"], rate.schema["exclusiveMinimum"]) == (1e-3, "number", 0)
+    assert params["train.strategy"].schema["enum"] == ["one_device", "multi_worker_mirrored"]
+    assert params["train.early_stopping.patience_epochs"].schema["section"] == "Train: early stopping"
+    assert "never follows the number of workers" in params["train.global_batch"].description
+    assert "evaluate.gate" not in params
+
+
+def test_what_the_form_sends_untouched_is_the_config_itself():
+    from pipeline_ops.contracts.config import load_config
+    from pipeline_ops.operators.form import form_params
+
+    config = load_config(ROOT / "configs" / "digits.yaml")
+    sent = json.loads(json.dumps({key: param.resolve() for key, param in form_params(config).items()}))
+    assert load_config(config.file, sent) == config

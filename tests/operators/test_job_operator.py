@@ -1,0 +1,190 @@
+"""The operators' policy, with a real train job under them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, TaskDeferred
+
+from pipeline_ops.contracts.config import load_config
+from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.contracts.figures import EvaluationFigures, ModelEvaluation, RuleVerdict
+from pipeline_ops.contracts.fingerprint import Fingerprint
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.contracts.manifest import Manifest, read_manifest, write_manifest
+from pipeline_ops.contracts.processes import group_members
+from pipeline_ops.contracts.records import read_record
+from pipeline_ops.operators.job_operator import ExportOperator, TrainOperator
+from pipeline_ops.operators.process import JobHandle, job_environment
+from pipeline_ops.operators.trigger import JobTrigger
+
+CONFIG = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
+
+
+class Store(dict):
+    """Airflow's task state store, as a task sees it: it outlives a try."""
+
+    set = dict.__setitem__
+
+
+class Run:
+    """One task of one run, over several tries."""
+
+    def __init__(self, root, manifests, **conf):
+        self.conf = {"storage.root": str(root), "train.epochs": 4, "train.checkpoint_every_steps": 5, "train.early_stopping": None} | conf
+        self.layout = Layout(root, "digits")
+        self.store, self._manifests = Store(), manifests
+
+    def context(self) -> dict:
+        return {"ti": SimpleNamespace(xcom_pull=lambda task_ids: self._manifests[task_ids]), "dag_run": SimpleNamespace(conf=self.conf),
+                "run_id": "manual__1", "task_state_store": self.store}
+
+    def execute(self, **attributes) -> str:
+        operator = TrainOperator(config_file=str(CONFIG))
+        for name, value in attributes.items():
+            setattr(operator, name, value)
+        self.operator = operator
+        return operator.execute(self.context())
+
+    def start(self) -> JobHandle:
+        """Starts the job and leaves it running, as a task does that defers at once."""
+        with pytest.raises(TaskDeferred) as deferred:
+            self.execute(patience_seconds=0)
+        self.trigger = deferred.value.trigger
+        return JobHandle.from_json(self.store["job"])
+
+    def record(self):
+        return read_record(self.layout.task_record("manual__1", "train"))
+
+
+@pytest.fixture
+def run(dataset, tmp_path):
+    runs = []
+
+    def make(**conf) -> Run:
+        runs.append(Run(tmp_path, {"preprocess": dataset}, **conf))
+        return runs[-1]
+
+    yield make
+    for made in runs:
+        if "job" in made.store:
+            JobHandle.from_json(made.store["job"]).end()
+
+
+def wait_for_workers(handle: JobHandle, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(group_members(handle.process.pid)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_job_runs_once_and_an_unchanged_second_run_starts_nothing(run):
+    first, second = run(), run()
+    manifest = first.execute()
+    assert first.record().state == "success"
+    assert not first.record().cached
+    assert first.record().reason == "never made before"
+    assert second.execute() == manifest
+    assert second.record().cached
+    assert second.record().reason.startswith("unchanged")
+    assert "job" not in second.store
+
+
+def test_a_changed_learning_rate_is_named_as_the_reason(run):
+    run().execute()
+    changed = run(**{"train.optimizer.learning_rate": 0.002})
+    changed.start()
+    assert JobHandle.from_json(changed.store["job"]).reason == "config optimizer.learning_rate: 0.001 -> 0.002"
+
+
+def test_a_killed_job_is_retried_and_goes_on_from_its_checkpoint(run):
+    task = run()
+    handle = task.start()
+    wait_for_workers(handle, 4)
+    time.sleep(2)
+    os.kill(handle.process.pid, signal.SIGKILL)
+    [event] = asyncio.run(events_of(task.trigger))
+    with pytest.raises(AirflowException, match="was killed or its host went down; its log is .*job.log"):
+        task.operator.resume(task.context(), event.payload)
+    assert group_members(handle.process.pid) == []
+    assert task.record().exit_code == ExitCode.RETRY
+    assert read_manifest(task.execute()).job == "train"
+    assert JobHandle.from_json(task.store["job"]) != handle
+
+
+async def events_of(trigger: JobTrigger) -> list:
+    return [event async for event in trigger.run()]
+
+
+def test_a_second_try_follows_the_process_that_still_runs(run):
+    task = run()
+    handle = task.start()
+    assert read_manifest(task.execute()).job == "train"
+    assert JobHandle.from_json(task.store["job"]) == handle
+
+
+@pytest.mark.parametrize("who", ["operator", "trigger"])
+def test_marking_the_task_failed_leaves_no_process_within_five_seconds(run, who):
+    task = run()
+    handle = task.start()
+    wait_for_workers(handle, 4)
+    begin = time.monotonic()
+    task.operator.on_kill() if who == "operator" else asyncio.run(task.trigger.on_kill())
+    assert group_members(handle.process.pid) == []
+    assert time.monotonic() - begin < 5
+
+
+def test_a_restart_of_the_triggerer_does_not_touch_the_job(run):
+    task = run()
+    handle = task.start()
+    path, arguments = task.trigger.serialize()
+    asyncio.run(task.trigger.cleanup())
+    assert path == "pipeline_ops.operators.trigger.JobTrigger"
+    [event] = asyncio.run(events_of(JobTrigger(**arguments)))
+    assert task.operator.resume(task.context(), event.payload).endswith("manifest.json")
+    assert JobHandle.from_json(task.store["job"]) == handle
+
+
+def test_an_unknown_key_from_the_rest_api_is_refused_before_any_work(run):
+    task = run(**{"train.epoch": 3})
+    with pytest.raises(AirflowFailException, match="unknown key; the nearest valid name is 'epochs'"):
+        task.execute()
+    assert task.store == {}
+
+
+def test_a_damaged_artifact_is_made_again(run):
+    task = run()
+    manifest = task.execute()
+    weights = task.layout.manifest("train", read_manifest(manifest).fingerprint_digest).with_name("weights.npz")
+    weights.unlink()
+    again = run()
+    assert again.execute() == manifest
+    assert again.record().reason == f"the artifact was damaged: {weights} is missing"
+    assert weights.exists()
+
+
+def test_a_model_that_has_not_passed_the_gate_is_not_exported_and_that_is_no_failure(tmp_path):
+    evaluation = EvaluationFigures(num_examples=1, challenger=ModelEvaluation(metrics={}, classes=[], confusion=[]), champion=None, champion_version=None,
+                                   gate_passed=False, rules=[RuleVerdict(metric="accuracy", passed=False, text="accuracy 0.5 is below 0.9")])
+    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
+    write_manifest(tmp_path, Manifest(job="evaluate", pipeline="digits", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest, files=[],
+                                      figures=evaluation.model_dump()))
+    task = Run(tmp_path, {"train": "unused", "evaluate": str(tmp_path / "manifest.json")})
+    with pytest.raises(AirflowSkipException, match="trained, not published: accuracy 0.5 is below 0.9"):
+        ExportOperator(config_file=str(CONFIG)).execute(task.context())
+    assert read_record(task.layout.task_record("manual__1", "export")).state == "skipped"
+
+
+def test_a_job_does_not_inherit_airflows_secrets():
+    environment = {"PATH": "/bin", "AIRFLOW__API_AUTH__JWT_SECRET": "x", "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "y", "AIRFLOW_CONN_AWS": "z"}
+    assert job_environment(environment) == {"PATH": "/bin"}
+
+
+def test_the_example_config_is_valid():
+    assert load_config(CONFIG).pipeline == "digits"

@@ -1,0 +1,78 @@
+"""The import borders of the tree: who may import whom, read from every file."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+OURS = ("pipeline_ops", "beam_jobs")
+TENSORFLOW = {"tensorflow", "keras", "numpy"}
+BORDERS: dict[str, tuple[set[str], set[str]]] = {
+    # package: (our packages, other distributions) that it may import at any place of any file
+    "pipeline_ops/contracts": ({"contracts"}, {"pydantic", "yaml", "google_crc32c"}),
+    "pipeline_ops/operators": ({"contracts", "operators"}, {"airflow"}),
+    "pipeline_ops/launch": ({"contracts", "launch"}, {"pydantic"}),
+    "pipeline_ops/training": ({"contracts", "training", "models", "input"}, TENSORFLOW | {"pydantic"}),
+    "pipeline_ops/models": ({"contracts", "models"}, TENSORFLOW),
+    "pipeline_ops/input": ({"contracts", "input"}, TENSORFLOW),
+    "pipeline_ops/evaluation": ({"contracts", "evaluation", "models", "input"}, TENSORFLOW | {"jinja2", "cv2"}),
+    "pipeline_ops/export": ({"contracts", "export", "models", "input"}, TENSORFLOW),
+    "pipeline_ops/cli": ({"contracts", "cli", "beam_jobs.stages"}, {"httpx", "rich"}),
+    "beam_jobs": ({"contracts", "beam_jobs"}, {"apache_beam", "numpy", "cv2", "simplejpeg", "PIL", "google_crc32c", "google", "sklearn"}),
+    "dags": ({"contracts", "operators", "beam_jobs.stages"}, {"airflow"}),
+}
+
+FILES = sorted(path for package in BORDERS for path in (ROOT / package).rglob("*.py"))
+
+
+def imports(file: Path) -> set[str]:
+    """The modules that a file imports, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module)
+    return found
+
+
+def package_of(module: str) -> str:
+    """`pipeline_ops.launch.plan` is in `launch`; of beam_jobs, the stages count as a package of their own."""
+    parts = module.split(".")
+    if parts[0] == "beam_jobs":
+        return "beam_jobs.stages" if parts[1:2] == ["stages"] else "beam_jobs"
+    return parts[1] if len(parts) > 1 else ""
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_imports_only_what_its_package_may(file):
+    import sys
+
+    place = str(file.relative_to(ROOT))
+    ours, others = next(BORDERS[package] for package in BORDERS if place.startswith(f"{package}/"))
+    for module in imports(file):
+        top = module.split(".")[0]
+        if top in OURS:
+            package = package_of(module)
+            assert package in ours or (package.startswith("beam_jobs") and "beam_jobs" in ours) or package == "", f"{place} imports {module}"
+        else:
+            assert top in others or top in sys.stdlib_module_names, f"{place} imports {module}"
+
+
+def test_a_border_can_be_seen_to_be_crossed(tmp_path):
+    """So that the test above can fail."""
+    crossing = tmp_path / "crossing.py"
+    crossing.write_text("def f():\n    from pipeline_ops.training import worker\n")
+    assert {package_of(module) for module in imports(crossing)} == {"training"}
+
+
+def test_no_file_names_a_package_index_or_a_path_of_the_machine_it_was_written_on():
+    wanted = ["requirements.txt", "requirements-dev.txt", "pyproject.toml", "Makefile"]
+    for name in wanted:
+        text = (ROOT / name).read_text()
+        assert "--index-url" not in text, name
+        assert "://" not in text.replace("file://", ""), name

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from pipeline_ops.contracts.manifest import Manifest, ManifestFile
+
 SAVED_MODEL = "saved_model"
 """Training: the candidate, a SavedModel whose `serving_default` takes `image_bytes` (string [N]) and returns
 `probabilities` (float32 [N, classes]) and `classes` (int64 [N]). `images` takes float32 [N, H, W, C] in 0..255."""
@@ -21,6 +23,11 @@ TENSORBOARD = "tensorboard"
 """Training: a folder of event files."""
 REPORT = "report.html"
 METRICS = "metrics.json"
+
+
+def files_of_saved_model(training: Manifest) -> list[ManifestFile]:
+    """The candidate's files in the manifest of a training."""
+    return [file for file in training.files if file.path.startswith(f"{SAVED_MODEL}/")]
 
 
 class Figures(BaseModel):

@@ -6,6 +6,7 @@ from one task to the next.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,21 @@ def read_manifest(uri: str | Path) -> Manifest:
         return Manifest.model_validate(value)
     except ValueError as error:  # not JSON, or other JSON: pydantic's ValidationError is a ValueError
         raise DataError(f"{path}: not a manifest of this version of Trainyard: {error}") from None
+
+
+def read_input(entry: Input) -> Manifest:
+    """The manifest of an input. Raises DataError if it is gone, or is not the one any more that the job was planned with."""
+    manifest = read_manifest(entry.uri)
+    if manifest.digest != entry.digest:
+        raise DataError(f"{entry.uri}: its digest is {manifest.digest}, but was {entry.digest} when this job was planned; start a new run")
+    return manifest
+
+
+def refuse_damage(uri: str | Path, manifest: Manifest, files: Iterable[ManifestFile]) -> None:
+    """Raises DataError that names what is wrong with some of an artifact's files; their contents are read for that."""
+    damage = find_damage(uri, manifest.model_copy(update={"files": list(files)}), checksums=True)
+    if damage:
+        raise DataError("; ".join(damage) + "; remove the artifact, and run the task that makes it again")
 
 
 def find_damage(uri: str | Path, manifest: Manifest, checksums: bool = False) -> list[str]:

@@ -81,13 +81,13 @@ class Registry:
         """The version that holds the model of a training's artifact."""
         return next((v for v in self.versions() if v.manifest().inputs["train"].digest == training_digest), None)
 
-    def publish(self, training_digest: str, fill: Callable[[Path], None]) -> Version:
+    def publish(self, training_digest: str, fill: Callable[[Path, int], None]) -> Version:
         """Adds a version, or returns the one that was made from the same training. Does not move the champion.
 
         Two publishers at once get two numbers, one after the other; nobody ever sees a part of a version.
 
         Args:
-          fill: writes the version's files, its manifest among them, into an empty folder.
+          fill: writes the version's files, its manifest among them, into an empty folder; it is told folder and number.
 
         Raises:
           MachineError: somebody else publishes, and does not come to an end.
@@ -98,7 +98,7 @@ class Registry:
             number = self._next_number()
             version = Version(number, self.folder / str(number))
             with staging_folder(version.folder) as staging:
-                fill(staging)
+                fill(staging, number)
             return version
 
     def promote(self, number: int, reason: str, expected: int | None | type(...) = ...) -> None:

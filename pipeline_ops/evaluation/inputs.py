@@ -1,0 +1,105 @@
+"""What an evaluation reads: the data set, the challenger and the champion, each checked against its manifest.
+
+Nothing else of the storage decides anything. A file that is not what its manifest says is refused here, by name, before
+a model has seen it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.figures import SAVED_MODEL, ModelFigures, TrainingFigures, files_of_saved_model
+from pipeline_ops.contracts.manifest import Manifest, read_input, refuse_damage
+from pipeline_ops.contracts.request import Request
+from pipeline_ops.contracts.shards import QUARANTINE, DatasetFigures, shard_paths, shards_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """The data set; only its test split is read."""
+
+    uri: str
+    manifest: Manifest
+    figures: DatasetFigures
+
+    @property
+    def test_shards(self) -> list[str]:
+        return shard_paths(self.uri, self.manifest, "test")
+
+    @property
+    def num_test_examples(self) -> int:
+        return self.figures.num_examples["test"]
+
+    @property
+    def quarantine(self) -> Path:
+        return Path(self.uri).parent / QUARANTINE
+
+
+@dataclasses.dataclass(frozen=True)
+class Challenger:
+    """The model that training has left."""
+
+    uri: str
+    manifest: Manifest
+    figures: TrainingFigures
+
+    @property
+    def saved_model(self) -> Path:
+        return Path(self.uri).parent / SAVED_MODEL
+
+
+@dataclasses.dataclass(frozen=True)
+class Champion:
+    """The version in service."""
+
+    uri: str
+    manifest: Manifest
+    figures: ModelFigures
+
+    @property
+    def version(self) -> int:
+        return self.figures.version
+
+    @property
+    def saved_model(self) -> Path:
+        return Path(self.uri).parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """All three; there may be no champion yet."""
+
+    dataset: Dataset
+    challenger: Challenger
+    champion: Champion | None
+
+
+def read_inputs(request: Request) -> Inputs:
+    """Raises DataError for an artifact that is gone, changed or damaged, or that does not fit the others."""
+    dataset = Dataset(*_read(request, "preprocess", DatasetFigures))
+    challenger = Challenger(*_read(request, "train", TrainingFigures))
+    champion = Champion(*_read(request, "champion", ModelFigures)) if "champion" in request.inputs else None
+    _refuse_unfit(dataset, challenger)
+    quarantine = [file for file in dataset.manifest.files if file.path == QUARANTINE]
+    refuse_damage(dataset.uri, dataset.manifest, [*shards_of(dataset.manifest, "test"), *quarantine])
+    refuse_damage(challenger.uri, challenger.manifest, files_of_saved_model(challenger.manifest))
+    if champion:
+        refuse_damage(champion.uri, champion.manifest, champion.manifest.files)
+    return Inputs(dataset, challenger, champion)
+
+
+def _read(request: Request, name: str, figures: type[BaseModel]) -> tuple:
+    """URI, manifest and figures of an input."""
+    manifest = read_input(request.inputs[name])
+    return request.inputs[name].uri, manifest, figures.model_validate(manifest.figures)
+
+
+def _refuse_unfit(dataset: Dataset, challenger: Challenger) -> None:
+    if challenger.manifest.inputs["preprocess"].digest != dataset.manifest.digest:
+        raise DataError(f"{challenger.uri}: the challenger was trained on another data set than {dataset.uri}, and may have seen its test examples")
+    if not dataset.num_test_examples:
+        raise DataError(f"{dataset.uri}: the test split is empty; raise preprocess.split.test, or add data")

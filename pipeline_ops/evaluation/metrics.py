@@ -1,0 +1,101 @@
+"""What a classifier is worth, from its answers: plain numpy, because importing a library for it takes longer than the work.
+
+Pure functions; the job, the gate and the report use them. The figures equal scikit-learn's (a test compares them).
+
+Legend: N examples, C classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline_ops.contracts.figures import ClassFigures, ModelEvaluation
+
+_Z_95 = 1.959963984540054  # 97.5 % quantile of the normal distribution
+
+
+def evaluate_answers(labels: np.ndarray, classes: np.ndarray, class_names: Sequence[str]) -> ModelEvaluation:
+    """The figures of one model.
+
+    Averages over classes, and the worst class, leave out the classes that have no example: there is nothing to find.
+
+    Args:
+      labels: int64 [N], the truth.
+      classes: int64 [N], the answers.
+      class_names: C names.
+    """
+    confusion = confusion_matrix(labels, classes, len(class_names))
+    per_class = [_class_figures(confusion, index, name) for index, name in enumerate(class_names)]
+    present = [figures for figures in per_class if figures.support]
+    return ModelEvaluation(
+        metrics={
+            "accuracy": float(np.trace(confusion) / len(labels)),
+            "macro_precision": _mean([figures.precision for figures in present]),
+            "macro_recall": _mean([figures.recall for figures in present]),
+            "macro_f1": _mean([figures.f1 for figures in present]),
+            "worst_class_recall": min(figures.recall for figures in present),
+        },
+        classes=per_class, confusion=confusion.tolist())
+
+
+def confusion_matrix(labels: np.ndarray, classes: np.ndarray, num_classes: int) -> np.ndarray:
+    """int64 [C, C]: the number of examples of class i (row) that were taken for class j (column)."""
+    return np.bincount(labels * num_classes + classes, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+
+def wilson_interval_95(num_correct: int, num_examples: int) -> tuple[float, float]:
+    """Wilson's score interval (1927) for a proportion: holds its 95 % near 0 and 1 as well, where accuracies are."""
+    share, z2 = num_correct / num_examples, _Z_95**2
+    centre = (share + z2 / (2 * num_examples)) / (1 + z2 / num_examples)
+    half = _Z_95 / (1 + z2 / num_examples) * math.sqrt(share * (1 - share) / num_examples + z2 / (4 * num_examples**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two models on the same examples: numbers of examples, and the p-value of McNemar's exact test."""
+
+    both_right: int
+    only_challenger_right: int
+    only_champion_right: int
+    both_wrong: int
+    mcnemar_p_value: float
+
+
+def compare(labels: np.ndarray, challenger: np.ndarray, champion: np.ndarray) -> Comparison:
+    """Pairs the answers (int64 [N]) of two models, example by example."""
+    first, second = challenger == labels, champion == labels
+    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    return Comparison(int((first & second).sum()), only_first, only_second, int((~first & ~second).sum()), mcnemar_p_value(only_first, only_second))
+
+
+def mcnemar_p_value(num_only_first: int, num_only_second: int) -> float:
+    """McNemar's exact two-sided test (1947), for two models on the same examples.
+
+    How probable it is that models of equal worth differ so unevenly, or more so, on the examples that only one of them
+    gets right: a fair coin thrown once for each of these. Computed in whole numbers, so it is exact for any count.
+    """
+    throws, fewer = num_only_first + num_only_second, min(num_only_first, num_only_second)
+    ways = total = 1
+    for heads in range(fewer):
+        ways = ways * (throws - heads) // (heads + 1)  # binomial coefficients, each from the one before
+        total += ways
+    return min(1.0, 2 * total / 2**throws)
+
+
+def _class_figures(confusion: np.ndarray, index: int, name: str) -> ClassFigures:
+    correct, support, predicted = confusion[index, index], confusion[index].sum(), confusion[:, index].sum()
+    return ClassFigures(name=name, precision=_share(correct, predicted), recall=_share(correct, support),
+                        f1=_share(2 * correct, support + predicted), support=int(support))
+
+
+def _share(part: int, whole: int) -> float:
+    return float(part / whole) if whole else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

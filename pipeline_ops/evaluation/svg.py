@@ -1,0 +1,124 @@
+"""Small drawings for the report: inline SVG that takes its colours from the page, so it follows light, dark and paper.
+
+Every function returns markup in which all text is escaped. Colours are CSS classes; the page's style sheet has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+Point = tuple[float, float]
+
+_WIDTH, _HEIGHT = 440, 230
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 14, 34
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One curve. `style` is its CSS class; points that are not finite are left out."""
+
+    name: str
+    style: str
+    points: Sequence[Point]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """A linear scale from `low` to `high` data units onto `start` to `end` pixels, with ticks at round numbers."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    ticks: Sequence[float]
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def line_chart(title: str, lines: Sequence[Line], at_least: float = math.inf, at_most: float = math.inf,
+               marked: float | None = None, mark: str = "") -> Markup:
+    """Curves over epochs.
+
+    Args:
+      title: for those who don't see the drawing.
+      at_least: a value that the y axis must reach down to.
+      at_most: where the y axis ends, for figures that can't be larger.
+      marked: the x of a vertical line, with the text `mark`.
+    """
+    lines = [dataclasses.replace(line, points=[point for point in line.points if all(map(math.isfinite, point))]) for line in lines]
+    points = [point for line in lines for point in line.points]
+    if not points:
+        return Markup('<p class="soft">Nothing was recorded.</p>')
+    x = _epoch_axis([point[0] for point in points])
+    y = _value_axis(min(at_least, *(point[1] for point in points)), max(point[1] for point in points), at_most)
+    parts = [_grid(x, y), *(_curve(line, x, y) for line in lines)]
+    if marked is not None:
+        parts.insert(1, _mark(x(marked), mark))
+    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(_WIDTH, _HEIGHT, title, Markup("").join(parts))
+
+
+def interval_chart(value: float, other: float | None, low: float, interval: tuple[float, float] | None = None) -> Markup:
+    """One metric between `low` and 1: a dot for the challenger, a ring for the champion, a bar for the interval."""
+    place = Axis(low, 1.0, 8, 192, ())
+    parts = [_line("rail", (8, 11), (192, 11))]
+    if interval:
+        parts.append(_line("interval", (place(max(low, interval[0])), 11), (place(interval[1]), 11)))
+    if other is not None:
+        parts.append(Markup('<circle class="ring" cx="{:.1f}" cy="11" r="5.5"/>').format(place(other)))
+    parts.append(Markup('<circle class="dot" cx="{:.1f}" cy="11" r="5"/>').format(place(value)))
+    return Markup('<svg class="rule" viewBox="0 0 200 22" aria-hidden="true">{}</svg>').format(Markup("").join(parts))
+
+
+def round_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """About `count` multiples of 1, 2 or 5 times a power of ten that cover `low` to `high`."""
+    span = (high - low) or abs(high) or 1.0
+    magnitude = 10 ** math.floor(math.log10(span / count))
+    step = next(factor * magnitude for factor in (1, 2, 5, 10) if span / (factor * magnitude) <= count)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [index * step for index in range(first, max(last, first + 1) + 1)]
+
+
+def _epoch_axis(values: Sequence[float]) -> Axis:
+    low, high = min(values), max(values)
+    if low == high:
+        low, high = low - 1, high + 1
+    whole = [tick for tick in round_ticks(low, high, 6) if tick == int(tick) and low <= tick <= high]
+    return Axis(low, high, _LEFT, _WIDTH - _RIGHT, whole)
+
+
+def _value_axis(low: float, high: float, at_most: float) -> Axis:
+    if low == high:
+        low = high - 0.1 * (abs(high) or 1.0)
+    ticks = [tick for tick in round_ticks(low, high) if tick <= at_most + 1e-12]
+    return Axis(ticks[0], ticks[-1], _HEIGHT - _BOTTOM, _TOP, ticks)
+
+
+def _grid(x: Axis, y: Axis) -> Markup:
+    rows = [_line("grid", (_LEFT, y(tick)), (_WIDTH - _RIGHT, y(tick))) + _text("end", _LEFT - 8, y(tick) + 4, f"{tick:.4g}") for tick in y.ticks]
+    columns = [_text("middle", x(tick), _HEIGHT - _BOTTOM + 17, f"{tick:g}") for tick in x.ticks]
+    return Markup("").join([*rows, *columns, _text("middle", (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 3, "epoch")])
+
+
+def _mark(x: float, text: str) -> Markup:
+    line = _line("mark", (x, _TOP), (x, _HEIGHT - _BOTTOM))
+    return line + (_text("end", x - 5, _TOP + 9, text) if x > _WIDTH / 2 else _text("start", x + 5, _TOP + 9, text))
+
+
+def _line(style: str, start: Point, end: Point) -> Markup:
+    return Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(style, *start, *end)
+
+
+def _text(anchor: str, x: float, y: float, text: str) -> Markup:
+    return Markup('<text class="tick" text-anchor="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(anchor, x, y, text)
+
+
+def _curve(line: Line, x: Axis, y: Axis) -> Markup:
+    path = " ".join(f"{x(px):.1f},{y(py):.1f}" for px, py in line.points)
+    dots = [Markup('<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="2.5"><title>{}, epoch {:g}: {:.5g}</title></circle>').format(
+        line.style, x(px), y(py), line.name, px, py) for px, py in line.points]
+    return Markup('<polyline class="curve {}" points="{}"/>{}').format(line.style, path, Markup("").join(dots))

@@ -1,0 +1,91 @@
+"""A model as it is served, and examples as it gets them: encoded images in, probabilities out.
+
+Used by evaluation, which asks champion and challenger the same questions, and by export, which asks the SavedModel what
+training has asked the model in memory. Nothing is decoded here: that is the SavedModel's part.
+
+Legend: N images, C classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL
+from pipeline_ops.input.tensorflow_start import import_tensorflow
+
+_SIGNATURE, _INPUT, _OUTPUTS = "serving_default", "image_bytes", ("probabilities", "classes")
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedBatch:
+    """N examples: keys as text, images as the bytes of their files, labels int64 [N]."""
+
+    keys: list[str]
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def read_encoded(paths: Sequence[str], batch: int) -> Iterator[EncodedBatch]:
+    """Every example of some shards once, in the order of the shards; the last batch may be smaller.
+
+    Raises:
+      DataError: a shard holds something that is not an example.
+    """
+    tf = import_tensorflow()
+    features = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64), KEY: tf.io.FixedLenFeature([], tf.string)}
+    records = tf.data.TFRecordDataset(list(paths)).batch(batch)
+    try:
+        for parsed in records.map(lambda serialized_N: tf.io.parse_example(serialized_N, features)).prefetch(1).as_numpy_iterator():
+            keys = [key.decode("utf-8", "backslashreplace") for key in parsed[KEY]]
+            yield EncodedBatch(keys, parsed[ENCODED], parsed[LABEL])
+    except tf.errors.OpError as error:
+        raise DataError(f"{Path(paths[0]).parent}: a shard can't be read: {_first_line(error)}; run preprocess again") from error
+
+
+class ServedModel:
+    """A SavedModel with the signature of `figures.SAVED_MODEL`.
+
+    Args:
+      folder: the SavedModel.
+      name: what messages call it: "the challenger".
+      num_classes: C.
+
+    Raises:
+      DataError: it can't be loaded, or has another signature.
+    """
+
+    def __init__(self, folder: Path, name: str, num_classes: int):
+        tf = import_tensorflow()
+        self._name, self._num_classes = name, num_classes
+        try:
+            self._model = tf.saved_model.load(str(folder))  # kept: its variables live no longer than it does
+        except (OSError, ValueError, tf.errors.OpError) as error:
+            raise DataError(f"{folder}: {name} can't be loaded as a SavedModel: {_first_line(error)}") from error
+        self._signature = self._model.signatures.get(_SIGNATURE)
+        if self._signature is None or not self._has_the_right_names():
+            raise DataError(f"{folder}: {name} must have the signature {_SIGNATURE} from {_INPUT} to {' and '.join(_OUTPUTS)}")
+
+    def _has_the_right_names(self) -> bool:
+        return set(self._signature.structured_input_signature[1]) == {_INPUT} and set(_OUTPUTS) <= set(self._signature.structured_outputs)
+
+    def classify(self, batch: EncodedBatch) -> tuple[np.ndarray, np.ndarray]:
+        """probabilities float32 [N, C] and classes int64 [N]. Raises DataError for an image that the model can't take."""
+        tf = import_tensorflow()
+        try:
+            answer = self._signature(**{_INPUT: tf.constant(batch.images)})
+        except tf.errors.OpError as error:
+            raise DataError(f"{self._name} failed on the examples {batch.keys[0]} to {batch.keys[-1]}: {_first_line(error)}") from error
+        probabilities, classes = (answer[name].numpy() for name in _OUTPUTS)
+        if probabilities.shape != (len(batch.keys), self._num_classes):
+            raise DataError(f"{self._name} answers with the shape {probabilities.shape}, expected {(len(batch.keys), self._num_classes)}: "
+                            "a probability for each class of the data set")
+        return probabilities, classes
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

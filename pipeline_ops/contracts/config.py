@@ -113,6 +113,12 @@ class BeamRunner(Section):
     workers: int = Field(0, ge=0, le=256)
     """0: one for each core."""
 
+    @model_validator(mode="after")
+    def _fits(self) -> BeamRunner:
+        if self.mode == "in_memory" and self.workers > 1:
+            raise ValueError(f"mode in_memory has exactly 1 worker, got workers: {self.workers}; use multi_threading or multi_processing")
+        return self
+
 
 class Preprocess(TaskSection):
     """Raw data to sharded TFRecords."""

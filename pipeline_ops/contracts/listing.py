@@ -8,14 +8,19 @@ because `cp -p` and rsync set the mtime, and nobody can set the ctime.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
-from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.errors import DataError, MachineError, TrainyardError
 from pipeline_ops.contracts.files import read_json, write_json
 from pipeline_ops.contracts.fingerprint import digest_of
+
+_UNSETTLED_NS = 2_000_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +37,10 @@ class RawFile:
     def path(self, folder: Path) -> bytes:
         """For `open`: bytes, because a file name need not be text."""
         return os.path.join(os.fsencode(folder), unquote_to_bytes(self.key))
+
+    def holds(self, content: bytes) -> bool:
+        """Whether this is what the file held when it was listed."""
+        return _new_hash(content).hexdigest() == self.digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,27 +64,39 @@ def list_raw_files(folder: Path, indexes: Path) -> Listing:
       indexes: where the indexes of all listings are kept.
 
     Raises:
-      DataError: there is no such folder, or it can't be read.
+      DataError: there is no such folder, it can't be read, or something in it is neither a file nor a folder.
+      MachineError: a file vanished meanwhile.
     """
     index_file = indexes / f"{hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()}.json"
     index = read_json(index_file) or {}
-    fresh: dict[str, list] = {}
+    root, entries = os.fsencode(folder), {}
+    settled_ns = time.time_ns() - _UNSETTLED_NS
     try:
-        for path, stat in _walk(os.fsencode(folder)):
-            key = _as_key(os.path.relpath(path, os.fsencode(folder)))
+        for path, stat in _walk(root):
+            key = _as_key(os.path.relpath(path, root))
             signature = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
             known = index.get(key)
-            fresh[key] = known if known and known[:3] == signature else [*signature, _digest(path)]
-    except FileNotFoundError as error:
-        raise DataError(f"{os.fsdecode(error.filename)}: no such file or folder; it is named by preprocess.source.path") from None
-    except (NotADirectoryError, PermissionError) as error:
-        raise DataError(f"{os.fsdecode(error.filename)}: {error.strerror}") from None
+            entries[key] = known if known and known[:3] == signature else [*signature, _digest(path)]
+    except OSError as error:
+        raise _unreadable(error, root) from None
+    fresh = {key: entry for key, entry in entries.items() if entry[2] < settled_ns}
     if fresh != index:
         write_json(index_file, fresh)
-    return Listing(folder, tuple(RawFile(key, entry[0], entry[3]) for key, entry in sorted(fresh.items())))
+    return Listing(folder, tuple(RawFile(key, entry[0], entry[3]) for key, entry in sorted(entries.items())))
 
 
-def _walk(folder: bytes):
+def _unreadable(error: OSError, root: bytes) -> TrainyardError:
+    place = os.fsdecode(error.filename or root)
+    if isinstance(error, FileNotFoundError) and os.fsencode(place) == root:
+        return DataError(f"{place}: no such file or folder; it is named by preprocess.source.path")
+    if isinstance(error, FileNotFoundError):
+        return MachineError(f"{place}: vanished while the raw files were listed; retry when nobody writes there")
+    if error.errno in (errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP):
+        return DataError(f"{place}: {error.strerror}; it is below the folder that preprocess.source.path names")
+    return MachineError(f"{place}: {error.strerror}; mend the disk, then retry")
+
+
+def _walk(folder: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(b"."):
@@ -84,6 +105,8 @@ def _walk(folder: bytes):
                 yield from _walk(entry.path)
             elif entry.is_file():
                 yield entry.path, entry.stat()
+            else:
+                raise DataError(f"{os.fsdecode(entry.path)}: neither a file nor a folder, or a link that leads nowhere; remove it")
 
 
 def _as_key(relative: bytes) -> str:
@@ -93,4 +116,8 @@ def _as_key(relative: bytes) -> str:
 
 def _digest(path: bytes) -> str:
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return hashlib.file_digest(file, _new_hash).hexdigest()
+
+
+def _new_hash(content: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(content, digest_size=16)

@@ -41,8 +41,8 @@ class JobKind:
 KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
         "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c"),
-        lambda config: ["beam_jobs/preprocess.py", "beam_jobs/pipeline.py", "beam_jobs/plan.py", "beam_jobs/io", "beam_jobs/statistics",
-                        f"beam_jobs/sources/{config.preprocess.source.type}.py", "beam_jobs/stages/stage.py",
+        lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/shard.py", "beam_jobs/io",
+                        "beam_jobs/statistics", f"beam_jobs/sources/{config.preprocess.source.type}.py", "beam_jobs/stages/stage.py",
                         *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,

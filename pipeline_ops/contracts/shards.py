@@ -14,7 +14,7 @@ from pipeline_ops.contracts.manifest import Manifest, ManifestFile
 
 SPLITS = ("train", "validation", "test")
 QUARANTINE = "quarantine.jsonl"
-"""One line per rejected record: {"key", "stage", "reason"}."""
+"""One line per rejected record: {"key", "stage", "reason", "detail"}."""
 
 # The features of one tf.train.Example. Classification:
 ENCODED = "image/encoded"  # bytes: the image file, JPEG or PNG

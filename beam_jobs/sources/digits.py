@@ -1,0 +1,79 @@
+"""Writes scikit-learn's handwritten digits as an image folder: `python -m beam_jobs.sources.digits <folder>`.
+
+1,797 real images (UCI's test set of optical recognition of handwritten digits), which come with scikit-learn, so no
+network is needed: 8-bit grey PNG files of 28x28 pixels in one folder per digit, `<folder>/<digit>/<index>.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from pipeline_ops.contracts.errors import DataError, TrainyardError
+from pipeline_ops.contracts.files import exclusive_lock, staging_folder
+
+_SIDE_PIXELS = 28
+_WHITE = 16  # the brightest value in the raw 8x8 images
+
+
+def write_digits(folder: Path) -> bool:
+    """Writes all images or none.
+
+    Returns:
+      False if they are there already.
+
+    Raises:
+      DataError: the folder holds something else.
+      MachineError: the disk failed, or another process has been writing there for a minute.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    names = [f"{label}/{index:05d}.png" for index, label in enumerate(digits.target)]
+    with exclusive_lock(folder.with_name(f".{folder.name}.lock"), f"the writing of {folder}", wait_seconds=60):
+        return _write_once(folder, names, digits.images)
+
+
+def _write_once(folder: Path, names: list[str], images: Iterable) -> bool:
+    if folder.exists() and any(folder.iterdir()):
+        _check_complete(folder, names)
+        return False
+    with staging_folder(folder) as staging:
+        for name, image in zip(names, images, strict=True):
+            _write_png(staging / name, image)
+    return True
+
+
+def _check_complete(folder: Path, names: list[str]) -> None:
+    found = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    missing, foreign = set(names) - found, found - set(names)
+    if missing or foreign:
+        raise DataError(f"{folder}: not empty, and not the digits: {len(missing)} files are missing, {len(foreign)} are foreign; "
+                        "remove the folder, or name another")
+
+
+def _write_png(file: Path, image) -> None:
+    """`image` is float [8, 8] of 0 to 16."""
+    from PIL import Image
+
+    file.parent.mkdir(exist_ok=True)
+    grey = Image.fromarray((image * (255 / _WHITE)).round().astype("uint8"))
+    grey.resize((_SIDE_PIXELS, _SIDE_PIXELS), Image.Resampling.BICUBIC).save(file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes scikit-learn's handwritten digits as an image folder.")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder.resolve()
+    try:
+        is_new = write_digits(folder)
+    except TrainyardError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    print(f"{folder}: {'1,797 images written' if is_new else 'the digits are there already, nothing to do'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Says what is wrong with the stages of a config, before anything runs. Called by the DAG file and by the job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from beam_jobs.stages.stage import Stage
+from pipeline_ops.contracts.config import Stage as StageConfig
+from pipeline_ops.contracts.config_text import ConfigText, nearest
+from pipeline_ops.contracts.errors import ConfigError
+
+_FIRST = "decode"
+
+
+def check_stages(catalogue: Mapping[str, Stage], stages: Sequence[StageConfig], config_file: Path) -> None:
+    """Raises ConfigError with a line for each problem."""
+    problems = [*_problems_of_order(stages)]
+    for index, stage in enumerate(stages):
+        problems += _problems_of(catalogue, index, stage)
+    if problems:
+        raise ConfigError("\n".join(f"{_place(config_file, location)}: {'.'.join(map(str, location))}: {rule}" for location, rule in problems))
+
+
+_Problem = tuple[tuple[str | int, ...], str]
+
+
+def _problems_of_order(stages: Sequence[StageConfig]) -> Iterator[_Problem]:
+    names = [stage.name for stage in stages]
+    if names[0] != _FIRST and _FIRST in names:
+        yield ("preprocess", "stages", 0), f"the first stage must be {_FIRST}, got {names[0]}"
+    elif names.count(_FIRST) != 1:
+        yield ("preprocess", "stages"), f"must have the stage {_FIRST} exactly once, as the first, got {', '.join(names)}"
+
+
+def _problems_of(catalogue: Mapping[str, Stage], index: int, stage: StageConfig) -> Iterator[_Problem]:
+    at = ("preprocess", "stages", index, stage.name)
+    if stage.name not in catalogue:
+        yield at, f"unknown stage; {nearest(stage.name, catalogue)}"
+        return
+    parameters = catalogue[stage.name].parameters
+    try:
+        parameters(**stage.parameters)
+    except pydantic.ValidationError as error:
+        for problem in error.errors(include_url=False):
+            yield (*at, *problem["loc"]), _rule(problem, parameters)
+
+
+def _rule(problem: Mapping[str, Any], parameters: Any) -> str:
+    match problem["type"]:
+        case "unexpected_keyword_argument":
+            known = [field.name for field in dataclasses.fields(parameters)]
+            return f"unknown parameter; {nearest(str(problem['loc'][-1]), known)}" if known else "unknown parameter; this stage has none"
+        case "missing" | "missing_argument":
+            return "required, but not given"
+        case "value_error":
+            return str(problem["ctx"]["error"])
+        case _:
+            return f"{problem['msg'][0].lower()}{problem['msg'][1:]}, got {problem['input']!r}"
+
+
+def _place(config_file: Path, location: tuple[str | int, ...]) -> str:
+    """File and line; only the file where it can't be read any more, as when a job starts long after its plan."""
+    try:
+        return ConfigText.read(config_file).place(location)
+    except ConfigError:
+        return str(config_file)

@@ -1,0 +1,72 @@
+"""`trainyard explain CONFIG`: what a run would do now, task by task, and why. Runs nothing."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+
+from pipeline_ops.cli.arguments import add_config, add_overrides, load_checked, parse_overrides
+from pipeline_ops.contracts.config import PipelineConfig
+from pipeline_ops.contracts.figures import EvaluationFigures
+from pipeline_ops.contracts.manifest import read_manifest
+from pipeline_ops.contracts.plan import JOBS, KINDS, plan_job
+
+_NO_RUN = "explain"  # the run id takes no part in a fingerprint
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """What would become of one task: `runs`, `cached` or `skipped`."""
+
+    task: str
+    verdict: str
+    reason: str
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("explain", help="say what a run would do, what is cached, and why",
+                                 description="Says for each task whether a run would start its job or take the result that is there, and why.")
+    add_config(parser)
+    add_overrides(parser)
+    parser.set_defaults(command=explain)
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    for forecast in forecasts(load_checked(arguments.config, parse_overrides(arguments.overrides))):
+        print(f"{forecast.task:<11}{forecast.verdict:<8}{forecast.reason}")
+    return 0
+
+
+def forecasts(config: PipelineConfig) -> Iterator[Forecast]:
+    """One for each task, in order.
+
+    A task whose inputs are still to be made can't be planned; it is said to run, though it may find its result cached
+    if the inputs come out as they were.
+
+    Raises:
+      DataError: the raw data, or an artifact, is missing.
+    """
+    manifests: dict[str, str] = {}
+    runs: list[str] = []
+    for job in JOBS:
+        forecast = _forecast(job, config, manifests, runs)
+        if forecast.verdict == "runs":
+            runs.append(job)
+        yield forecast
+
+
+def _forecast(job: str, config: PipelineConfig, manifests: dict[str, str], runs: list[str]) -> Forecast:
+    if upstream := [name for name in KINDS[job].reads if name in runs]:
+        return Forecast(job, "runs", f"because {' and '.join(upstream)} {'runs' if len(upstream) == 1 else 'run'}")
+    if job == "export" and (failed := _failed_rules(manifests["evaluate"])):
+        return Forecast(job, "skipped", f"the gate was not passed: {'; '.join(failed)}")
+    plan = plan_job(job, config, _NO_RUN, manifests)
+    if plan.is_cached:
+        manifests[job] = str(plan.manifest)
+    return Forecast(job, "cached" if plan.is_cached else "runs", plan.reason)
+
+
+def _failed_rules(manifest: str) -> list[str]:
+    evaluation = EvaluationFigures.model_validate(read_manifest(manifest).figures)
+    return [] if evaluation.gate_passed else [rule.text for rule in evaluation.rules if not rule.passed]

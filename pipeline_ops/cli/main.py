@@ -1,0 +1,44 @@
+"""Entry of the `trainyard` command: finds the command, and turns an error into a message and an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from pipeline_ops.cli import explain, models, run, stages, ui, validate
+from pipeline_ops.cli.stopping import Stopped
+from pipeline_ops.contracts.errors import TrainyardError
+
+_INTERRUPTED, _BROKEN_PIPE = 130, 141
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs one command; `words` are the command line without the program's name. Returns the exit status."""
+    words = models.with_default_action(list(sys.argv[1:] if words is None else words))
+    arguments = make_parser().parse_args(words)
+    try:
+        return int(arguments.command(arguments))
+    except TrainyardError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except Stopped as stopped:
+        return stopped.exit_status
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:  # `trainyard ... | head`: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="trainyard", description="Retrains a TensorFlow model, as one YAML file says.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in (run, ui, validate, explain, models, stages):
+        command.add_parser(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

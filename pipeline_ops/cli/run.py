@@ -1,0 +1,142 @@
+"""`trainyard run CONFIG`: one run of a pipeline, from start to end, watched in the terminal.
+
+Starts an embedded Airflow, or joins the one that runs, and triggers the pipeline's DAG in it. The exit status is 0 only if
+the run succeeded; a model that did not pass the gate is a success that publishes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.cli.arguments import add_config, add_overrides, load_checked, parse_overrides
+from pipeline_ops.cli.embedded import USER, Home, Server
+from pipeline_ops.cli.ready import wait_for_dag, wait_until_healthy
+from pipeline_ops.cli.screen import make_console, make_screen, print_result
+from pipeline_ops.cli.server import check_alive, embedded_airflow
+from pipeline_ops.cli.stopping import Stopped, stop_signals
+from pipeline_ops.cli.summary import summarise
+from pipeline_ops.cli.watch import RunView, RunWatcher
+from pipeline_ops.contracts.config import PipelineConfig
+from pipeline_ops.contracts.errors import DataError, ExitCode, TrainyardError
+from pipeline_ops.contracts.layout import Attempt, Layout
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_LOOK_SECONDS = 0.1
+_FAILED = 1
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("run", help="run a pipeline in an embedded Airflow and watch it",
+                                 description="Runs a pipeline once, in an embedded Airflow that ends with this command.")
+    add_config(parser)
+    add_overrides(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object in the last line; everything else goes to stderr")
+    parser.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    overrides = parse_overrides(arguments.overrides)
+    config = load_checked(arguments.config, overrides)
+    check_source(config)
+    console = make_console(stderr=arguments.json)
+    with stop_signals():
+        view = _run_embedded(config, overrides, console)
+    summary = summarise(config, view)
+    print_result(console, summary, view)
+    if arguments.json:
+        print(json.dumps(summary), flush=True)
+    return exit_status(view)
+
+
+def check_source(config: PipelineConfig) -> None:
+    """Raises DataError if there are no raw data: better now than after Airflow has started."""
+    folder = config.path(config.preprocess.source.path)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; it is named by preprocess.source.path in {config.file}")
+
+
+def _run_embedded(config: PipelineConfig, overrides: Mapping[str, Any], console: Console) -> RunView:
+    home = Home.of_environment()
+    console.print("Starting Airflow; the first time in a folder this takes a little longer.")
+    with (embedded_airflow(home, [config.file], say=console.print) as server,
+          AirflowApi(server.url, USER, server.password, meanwhile=lambda: check_alive(home, server)) as api):
+        print_address(console, server)
+        wait_until_healthy(api, home, server)
+        dag = wait_for_dag(api, home, server, config.pipeline, since=config.file.stat().st_mtime)
+        with _unpaused(api, dag):
+            return _run_once(api, home, server, config, overrides, console)
+
+
+def print_address(console: Console, server: Server) -> None:
+    console.print(f"Airflow   {server.url}   user {USER}   password {server.password}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _unpaused(api: AirflowApi, dag: Mapping[str, Any]) -> Iterator[None]:
+    """A paused DAG is paused again afterwards: whether the clock may start it is not for this command to say."""
+    api.pause(dag["dag_id"], paused=False)
+    try:
+        yield
+    finally:
+        if dag["is_paused"]:
+            with contextlib.suppress(TrainyardError):  # then Airflow is gone, and the error that ended it is on its way
+                api.pause(dag["dag_id"], paused=True)
+
+
+def _run_once(api: AirflowApi, home: Home, server: Server, config: PipelineConfig, overrides: Mapping[str, Any], console: Console) -> RunView:
+    for active in api.active_runs(config.pipeline):
+        console.print(f"Waiting for the run {active}: a pipeline has one run at a time.")
+    triggered = time.time()
+    run_id = api.trigger(config.pipeline, overrides)
+    watcher = RunWatcher(api, Layout(config.root, config.pipeline), config.pipeline, run_id, triggered)
+    try:
+        view = _follow(watcher, home, server, console)
+    except Stopped:
+        console.print(f"Cancelling {run_id}.")
+        with contextlib.suppress(TrainyardError):
+            api.fail_run(config.pipeline, run_id)
+        raise
+    if view.state != "success":
+        print_failures(console, config, home, view)
+    return view
+
+
+def _follow(watcher: RunWatcher, home: Home, server: Server, console: Console) -> RunView:
+    with make_screen(console) as screen:
+        while True:
+            view = watcher.look()
+            screen.show(view)
+            if view.is_finished:
+                return view
+            check_alive(home, server)
+            time.sleep(_LOOK_SECONDS)
+
+
+def print_failures(console: Console, config: PipelineConfig, home: Home, view: RunView) -> None:
+    """Why each failed task failed, and the logs to read."""
+    for task in view.tasks:
+        if task.state != "failed":
+            continue
+        record = task.record
+        message = record.message if record and record.state == "failed" else "ended by Airflow, or by a person in its UI"
+        console.print(f"{task.name} failed: {message}", style="red", soft_wrap=True)
+        if record and record.attempt:
+            console.print(f"    job log      {Attempt(Path(record.attempt)).log}", soft_wrap=True)
+        console.print(f"    Airflow log  {home.task_logs(config.pipeline, view.run_id, task.name)}", soft_wrap=True)
+
+
+def exit_status(view: RunView) -> int:
+    """0 for a run that succeeded, the job's own exit code for one that failed, 1 where there is none."""
+    if view.state == "success":
+        return ExitCode.SUCCESS
+    codes = [task.record.exit_code for task in view.tasks if task.state == "failed" and task.record and task.record.exit_code]
+    return codes[0] if codes else _FAILED

@@ -1,0 +1,85 @@
+"""A finished run as one JSON object, from the manifests that its tasks left.
+
+The names are a contract with scripts. All of them are always there: what a run did not come to is null, or empty.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline_ops.cli.watch import RunView, TaskView
+from pipeline_ops.contracts.config import PipelineConfig
+from pipeline_ops.contracts.figures import REPORT, EvaluationFigures, ModelFigures, TrainingFigures
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.contracts.manifest import Manifest, read_manifest
+from pipeline_ops.contracts.shards import SPLITS, DatasetFigures, shards_of
+
+
+def summarise(config: PipelineConfig, run: RunView) -> dict[str, Any]:
+    """Raises DataError if a manifest that a task left is not there any more."""
+    return {
+        "pipeline": config.pipeline,
+        "run_id": run.run_id,
+        "state": run.state,
+        "seconds": round(run.seconds, 3),
+        "tasks": {task.name: _task(task) for task in run.tasks},
+        "dataset": _dataset(_manifest(run, "preprocess")),
+        "training": _training(_manifest(run, "train")),
+        **_evaluation(_manifest(run, "evaluate")),
+        "model": _model(config, _manifest(run, "export")),
+        "report": _report(run),
+    }
+
+
+def _manifest(run: RunView, task: str) -> Manifest | None:
+    uri = _uri(run.task(task))
+    return read_manifest(uri) if uri else None
+
+
+def _uri(task: TaskView) -> str | None:
+    return task.record.manifest if task.record and task.state == "success" else None
+
+
+def _task(task: TaskView) -> dict[str, Any]:
+    seconds = None if task.seconds is None else round(task.seconds, 3)
+    return {"state": task.state or None, "seconds": seconds, "cached": task.is_cached, "manifest": _uri(task)}
+
+
+def _dataset(manifest: Manifest | None) -> dict[str, Any]:
+    if manifest is None:
+        return {"examples": dict.fromkeys(SPLITS), "shards": dict.fromkeys(SPLITS), "digest": None}
+    figures = DatasetFigures.model_validate(manifest.figures)
+    shards = {split: len(shards_of(manifest, split)) for split in SPLITS}
+    return {"examples": {split: figures.num_examples[split] for split in SPLITS}, "shards": shards, "digest": manifest.digest}
+
+
+def _training(manifest: Manifest | None) -> dict[str, Any]:
+    names = ("strategy", "workers", "steps", "restarts", "weights_digest")
+    if manifest is None:
+        return dict.fromkeys(names)
+    figures = TrainingFigures.model_validate(manifest.figures)
+    return {name: getattr(figures, name) for name in names}
+
+
+def _evaluation(manifest: Manifest | None) -> dict[str, Any]:
+    if manifest is None:
+        return {"metrics": {}, "gate": {"passed": None, "champion_version": None, "reasons": []}}
+    figures = EvaluationFigures.model_validate(manifest.figures)
+    reasons = [rule.text for rule in figures.rules]
+    return {"metrics": figures.challenger.metrics,
+            "gate": {"passed": figures.gate_passed, "champion_version": figures.champion_version, "reasons": reasons}}
+
+
+def _model(config: PipelineConfig, manifest: Manifest | None) -> dict[str, Any]:
+    """`uri` is the folder that TensorFlow Serving, or `tf.saved_model.load`, is given."""
+    if manifest is None:
+        return {"name": config.export.model, "version": None, "uri": None}
+    figures = ModelFigures.model_validate(manifest.figures)
+    folder = Layout(config.root, config.pipeline).models(figures.name) / str(figures.version)
+    return {"name": figures.name, "version": figures.version, "uri": str(folder)}
+
+
+def _report(run: RunView) -> str | None:
+    uri = _uri(run.task("evaluate"))
+    return str(Path(uri).parent / REPORT) if uri else None

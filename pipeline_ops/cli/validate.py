@@ -1,0 +1,37 @@
+"""`trainyard validate CONFIG`: everything that is wrong with a config, or what it will do."""
+
+from __future__ import annotations
+
+import argparse
+
+from pipeline_ops.cli.arguments import add_config, add_overrides, load_checked, parse_overrides
+from pipeline_ops.contracts.config import PipelineConfig
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("validate", help="check a config", description="Checks a config. Exit status 78 if something is wrong with it.")
+    add_config(parser)
+    add_overrides(parser)
+    parser.set_defaults(command=validate)
+
+
+def validate(arguments: argparse.Namespace) -> int:
+    config = load_checked(arguments.config, parse_overrides(arguments.overrides))
+    print(f"{arguments.config}: ok")
+    for name, text in describe(config).items():
+        print(f"  {name:<11}{text}")
+    return 0
+
+
+def describe(config: PipelineConfig) -> dict[str, str]:
+    """The pipeline in a line for each task."""
+    train = config.train
+    return {
+        "pipeline": f"{config.pipeline}, {config.schedule or 'by hand only'}",
+        "preprocess": f"{' > '.join(stage.name for stage in config.preprocess.stages)}; {config.preprocess.shards} shards of each split, "
+                      f"from {config.path(config.preprocess.source.path)}",
+        "train": f"{train.model}; {train.epochs} epochs of batch {train.global_batch} on {train.workers} workers, {train.strategy}; "
+                 f"{train.optimizer.name}, learning rate {train.optimizer.learning_rate:g}",
+        "evaluate": f"gate on {', '.join(rule.metric for rule in config.evaluate.gate)}",
+        "export": f"to the model {config.export.model} below {config.root}",
+    }

@@ -35,7 +35,7 @@ class Figures(BaseModel):
 
 
 class Epoch(Figures):
-    """Figures over all workers at the end of an epoch; `step` counts optimizer steps since the start."""
+    """Figures over all workers at the end of an epoch. Epochs count from 0; `step` counts optimizer steps since the start."""
 
     epoch: int
     step: int
@@ -47,7 +47,8 @@ class Epoch(Figures):
 
 
 class TrainingFigures(Figures):
-    """`weights_digest` is over the challenger's weights; `worker_weights_digests` are what each worker ended with."""
+    """`weights_digest` is over the challenger's weights; `worker_weights_digests` are what each worker ended with. `best_epoch` is
+    -1 where the challenger has the weights of the last epoch, because no best one was asked for."""
 
     strategy: str
     workers: int

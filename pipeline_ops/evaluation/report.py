@@ -56,11 +56,11 @@ class ReportData:
 
 
 def read_rejected(quarantine: Path) -> list[dict[str, str]]:
-    """The first records of a data set's quarantine: {"key", "stage", "reason"}."""
+    """The first records of a data set's quarantine: {"key", "stage", "reason", "detail"}."""
     if not quarantine.exists():
         return []
     with open(quarantine, encoding="utf-8") as lines:
-        return [json.loads(line) for line in itertools.islice(lines, _MAX_REJECTED)]
+        return [{"detail": "", **json.loads(line)} for line in itertools.islice(lines, _MAX_REJECTED)]
 
 
 def render(data: ReportData) -> str:
@@ -102,14 +102,14 @@ def _metric_rows(figures: EvaluationFigures) -> Iterator[dict[str, Any]]:
 
 
 def _charts(training: TrainingFigures) -> list[tuple[str, list[Line], Markup]]:
-    """Title, curves and drawing of each chart."""
+    """Title, curves and drawing of each chart. For people, the first epoch is number 1."""
     def curve(name: str, style: str, field: str) -> Line:
-        return Line(name, style, [(epoch.epoch, getattr(epoch, field)) for epoch in training.history])
+        return Line(name, style, [(epoch.epoch + 1, getattr(epoch, field)) for epoch in training.history])
 
     loss = [curve("training", "training", "loss"), curve("validation", "validation", "validation_loss")]
     accuracy = [curve("training", "training", "accuracy"), curve("validation", "validation", "validation_accuracy")]
     rate = [curve("learning rate", "validation", "learning_rate")]
-    best = {"marked": training.best_epoch, "mark": "best"}
+    best = {"marked": training.best_epoch + 1, "mark": "best"} if training.best_epoch >= 0 else {}
     return [("Loss", loss, line_chart("Loss by epoch", loss, at_least=0.0, **best)),
             ("Accuracy", accuracy, line_chart("Accuracy by epoch", accuracy, at_most=1.0, **best)),
             ("Learning rate", rate, line_chart("Learning rate by epoch", rate, at_least=0.0))]

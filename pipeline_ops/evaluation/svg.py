@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 Point = tuple[float, float]
 
-_WIDTH, _HEIGHT = 440, 230
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 14, 34
+_WIDTH, _HEIGHT = 330, 212  # about the size on a wide screen, so that text has the size that the style sheet says
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 20, 36
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +64,14 @@ def line_chart(title: str, lines: Sequence[Line], at_least: float = math.inf, at
 
 def interval_chart(value: float, other: float | None, low: float, interval: tuple[float, float] | None = None) -> Markup:
     """One metric between `low` and 1: a dot for the challenger, a ring for the champion, a bar for the interval."""
-    place = Axis(low, 1.0, 8, 192, ())
-    parts = [_line("rail", (8, 11), (192, 11))]
+    place = Axis(low, 1.0, 8, 292, ())
+    parts = [_line("rail", (8, 11), (292, 11))]
     if interval:
         parts.append(_line("interval", (place(max(low, interval[0])), 11), (place(interval[1]), 11)))
     if other is not None:
         parts.append(Markup('<circle class="ring" cx="{:.1f}" cy="11" r="5.5"/>').format(place(other)))
     parts.append(Markup('<circle class="dot" cx="{:.1f}" cy="11" r="5"/>').format(place(value)))
-    return Markup('<svg class="rule" viewBox="0 0 200 22" aria-hidden="true">{}</svg>').format(Markup("").join(parts))
+    return Markup('<svg class="rule" viewBox="0 0 300 22" aria-hidden="true">{}</svg>').format(Markup("").join(parts))
 
 
 def round_ticks(low: float, high: float, count: int = 4) -> list[float]:
@@ -99,14 +99,19 @@ def _value_axis(low: float, high: float, at_most: float) -> Axis:
 
 
 def _grid(x: Axis, y: Axis) -> Markup:
-    rows = [_line("grid", (_LEFT, y(tick)), (_WIDTH - _RIGHT, y(tick))) + _text("end", _LEFT - 8, y(tick) + 4, f"{tick:.4g}") for tick in y.ticks]
+    rows = [_line("grid", (_LEFT, y(tick)), (_WIDTH - _RIGHT, y(tick))) + _text("end", _LEFT - 8, y(tick) + 4, _short(tick)) for tick in y.ticks]
     columns = [_text("middle", x(tick), _HEIGHT - _BOTTOM + 17, f"{tick:g}") for tick in x.ticks]
     return Markup("").join([*rows, *columns, _text("middle", (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 3, "epoch")])
 
 
 def _mark(x: float, text: str) -> Markup:
-    line = _line("mark", (x, _TOP), (x, _HEIGHT - _BOTTOM))
-    return line + (_text("end", x - 5, _TOP + 9, text) if x > _WIDTH / 2 else _text("start", x + 5, _TOP + 9, text))
+    return _line("mark", (x, _TOP), (x, _HEIGHT - _BOTTOM)) + _text("middle", x, _TOP - 6, text)
+
+
+def _short(value: float) -> str:
+    """`0.25`, and `5e-4` instead of `0.0005`, for which there is no room."""
+    plain, (mantissa, exponent) = f"{value:.4g}", f"{value:.2e}".split("e")
+    return plain if len(plain) <= 5 else f"{float(mantissa):g}e{int(exponent)}"
 
 
 def _line(style: str, start: Point, end: Point) -> Markup:

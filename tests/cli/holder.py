@@ -1,0 +1,37 @@
+"""A command as short as can be: holds the embedded Airflow until its standard input ends. Used by test_server.py.
+
+    python holder.py <home> <config>...
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pipeline_ops.cli.embedded import Home
+from pipeline_ops.cli.server import check_alive, embedded_airflow
+from pipeline_ops.cli.stopping import Stopped, stop_signals
+from pipeline_ops.contracts.errors import TrainyardError
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main() -> int:
+    home = Home(Path(sys.argv[1]))
+    with stop_signals(), embedded_airflow(home, [Path(name) for name in sys.argv[2:]], say, dags=home.folder) as server:
+        say(f"up {server.process.pid} {server.port}")
+        for line in sys.stdin:
+            check_alive(home, server)
+            say(f"alive {line.strip()}")
+    return 0
+
+
+try:
+    sys.exit(main())
+except TrainyardError as error:
+    say(f"error {error}")
+    sys.exit(error.exit_code)
+except Stopped as stopped:
+    sys.exit(stopped.exit_status)

@@ -1,0 +1,56 @@
+"""The command line itself: overrides, help, and what it costs to ask for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pipeline_ops.cli.arguments import parse_overrides
+from pipeline_ops.cli.main import main
+from pipeline_ops.cli.models import with_default_action
+from pipeline_ops.contracts.errors import ConfigError
+
+
+def test_an_override_is_read_as_yaml_reads_it():
+    texts = ["train.epochs=3", "train.optimizer.learning_rate=1e-3", "pipeline=a=b", "train.early_stopping=null", "tags=[a, b]"]
+    assert parse_overrides(texts) == {"train.epochs": 3, "train.optimizer.learning_rate": 0.001, "pipeline": "a=b", "train.early_stopping": None,
+                                      "tags": ["a", "b"]}
+
+
+@pytest.mark.parametrize("text", ["train.epochs", "=3", "train.epochs=[1"])
+def test_an_override_that_is_none_is_refused_and_quoted(text):
+    with pytest.raises(ConfigError) as error:
+        parse_overrides([text])
+    assert f"--set {text}" in str(error.value)
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy():
+    code = ("import sys; from pipeline_ops.cli.main import main\n"
+            "try: main(['--help'])\n"
+            "except SystemExit: pass\n"
+            "print(sorted({'airflow', 'tensorflow', 'keras', 'apache_beam', 'numpy', 'rich', 'httpx', 'beam_jobs'} & {*sys.modules}))")
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines()[-1] == "[]"
+    for command in ("run", "ui", "validate", "explain", "models", "stages"):
+        assert f"\n    {command} " in output
+
+
+@pytest.mark.parametrize("words, meant", [
+    (["models", "a.yaml"], ["models", "list", "a.yaml"]),
+    (["models"], ["models", "list"]),
+    (["models", "promote", "a.yaml", "3"], ["models", "promote", "a.yaml", "3"]),
+    (["models", "--help"], ["models", "--help"]),
+    (["run", "a.yaml"], ["run", "a.yaml"]),
+])
+def test_models_without_an_action_lists(words, meant):
+    assert with_default_action(words) == meant
+
+
+def test_stages_lists_the_catalogue_with_parameters(capsys):
+    assert main(["stages"]) == 0
+    output = capsys.readouterr().out
+    assert "resize      Brings every image to one size." in output
+    assert "    height: int, required\n" in output
+    assert "    channels: Literal[1, 3] = 3\n" in output

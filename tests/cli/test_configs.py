@@ -1,0 +1,69 @@
+"""`validate` and `explain`: what is said about a config before anything runs."""
+
+from __future__ import annotations
+
+from pipeline_ops.cli.main import main
+
+
+def test_a_good_config_is_described(config_file, capsys):
+    assert main(["validate", str(config_file)]) == 0
+    output = capsys.readouterr().out
+    assert f"{config_file}: ok" in output
+    assert "decode > resize" in output
+    assert "15 epochs of batch 64 on 2 workers" in output
+
+
+def test_everything_that_is_wrong_is_said_at_once_with_its_place(config_file, capsys):
+    text = config_file.read_text().replace("epochs: 15", "epoch: 15").replace("shards: 8", "shards: none")
+    config_file.write_text(text)
+    assert main(["validate", str(config_file)]) == 78
+    errors = capsys.readouterr().err.splitlines()
+    lines = text.splitlines()
+    assert f"{config_file}:{lines.index('  epoch: 15') + 1}: train.epoch: unknown key; the nearest valid name is 'epochs'" in errors
+    assert any(error.startswith(f"{config_file}:{lines.index('  shards: none') + 1}: preprocess.shards: ") for error in errors)
+
+
+def test_an_unknown_stage_is_refused_with_the_nearest_name(config_file, capsys):
+    assert main(["validate", str(config_file), "--set", "preprocess.stages=[decode, resise]"]) == 78
+    assert "'resize'" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_a_config_error(tmp_path, capsys):
+    assert main(["run", str(tmp_path / "no.yaml")]) == 78
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_a_run_without_raw_data_ends_before_airflow_starts(config_file, capsys):
+    assert main(["run", str(config_file), "--set", "preprocess.source.path=nowhere"]) == 65
+    assert "preprocess.source.path" in capsys.readouterr().err
+
+
+def explained(capsys, config_file, *more: str) -> dict[str, tuple[str, str]]:
+    assert main(["explain", str(config_file), *more]) == 0
+    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    return {task: (verdict, reason) for task, verdict, reason in rows}
+
+
+def test_before_the_first_run_everything_runs(config_file, capsys):
+    assert explained(capsys, config_file) == {
+        "preprocess": ("runs", "never made before"), "train": ("runs", "because preprocess runs"),
+        "evaluate": ("runs", "because preprocess and train run"), "export": ("runs", "because train and evaluate run")}
+
+
+def test_what_is_there_is_cached_and_a_changed_key_is_named(config_file, make_artifact, capsys):
+    data = make_artifact("preprocess", {})
+    made = {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}
+    make_artifact("evaluate", made)
+    assert {task: verdict for task, (verdict, _) in explained(capsys, config_file).items()} == {
+        "preprocess": "cached", "train": "cached", "evaluate": "cached", "export": "runs"}
+    changed = explained(capsys, config_file, "--set", "train.optimizer.learning_rate=0.01")
+    assert changed["preprocess"][0] == "cached"
+    assert changed["train"] == ("runs", "config optimizer.learning_rate: 0.001 -> 0.01")
+    assert changed["export"] == ("runs", "because train and evaluate run")
+
+
+def test_a_gate_that_was_not_passed_skips_the_export_and_says_why(config_file, make_artifact, capsys):
+    data = make_artifact("preprocess", {})
+    rule = {"metric": "accuracy", "passed": False, "text": "accuracy 0.9 is below 0.975"}
+    make_artifact("evaluate", {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}, gate_passed=False, rules=[rule])
+    assert explained(capsys, config_file)["export"] == ("skipped", "the gate was not passed: accuracy 0.9 is below 0.975")

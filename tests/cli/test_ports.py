@@ -1,0 +1,35 @@
+"""Who listens where."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+from pipeline_ops.cli.ports import free_port, is_listening, listener
+
+
+def test_a_free_port_can_be_had():
+    with socket.create_server(("127.0.0.1", free_port())) as server:
+        assert is_listening(server.getsockname()[1])
+
+
+def test_nobody_listens_on_a_free_port():
+    assert not is_listening(free_port())
+
+
+def test_a_listener_on_every_ipv6_address_counts():
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        assert is_listening(server.getsockname()[1])
+
+
+def test_the_process_that_listens_is_told_from_the_others():
+    code = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        port = int(child.stdout.readline())
+        assert listener(port, among=[os.getpid(), child.pid]) == child.pid
+        assert listener(port, among=[os.getpid()]) is None
+    finally:
+        child.communicate("")

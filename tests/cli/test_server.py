@@ -1,0 +1,248 @@
+"""The embedded Airflow's processes: who starts it, who shares it, and that nothing of it is left, whatever is killed.
+
+Real processes throughout; only Airflow itself is a stand-in, so that a start takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.cli.embedded import Home, Secrets, Server, airflow_environment
+
+HERE = Path(__file__).parent
+END_SECONDS = 5.0
+
+
+class Command:
+    """A process that holds the embedded Airflow, as `trainyard run` does."""
+
+    def __init__(self, survivors, home: Path, configs: tuple[str, ...], deeds: str):
+        environment = survivors.environment | {"PYTHONPATH": str(HERE / "stand_in"), "STAND_IN": deeds}
+        self.process = subprocess.Popen([sys.executable, str(HERE / "holder.py"), str(home), *configs], env=environment, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
+
+    def line(self) -> str:
+        return self.process.stdout.readline().strip()
+
+    def wait_until_up(self) -> tuple[int, int]:
+        """The supervisor's pid, and the port."""
+        while not (line := self.line()).startswith("up "):
+            assert line.startswith("Using "), line
+        _, pid, port = line.split()
+        return int(pid), int(port)
+
+    def ask(self, word: str) -> str:
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+        return self.line()
+
+    def end(self) -> int:
+        """Ends it as a user does who has seen enough; the exit status."""
+        self.process.communicate(timeout=20)
+        return self.process.returncode
+
+
+@pytest.fixture
+def start(survivors, tmp_path):
+    """Starts a command that holds the embedded Airflow of this test."""
+    def start(*configs: str, deeds: str = "", home: Path = tmp_path / "home") -> Command:
+        return Command(survivors, home, configs or ("/configs/a.yaml",), deeds)
+
+    return start
+
+
+@pytest.fixture
+def home(tmp_path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def test_four_programs_run_while_a_command_holds_them_and_none_after(start, survivors, home):
+    command = start()
+    command.wait_until_up()
+    assert len(survivors.look()) == 6  # the command, the supervisor, four programs
+    began = time.monotonic()
+    assert command.end() == 0
+    assert time.monotonic() - began < END_SECONDS
+    assert survivors.look() == []
+    assert not home.server.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_command_ends_everything_before_the_command_ends(start, survivors, number):
+    command = start(deeds="scheduler:escapes triggerer:stubborn")
+    command.wait_until_up()
+    assert len(survivors.look()) == 7
+    command.process.send_signal(number)
+    assert command.process.wait(timeout=END_SECONDS) == 128 + number
+    assert survivors.look() == []
+
+
+def test_a_signal_during_the_start_leaves_nothing(start, survivors, home):
+    command = start(deeds="api-server:deaf")
+    while not home.log("triggerer").exists():
+        time.sleep(0.02)
+    command.process.send_signal(signal.SIGINT)
+    assert command.process.wait(timeout=END_SECONDS) == 130
+    assert survivors.look() == []
+
+
+@pytest.mark.parametrize("delay_seconds", [0.0, 0.1, 0.2, 0.4])
+def test_a_command_killed_at_any_moment_of_its_start_leaves_nothing(start, survivors, delay_seconds):
+    command = start()
+    time.sleep(delay_seconds)
+    survivors.look()
+    command.process.kill()
+    survivors.wait_for_none(END_SECONDS)
+
+
+def test_a_killed_command_leaves_nothing_not_even_what_escaped_into_its_own_session(start, survivors):
+    command = start(deeds="scheduler:escapes scheduler:stubborn")
+    command.wait_until_up()
+    assert len(survivors.look()) == 7
+    command.process.kill()
+    survivors.wait_for_none(END_SECONDS)
+
+
+def test_a_killed_supervisor_leaves_nothing_and_the_command_says_so(start, survivors):
+    command = start(deeds="scheduler:escapes")
+    supervisor, _ = command.wait_until_up()
+    assert len(survivors.look()) == 7
+    os.kill(supervisor, signal.SIGKILL)
+    time.sleep(0.3)
+    assert command.ask("there?").startswith("error the embedded Airflow has ended")
+    survivors.wait_for_none(END_SECONDS)
+
+
+def test_a_program_that_dies_is_named_with_its_last_words(start, survivors):
+    command = start(deeds="scheduler:dies api-server:deaf")
+    error = command.process.stdout.read()
+    assert "the scheduler of the embedded Airflow ended with exit status 3" in error
+    assert "the scheduler's last words" in error
+    assert command.process.wait(timeout=END_SECONDS) == 75
+    assert survivors.look() == []
+
+
+def test_a_program_that_is_killed_later_is_named_too(start, survivors):
+    command = start()
+    command.wait_until_up()
+    victim = next(process for process in survivors.look() if process.cmdline()[-2:-1] == ["triggerer"])
+    victim.kill()
+    time.sleep(1.0)
+    assert command.ask("there?").startswith("error the triggerer of the embedded Airflow was killed by signal 9")
+    survivors.wait_for_none(END_SECONDS)
+
+
+def test_a_port_that_somebody_else_took_is_an_error(start, survivors, home):
+    command = start(deeds="api-server:deaf")
+    while not (server := Server.alive(home)):
+        time.sleep(0.02)
+    with socket.create_server(("127.0.0.1", server.port)):
+        assert f"another process took port {server.port}" in command.line()
+        assert command.process.wait(timeout=END_SECONDS) == 75
+    assert survivors.look() == []
+
+
+def test_a_second_command_uses_the_same_airflow_which_ends_with_the_last_of_them(start, survivors):
+    first = start("/configs")
+    up = first.wait_until_up()
+    second = start("/configs/a.yaml")
+    assert second.wait_until_up() == up
+    assert first.end() == 0
+    assert second.ask("there?") == "alive there?"
+    assert second.end() == 0
+    survivors.wait_for_none(END_SECONDS)
+
+
+def test_two_commands_at_once_start_one_airflow(start, survivors):
+    commands = [start() for _ in range(3)]
+    assert len({command.wait_until_up() for command in commands}) == 1
+    for command in commands:
+        command.end()
+    survivors.wait_for_none(END_SECONDS)
+
+
+def test_a_command_with_another_config_is_refused_and_told_which_are_served(start):
+    first = start("/configs/a.yaml")
+    first.wait_until_up()
+    second = start("/elsewhere/b.yaml")
+    error = second.process.stdout.read()
+    assert second.process.wait(timeout=END_SECONDS) == 75
+    assert "serves /configs/a.yaml, but not /elsewhere/b.yaml" in error
+    assert first.ask("there?") == "alive there?"
+    first.end()
+
+
+def test_a_command_right_after_another_one_waits_for_its_end_and_starts_anew(start, survivors):
+    first = start(deeds="scheduler:stubborn")
+    supervisor, _ = first.wait_until_up()
+    first.process.kill()
+    second = start()
+    assert second.wait_until_up()[0] != supervisor
+    second.end()
+    survivors.wait_for_none(END_SECONDS)
+
+
+def test_secrets_are_random_private_and_kept(start, home):
+    passwords = []
+    for _ in range(2):
+        command = start()
+        command.wait_until_up()
+        assert stat.S_IMODE(home.server.stat().st_mode) == 0o600
+        command.end()
+        passwords.append(json.loads(home.passwords.read_text())["admin"])
+    assert passwords[0] == passwords[1]
+    assert len(passwords[0]) >= 16
+    assert stat.S_IMODE(home.folder.stat().st_mode) == 0o700
+    for file in (home.passwords, home.folder / "secrets.json"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_the_database_is_migrated_once(start, home):
+    first = start()
+    first.wait_until_up()
+    first.end()
+    home.log("db-migrate").unlink()
+    second = start()
+    second.wait_until_up()
+    second.end()
+    assert not home.log("db-migrate").exists()
+
+
+def test_runs_that_a_killed_airflow_left_unfinished_are_closed(start, home):
+    command = start()
+    command.wait_until_up()
+    command.end()
+    with sqlite3.connect(home.database) as connection:
+        connection.executemany("INSERT INTO dag_run VALUES (?, NULL)", [("running",), ("queued",), ("success",)])
+        connection.executemany("INSERT INTO task_instance VALUES (?, NULL, 1)", [("deferred",), ("success",), (None,)])
+    command = start()
+    command.wait_until_up()
+    command.end()
+    with sqlite3.connect(home.database) as connection:
+        assert [state for state, in connection.execute("SELECT state FROM dag_run")] == ["failed", "failed", "success"]
+        assert list(connection.execute("SELECT state, trigger_id FROM task_instance")) == [("failed", None), ("success", 1), (None, 1)]
+
+
+def test_settings_for_another_airflow_do_not_reach_this_one(home):
+    own = Secrets("password", "jwt", "session", "fernet")
+    inherited = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "postgresql://production", "AIRFLOW_CONN_X": "y", "PYTHONDONTWRITEBYTECODE": "1",
+                 "PATH": "/bin", "NO_PROXY": "example.org"}
+    environment = airflow_environment(inherited, home, Path("/dags"), ["/a.yaml", "/b"], 1234, own, schedules=False)
+    assert environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] == f"sqlite:///{home.database}"
+    assert not {"AIRFLOW_CONN_X", "PYTHONDONTWRITEBYTECODE"} & {*environment}
+    assert environment["PATH"] == "/bin"
+    assert environment["NO_PROXY"] == "127.0.0.1,localhost,example.org"
+    assert environment["TRAINYARD_CONFIGS"] == "/a.yaml:/b"
+    assert environment["AIRFLOW__API__HOST"] == "127.0.0.1"
+    assert environment["AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE"] == "False"

@@ -1,0 +1,80 @@
+"""The JSON object of a run: names that scripts read, whatever became of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline_ops.cli.run import exit_status
+from pipeline_ops.cli.summary import summarise
+from pipeline_ops.cli.watch import RunView, TaskView
+from pipeline_ops.contracts.config import load_config
+from pipeline_ops.contracts.plan import JOBS
+from pipeline_ops.contracts.records import TaskRecord
+
+SHAPE = {
+    "pipeline": None, "run_id": None, "state": None, "seconds": None,
+    "tasks": {job: {"state": None, "seconds": None, "cached": None, "manifest": None} for job in JOBS},
+    "dataset": {"examples": dict.fromkeys(("train", "validation", "test")), "shards": dict.fromkeys(("train", "validation", "test")), "digest": None},
+    "training": dict.fromkeys(("strategy", "workers", "steps", "restarts", "weights_digest")),
+    "metrics": None, "gate": dict.fromkeys(("passed", "champion_version", "reasons")), "model": dict.fromkeys(("name", "version", "uri")),
+    "report": None,
+}
+
+
+def same_names(value, shape) -> bool:
+    if shape is None:
+        return True
+    return list(value) == list(shape) and all(same_names(value[name], inner) for name, inner in shape.items())
+
+
+def run_of(state: str, *tasks: TaskView) -> RunView:
+    named = {task.name: task for task in tasks}
+    return RunView("manual__1", state, 12.3456, tuple(named.get(job, TaskView(job)) for job in JOBS))
+
+
+def done(job: str, manifest: str | None, state: str = "success", **record) -> TaskView:
+    return TaskView(job, state, 1.5, 1, record=TaskRecord(state=state, manifest=manifest, **record))
+
+
+def test_a_whole_run(config_file, make_artifact):
+    data = make_artifact("preprocess", {})
+    trained = make_artifact("train", {"preprocess": data})
+    verdict = make_artifact("evaluate", {"preprocess": data, "train": trained})
+    exported = make_artifact("export", {"train": trained, "evaluate": verdict})
+    run = run_of("success", done("preprocess", data, cached=True), done("train", trained), done("evaluate", verdict), done("export", exported))
+    summary = summarise(load_config(config_file), run)
+    assert same_names(summary, SHAPE)
+    assert summary["tasks"]["preprocess"] == {"state": "success", "seconds": 1.5, "cached": True, "manifest": data}
+    assert summary["dataset"]["examples"] == {"train": 8, "validation": 1, "test": 2}
+    assert summary["dataset"]["shards"] == {"train": 1, "validation": 1, "test": 1}
+    assert summary["training"] == {"strategy": "multi_worker_mirrored", "workers": 2, "steps": 30, "restarts": 1, "weights_digest": "abc"}
+    assert summary["metrics"]["accuracy"] == 0.98
+    assert summary["gate"] == {"passed": True, "champion_version": None, "reasons": ["accuracy 0.9800 is at least 0.9750"]}
+    assert summary["model"] == {"name": "digits", "version": 3, "uri": str(config_file.parent / "root" / "models" / "digits" / "3")}
+    assert summary["report"] == str(Path(verdict).parent / "report.html")
+    assert exit_status(run) == 0
+
+
+def test_a_run_that_failed_at_once_has_all_names_too(config_file):
+    run = run_of("failed", done("preprocess", None, "failed", message="no", exit_code=65), TaskView("train", "upstream_failed"))
+    summary = summarise(load_config(config_file), run)
+    assert same_names(summary, SHAPE)
+    assert summary["metrics"] == {}
+    assert summary["model"] == {"name": "digits", "version": None, "uri": None}
+    assert exit_status(run) == 65
+
+
+def test_a_gate_that_was_not_passed_is_a_success_without_a_version(config_file, make_artifact):
+    data = make_artifact("preprocess", {})
+    trained = make_artifact("train", {"preprocess": data})
+    verdict = make_artifact("evaluate", {"preprocess": data, "train": trained}, gate_passed=False)
+    run = run_of("success", done("preprocess", data), done("train", trained), done("evaluate", verdict),
+                 done("export", None, "skipped", reason="trained, not published"))
+    summary = summarise(load_config(config_file), run)
+    assert summary["gate"]["passed"] is False
+    assert summary["model"]["version"] is None
+    assert exit_status(run) == 0
+
+
+def test_a_task_that_a_person_marked_failed_has_no_exit_code_of_its_own():
+    assert exit_status(run_of("failed", TaskView("train", "failed"))) == 1

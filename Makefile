@@ -1,0 +1,75 @@
+# One command per intent. `make` alone lists them.
+
+CONFIG ?= configs/digits.yaml
+ARGS ?=
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+PIP := $(PYTHON) -m pip --disable-pip-version-check --no-input
+RAW := .trainyard/raw/digits
+
+# Without bytecode every import of TensorFlow or Airflow costs several times as much.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help install install-dev data run ui test test-all check bench lock
+
+help: ## list the commands
+	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+install: $(VENV)/installed ## make .venv with everything that runs
+
+install-dev: $(VENV)/installed-dev ## make .venv with everything that runs and tests
+
+data: $(RAW) ## write the digits of scikit-learn as PNG files
+
+run: install data ## retrain once and stop everything again (CONFIG=..., ARGS="--set train.epochs=3")
+	@$(VENV)/bin/trainyard run $(CONFIG) $(ARGS)
+
+ui: install data ## keep the embedded Airflow up until Ctrl-C
+	@$(VENV)/bin/trainyard ui
+
+test: install-dev ## what CI runs
+	@$(PYTHON) -m pytest -m "not slow" $(ARGS)
+
+test-all: install-dev ## with the slow tests
+	@$(PYTHON) -m pytest $(ARGS)
+
+check: install-dev ## lint
+	@$(PYTHON) -m ruff check .
+
+bench: install data ## compare the chain with a plain script
+	@$(PYTHON) tests/bench/chain.py $(ARGS)
+
+lock: ## lock the dependencies anew (needs uv)
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate -o requirements.txt pyproject.toml
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --extra dev -o requirements-dev.txt pyproject.toml
+
+# A Python is only good if it starts (a version manager's shim may not) and can make an environment.
+GOOD := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+
+$(PYTHON):
+	@for name in python3.11 python3.12 python3.13 python3; do \
+	    for python in $$(which -a $$name 2>/dev/null); do \
+	        if $$python -c "$(GOOD)" 2>/dev/null; then \
+	            echo "Making $(VENV) with $$python."; exec $$python -m venv --clear $(VENV); \
+	        fi; \
+	    done; \
+	done; \
+	echo "No usable Python found: Trainyard needs Python 3.11, 3.12 or 3.13 with its venv module (on Debian and Ubuntu: apt install python3-venv)." >&2; \
+	exit 1
+
+$(VENV)/installed: requirements.txt pyproject.toml | $(PYTHON)
+	@echo "Installing. The first time takes some minutes: TensorFlow, Beam and Airflow are large."
+	@$(PIP) install --quiet --compile --require-hashes -r requirements.txt
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(PYTHON) -m compileall -q pipeline_ops beam_jobs dags
+	@touch $@
+
+$(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
+	@$(PIP) install --quiet --compile --require-hashes -r requirements-dev.txt
+	@.ci/browser
+	@touch $@
+
+# Whole or absent: it takes its name by a rename.
+$(RAW): | $(VENV)/installed
+	@$(PYTHON) -m beam_jobs.sources.digits $@

@@ -33,7 +33,8 @@ from pipeline_ops.contracts.errors import ExitCode, MachineError, TrainyardError
 from pipeline_ops.contracts.files import write_whole
 
 _REPORT_SECONDS = 0.5
-_STOP_SECONDS = 5.0
+_STOP_SECONDS = 5.0  # the time to end the image in work
+_STOP_SECONDS_WITHOUT_BEAM = 1.0  # Beam's thread waits for the dead worker and never ends
 _TALLY, _SUMMARY, _ERROR = "tally", ".json", ".error"  # in the scratch folder, the last two by shard
 _log = logging.getLogger("beam_jobs.pipeline")
 
@@ -182,5 +183,5 @@ class _Background:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
         if self._thread.is_alive():
             self._stop()
-            self._thread.join(_STOP_SECONDS)
+            self._thread.join(_STOP_SECONDS if self._dead_worker is None else _STOP_SECONDS_WITHOUT_BEAM)
         threading.excepthook = self._usual_hook

@@ -32,8 +32,9 @@ class Tally:
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:  # gone once a worker has given up
             file.seek(self._offset)
             data = file.read()
-            self._offset += len(data)
-            for done, rejected in _NOTE.iter_unpack(data):
+            whole = data[: len(data) // _NOTE.size * _NOTE.size]
+            self._offset += len(whole)
+            for done, rejected in _NOTE.iter_unpack(whole):
                 self._done, self._rejected = self._done + done, self._rejected + rejected
         return self._done, self._rejected
 

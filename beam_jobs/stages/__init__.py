@@ -5,7 +5,7 @@ Importing this imports neither Beam nor numpy nor OpenCV: the DAG file checks th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from beam_jobs.stages import checks, decode, resize
@@ -13,7 +13,7 @@ from beam_jobs.stages.stage import BoundStage, Stage
 from pipeline_ops.contracts.config import Preprocess
 from pipeline_ops.contracts.config import Stage as StageConfig
 
-CATALOGUE: Mapping[str, Stage] = {
+CATALOGUE: dict[str, Stage] = {
     # the name in the YAML, which is the name of the file; then its parameters and its function
     "decode": Stage(decode.Decode, decode.decode),
     "resize": Stage(resize.Resize, resize.resize),

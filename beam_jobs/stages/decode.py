@@ -68,7 +68,7 @@ def _read_jpeg_header(data: bytes) -> _Header:
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
-        raise _broken_jpeg(error) from None
+        raise _broken_jpeg(data, error) from None
     is_upright = _orientation(data) == 1
     return _Header(height, width, is_kept=is_upright and colors in ("YCbCr", "Gray", "RGB"), is_plain_jpeg=is_upright)
 
@@ -114,11 +114,12 @@ def _decode_jpeg(data: bytes, channels: int) -> np.ndarray:
     try:
         return simplejpeg.decode_jpeg(data, "GRAY" if channels == 1 else "RGB")
     except ValueError as error:
-        raise _broken_jpeg(error) from None
+        raise _broken_jpeg(data, error) from None
 
 
-def _broken_jpeg(error: ValueError) -> Reject:
-    return Reject("truncated" if "Premature end" in str(error) else "corrupt", str(error))
+def _broken_jpeg(data: bytes, error: ValueError) -> Reject:
+    has_end = b"\xff\xd9" in data and "Premature end" not in str(error)  # a thumbnail inside has an end of its own
+    return Reject("corrupt" if has_end else "truncated", str(error))
 
 
 def _decode_other(data: bytes, channels: int) -> np.ndarray:
@@ -133,11 +134,11 @@ def _decode_other(data: bytes, channels: int) -> np.ndarray:
             raise MemoryError(error.err) from None
         raise Reject("corrupt", error.err) from None
     if image is None:
-        raise Reject(*_broken(data))
+        raise _broken_other(data)
     return image.reshape(*image.shape[:2], channels)
 
 
-def _broken(data: bytes) -> tuple[str, str]:
+def _broken_other(data: bytes) -> Reject:
     if data.startswith(b"\x89PNG") and b"IEND\xaeB`\x82" not in data:
-        return "truncated", f"a PNG without its end after {len(data)} bytes"
-    return "corrupt", f"{len(data)} bytes that can't be decoded to the end"
+        return Reject("truncated", f"a PNG without its end after {len(data)} bytes")
+    return Reject("corrupt", f"{len(data)} bytes that can't be decoded to the end")

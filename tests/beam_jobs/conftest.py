@@ -1,0 +1,194 @@
+"""A raw image folder, a pipeline config beside it, and the real job run on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pytest
+import yaml
+
+from beam_jobs.preprocess import preprocess
+from pipeline_ops.contracts.config import load_config
+from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.contracts.job import run_request
+from pipeline_ops.contracts.layout import Attempt
+from pipeline_ops.contracts.manifest import read_manifest
+from pipeline_ops.contracts.plan import JobPlan, plan_job
+from pipeline_ops.contracts.progress import ProgressReader
+from pipeline_ops.contracts.request import read_status, write_request
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONFIG = {
+    "pipeline": "tiny",
+    "preprocess": {
+        "source": {"type": "image_folder", "path": "../raw"},
+        "stages": [{"decode": {"channels": 1}}, {"resize": {"height": 8, "width": 8}}],
+        "split": {"train": 0.6, "validation": 0.2, "test": 0.2, "seed": 3},
+        "shards": 3,
+        "runner": {"mode": "in_memory"},
+    },
+    "train": {"model": "digits_cnn"},
+    "evaluate": {"gate": [{"metric": "accuracy", "at_least": 0.5}]},
+    "export": {"model": "tiny"},
+}
+
+
+@pytest.fixture
+def encode() -> Callable[..., bytes]:
+    """An image file of random but repeatable content: `encode(height=8, width=8, channels=1, seed=0, kind=".png")`."""
+
+    def encode(height: int = 8, width: int = 8, channels: int = 1, seed: int = 0, kind: str = ".png") -> bytes:
+        import cv2
+
+        image = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+        return cv2.imencode(kind, cv2.blur(image, (3, 3)))[1].tobytes()
+
+    return encode
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a job has ended, and what it has left."""
+
+    exit_code: ExitCode
+    message: str
+    attempt: Attempt
+    artifact: Path
+
+    @property
+    def manifest(self):
+        return read_manifest(self.artifact / "manifest.json")
+
+    @property
+    def shards(self) -> dict[str, str]:
+        """Digests by name."""
+        return {file.name: hashlib.blake2b(file.read_bytes()).hexdigest() for file in sorted(self.artifact.glob("*.tfrecord"))}
+
+    @property
+    def quarantine(self) -> list[dict]:
+        return [json.loads(line) for line in (self.artifact / "quarantine.jsonl").read_text().splitlines()]
+
+    @property
+    def progress(self) -> list:
+        return ProgressReader(self.attempt.progress).new()
+
+
+class Pipeline:
+    """A pipeline in a folder of its own: raw files, config, storage root."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.raw = folder, folder / "raw"
+        self.config_file = folder / "configs" / "tiny.yaml"
+        self.config_file.parent.mkdir()
+        self.raw.mkdir()
+        self.config_file.write_text(yaml.safe_dump(CONFIG | {"storage": {"root": "../root"}}, sort_keys=False))
+
+    def add(self, name: str | bytes, content: bytes) -> None:
+        path = os.path.join(os.fsencode(self.raw), os.fsencode(name))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(content)
+
+    def plan(self, **overrides: Any) -> JobPlan:
+        """`shards=4` or `runner__mode="in_memory"` override keys of the preprocess section."""
+        keys = {f"preprocess.{name.replace('__', '.')}": value for name, value in overrides.items()}
+        return plan_job("preprocess", load_config(self.config_file, keys), "run", {})
+
+    def request(self, plan: JobPlan) -> Attempt:
+        attempt = Attempt(self.folder / "attempts" / f"{time.monotonic_ns()}")
+        write_request(attempt, plan.request)
+        return attempt
+
+    def run(self, plan: JobPlan | None = None, **overrides: Any) -> Outcome:
+        """In this process."""
+        plan = plan or self.plan(**overrides)
+        attempt = self.request(plan)
+        run_request(preprocess, attempt.request)
+        return self.outcome(plan, attempt)
+
+    def start(self, plan: JobPlan) -> tuple[subprocess.Popen, Attempt]:
+        """In a process group of its own, as an operator does."""
+        attempt = self.request(plan)
+        with open(attempt.log, "wb") as log:
+            argv = [sys.executable, "-m", "beam_jobs.preprocess", "--request", str(attempt.request)]
+            return subprocess.Popen(argv, stdout=log, stderr=log, cwd=REPOSITORY, start_new_session=True), attempt
+
+    def outcome(self, plan: JobPlan, attempt: Attempt) -> Outcome:
+        status = read_status(attempt)
+        return Outcome(status.exit_code, status.message, attempt, Path(plan.request.artifact))
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
+    """Without raw files yet."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield Pipeline(tmp_path)
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def animals(pipeline: Pipeline, encode) -> Pipeline:
+    """60 grey 8x8 PNG files of two classes."""
+    for index in range(60):
+        pipeline.add(f"{'cat' if index % 2 else 'dog'}/{index:03d}.png", encode(seed=index))
+    return pipeline
+
+
+@pytest.fixture
+def large_animals(pipeline: Pipeline) -> Pipeline:
+    """200 files that take some seconds to decode: the time to do something to the job."""
+    import cv2
+
+    for label in ("cat", "dog"):
+        image = cv2.resize(np.random.default_rng(len(label)).integers(0, 256, (8, 8), dtype=np.uint8), (3000, 3000))
+        pipeline.add(f"{label}/0.jpg", cv2.imencode(".jpg", image)[1].tobytes())
+        for index in range(1, 100):
+            os.link(pipeline.raw / label / "0.jpg", pipeline.raw / label / f"{index}.jpg")
+    return pipeline
+
+
+@pytest.fixture
+def read_records() -> Callable[[Path], list[bytes]]:
+    """Reads a TFRecord file and checks both checksums of every record."""
+
+    def masked(data: bytes) -> int:
+        crc = google_crc32c.value(data)
+        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+    def read(path: Path) -> list[bytes]:
+        data, records = path.read_bytes(), []
+        while data:
+            length, crc = struct.unpack("<QI", data[:12])
+            assert crc == masked(data[:8])
+            assert struct.unpack("<I", data[12 + length : 16 + length]) == (masked(data[12 : 12 + length]),)
+            records.append(data[12 : 12 + length])
+            data = data[16 + length :]
+        return records
+
+    return read
+
+
+@pytest.fixture
+def wait_for() -> Callable[..., None]:
+    """Waits until something holds, and fails the test if it does not within some seconds."""
+
+    def wait(condition: Callable[[], Any], seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "waited in vain"
+            time.sleep(0.02)
+
+    return wait

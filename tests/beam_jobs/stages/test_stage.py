@@ -1,0 +1,80 @@
+"""Running stages on one example."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from pydantic import Field, ValidationError
+
+from beam_jobs.stages.stage import BoundStage, Example, Reject, Rejected, StageFailed, parameters, run_stages
+
+IMAGE = np.zeros((2, 3, 1), np.uint8)
+EXAMPLE = Example("cat/1.png", "cat", b"bytes", IMAGE)
+
+
+@parameters
+class Nothing:
+    amount: int = Field(1, ge=0)
+
+
+def bind(function, name="invert"):
+    return BoundStage(name, function, Nothing())
+
+
+def test_parameters_are_frozen_and_checked_where_they_are_born():
+    assert dataclasses.is_dataclass(Nothing)
+    with pytest.raises(ValidationError):
+        Nothing(amount=-1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Nothing().amount = 2
+
+
+def test_stages_run_in_order_and_their_time_is_counted_by_name():
+    spent = Counter()
+    stages = [bind(lambda e, p: e.with_image(e.image + np.uint8(1)), "add"), bind(lambda e, p: e.with_image(e.image * np.uint8(3)), "triple")]
+    assert (run_stages(stages, EXAMPLE, spent).image == 3).all()
+    assert set(spent) == {"add", "triple"}
+
+
+def test_new_pixels_mean_that_the_file_no_longer_counts():
+    assert EXAMPLE.is_original
+    assert not EXAMPLE.with_image(IMAGE).is_original
+
+
+def test_a_reject_says_which_stage_and_why():
+    def refuse(example, parameters):
+        raise Reject("too_dark", "mean 3 of 255")
+
+    with pytest.raises(Rejected) as caught:
+        run_stages([bind(refuse)], EXAMPLE, Counter())
+    assert (caught.value.stage, caught.value.reason, caught.value.detail) == ("invert", "too_dark", "mean 3 of 255")
+
+
+def test_a_bug_in_a_stage_names_stage_record_and_error():
+    with pytest.raises(StageFailed, match="stage invert failed on cat/1.png: ZeroDivisionError: division by zero"):
+        run_stages([bind(lambda e, p: 1 / 0)], EXAMPLE, Counter())
+
+
+@pytest.mark.parametrize("result, fault", [
+    (None, "a NoneType"),
+    (EXAMPLE.with_image(IMAGE.astype(np.float32)), "an image of float32 [2, 3, 1]"),
+    (EXAMPLE.with_image(IMAGE[:, :, 0]), "an image of uint8 [2, 3]"),
+    (EXAMPLE.with_image(IMAGE[:0]), "an image of uint8 [0, 3, 1]"),
+    (EXAMPLE.with_image(None), "an image of NoneType []"),
+])
+def test_a_stage_that_returns_no_example_is_told_what_it_must_return(result, fault):
+    with pytest.raises(StageFailed) as caught:
+        run_stages([bind(lambda e, p: result)], EXAMPLE, Counter())
+    assert str(caught.value) == (f"stage invert returned {fault} for cat/1.png; "
+                                 "it must return an Example whose image is uint8 [height, width, 1 or 3]")
+
+
+def test_want_of_memory_is_not_the_stages_fault():
+    def exhaust(example, parameters):
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run_stages([bind(exhaust)], EXAMPLE, Counter())

@@ -1,0 +1,113 @@
+"""A job process that is killed, cancelled, met by another one, or let down by its worker or its disk."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.contracts.processes import group_members
+from pipeline_ops.contracts.progress import ProgressReader
+from pipeline_ops.contracts.request import read_status
+
+
+def num_done(attempt) -> int:
+    return max((moment.done or 0 for moment in ProgressReader(attempt.progress).new() if moment.phase == "preprocess"), default=0)
+
+
+@pytest.fixture
+def started(large_animals, wait_for):
+    """Starts the job and returns once the first images are done; kills at the end what is left of its group."""
+    groups = []
+
+    def start(**overrides):
+        plan = large_animals.plan(**overrides)
+        process, attempt = large_animals.start(plan)
+        groups.append(process.pid)
+        wait_for(lambda: num_done(attempt) or process.poll() is not None)
+        assert process.poll() is None, attempt.log.read_text()
+        return plan, process, attempt
+
+    yield start
+    for group in groups:
+        if group_members(group):
+            os.killpg(group, signal.SIGKILL)
+
+
+def test_a_killed_job_leaves_no_artifact_and_the_next_one_succeeds(large_animals, started):
+    plan, process, attempt = started(runner={"mode": "multi_threading"})
+    process.kill()
+    process.wait()
+    assert not plan.manifest.exists()
+    assert read_status(attempt) is None
+    outcome = large_animals.run(plan)
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    assert [path.name for path in outcome.artifact.parent.iterdir() if path.name.endswith(".staging")] == []
+
+
+def test_a_second_job_for_the_same_artifact_is_refused(large_animals, started):
+    plan, process, _ = started()
+    second = large_animals.run(plan)
+    assert second.exit_code is ExitCode.RETRY
+    assert f"is held by process {process.pid}" in second.message
+    assert process.wait(60) == 0
+    assert plan.manifest.exists()
+
+
+@pytest.mark.parametrize("mode", ["in_memory", "multi_threading", "multi_processing"])
+def test_a_cancelled_job_ends_at_once_with_everything_it_started(large_animals, started, wait_for, mode):
+    plan, process, attempt = started(runner={"mode": mode})
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(10) == ExitCode.CANCELLED
+    assert read_status(attempt).exit_code is ExitCode.CANCELLED
+    wait_for(lambda: not group_members(process.pid), 5)
+    assert not plan.manifest.exists()
+    assert [path.name for path in plan.manifest.parent.parent.iterdir() if path.name.endswith(".staging")] == []
+
+
+def test_a_dead_worker_process_is_noticed(large_animals, started, wait_for):
+    """Beam itself would wait for it until the deadline."""
+    plan, process, attempt = started(runner={"mode": "multi_processing", "workers": 2})
+    worker = next(pid for pid in group_members(process.pid) if pid != process.pid)
+    os.kill(worker, signal.SIGKILL)
+    assert process.wait(15) == ExitCode.RETRY
+    assert "a Beam worker process died" in read_status(attempt).message
+    wait_for(lambda: not group_members(process.pid), 5)
+
+
+def test_workers_die_with_their_job(started, wait_for):
+    _, process, _ = started(runner={"mode": "multi_processing", "workers": 2})
+    assert len(group_members(process.pid)) == 3
+    process.kill()
+    process.wait()
+    wait_for(lambda: not group_members(process.pid), 5)
+
+
+@pytest.mark.parametrize("mode", ["multi_threading", "multi_processing"])
+def test_a_full_disk_is_a_reason_to_retry(pipeline, encode, mode):
+    """A limit on the size of files stands for the full disk."""
+    for index in range(20):
+        pipeline.add(f"{'cat' if index % 2 else 'dog'}/{index}.png", encode(300, 300, 3, seed=index))
+    plan = pipeline.plan(stages=["decode"], shards=1, runner={"mode": mode})
+    attempt = pipeline.request(plan)
+    limit = (1_000_000, 1_000_000)
+    with open(attempt.log, "wb") as log:
+        code = subprocess.call([sys.executable, "-m", "beam_jobs.preprocess", "--request", str(attempt.request)], stdout=log, stderr=log,
+                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    assert code == ExitCode.RETRY, attempt.log.read_text()
+    assert "make room or mend the disk, then retry" in read_status(attempt).message
+    assert not plan.manifest.exists()
+
+
+def test_the_log_is_short_and_ours(animals):
+    """Beam warns of missing cloud libraries, and a worker process tells its life; neither is for the reader of a task log."""
+    process, attempt = animals.start(animals.plan(runner={"mode": "multi_processing", "workers": 2}))
+    assert process.wait(60) == 0
+    lines = attempt.log.read_text().splitlines()
+    assert [line.split(" ", 4)[-1] for line in lines] == ["60 files, 2 classes, 9 shards", lines[-1].split(" ", 4)[-1]], lines
+    assert "0 kept out" in lines[-1]

@@ -1,0 +1,235 @@
+"""The job from request to data set, in this process, with the real Beam."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from beam_jobs.io.example import encode_png
+from beam_jobs.stages import CATALOGUE
+from beam_jobs.stages.stage import Stage, parameters
+from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.contracts.shards import DatasetFigures, shard_paths
+
+MODES = [("in_memory", 1), ("multi_threading", 1), ("multi_threading", 3), ("multi_processing", 2)]
+
+
+@parameters
+class Nothing:
+    """Of a stage without parameters."""
+
+
+def test_every_file_becomes_an_example_and_the_manifest_says_so(animals):
+    outcome = animals.run()
+    assert outcome.exit_code is ExitCode.SUCCESS
+    figures = DatasetFigures.model_validate(outcome.manifest.figures)
+    assert figures.class_names == ["cat", "dog"]
+    assert figures.image_shape == (8, 8, 1)
+    assert sum(figures.num_examples.values()) == 60
+    assert {split: sum(counts.values()) for split, counts in figures.labels.items()} == figures.num_examples
+    assert set(figures.seconds_by_stage) == {"read", "decode", "resize", "write"}
+    assert outcome.quarantine == []
+    assert outcome.manifest.seeds == {"split": 3}
+
+
+def test_the_manifest_counts_the_examples_of_every_shard(animals, read_records):
+    outcome = animals.run()
+    counted = {file.path: file.num_examples for file in outcome.manifest.files if file.path.endswith(".tfrecord")}
+    assert counted == {name: len(read_records(outcome.artifact / name)) for name in outcome.shards}
+    assert len(counted) == 9
+    assert sum(counted.values()) == 60
+
+
+def test_not_a_byte_depends_on_the_runner(animals):
+    """Files that are encoded anew and files that keep their bytes, in every mode."""
+    found = []
+    for mode, workers in MODES:
+        plan = animals.plan(runner__mode=mode, runner__workers=workers, stages__1__resize__height=9)
+        outcome = animals.run(plan)
+        assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+        found.append((outcome.shards, outcome.quarantine))
+        shutil.rmtree(outcome.artifact)
+    assert all(other == found[0] for other in found[1:])
+
+
+def test_the_same_request_twice_gives_the_same_artifact(animals):
+    first = animals.run()
+    written = (first.artifact / "manifest.json").stat()
+    second = animals.run()
+    assert second.exit_code is ExitCode.SUCCESS
+    assert (second.artifact / "manifest.json").stat() == written
+
+
+def test_unusable_files_are_kept_out_counted_and_named(animals, encode):
+    animals.add("cat/truncated.png", encode(seed=99)[:-30])
+    animals.add("cat/text.png", b"I am not an image")
+    animals.add("dog/empty.png", b"")
+    animals.add("notes.txt", b"shopping list")
+    outcome = animals.run(rejects={"max_count": 4})
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    assert [(line["key"], line["stage"], line["reason"]) for line in outcome.quarantine] == [
+        ("cat/text.png", "decode", "not_image"), ("cat/truncated.png", "decode", "truncated"),
+        ("dog/empty.png", "decode", "empty"), ("notes.txt", "source", "no_label")]
+    figures = DatasetFigures.model_validate(outcome.manifest.figures)
+    assert figures.num_rejected == 4
+    assert figures.rejected_by_reason == {"empty": 1, "no_label": 1, "not_image": 1, "truncated": 1}
+    assert sum(figures.num_examples.values()) == 60
+
+
+def test_more_rejects_than_the_budget_fail_the_job_and_are_named(animals):
+    for index in range(12):
+        animals.add(f"cat/broken{index:02d}.png", b"no image")
+    outcome = animals.run(rejects={"max_count": 11})
+    assert outcome.exit_code is ExitCode.DATA
+    assert "12 of 72 raw files are unusable, and the budget is 11" in outcome.message
+    assert "cat/broken00.png: not_image (decode: begins with b'no image'" in outcome.message
+    assert "cat/broken09.png" in outcome.message
+    assert "cat/broken10.png" not in outcome.message
+    assert "and 2 more" in outcome.message
+    full_list = outcome.attempt.folder / "rejected.jsonl"
+    assert str(full_list) in outcome.message
+    assert len([json.loads(line) for line in full_list.read_text().splitlines()]) == 12
+    assert not outcome.artifact.exists()
+
+
+def test_a_fraction_is_a_budget_too(animals):
+    animals.add("cat/broken.png", b"no image")
+    assert animals.run(rejects={"max_fraction": 0.02}).exit_code is ExitCode.SUCCESS
+
+
+def test_images_of_different_sizes_are_named_with_the_stage_that_mends_it(animals, encode):
+    animals.add("cat/large.png", encode(9, 8))
+    outcome = animals.run(stages=["decode"])
+    assert outcome.exit_code is ExitCode.DATA
+    assert "cat/large.png has (9, 8, 3)" in outcome.message
+    assert "add the stage `- resize: {height: 8, width: 8}` to preprocess.stages" in outcome.message
+
+
+def test_a_file_name_that_is_no_text_works(animals, encode, read_records):
+    animals.add(b"cat/caf\xe9.png", encode(seed=77))
+    animals.add("dog/50% off.png", encode(seed=78))
+    outcome = animals.run(runner={"mode": "multi_threading", "workers": 2})
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    content = b"".join((outcome.artifact / name).read_bytes() for name in outcome.shards)
+    assert b"cat/caf%E9.png" in content
+    assert b"dog/50%25 off.png" in content
+
+
+def test_an_empty_source_says_where_images_belong(pipeline):
+    outcome = pipeline.run()
+    assert outcome.exit_code is ExitCode.DATA
+    assert "there are no files; put the images of each class into a folder of its own there" in outcome.message
+
+
+def test_files_without_class_folders_are_no_data_set(pipeline, encode):
+    pipeline.add("1.png", encode())
+    outcome = pipeline.run()
+    assert outcome.exit_code is ExitCode.DATA
+    assert "found none; put the images of each class into a folder of its own" in outcome.message
+
+
+def test_a_class_of_which_nothing_is_usable_is_named(animals):
+    for index in range(20):
+        animals.add(f"bird/{index}.png", b"no image")
+    outcome = animals.run(rejects={"max_count": 100})
+    assert outcome.exit_code is ExitCode.DATA
+    assert "no training example of bird; add images of it, or remove the folder" in outcome.message
+    assert not outcome.artifact.exists()
+
+
+def test_a_split_without_examples_is_named(animals):
+    outcome = animals.run(split={"train": 0.998, "validation": 0.001, "test": 0.001})
+    assert outcome.exit_code is ExitCode.DATA
+    assert "the validation split has no example; add images, or raise preprocess.split.validation" in outcome.message
+
+
+def test_a_wrong_parameter_is_the_configs_fault(animals):
+    outcome = animals.run(stages=["decode", {"resize": {"heigth": 8, "width": 8}}])
+    assert outcome.exit_code is ExitCode.CONFIG
+    assert f"{animals.config_file}" in outcome.message
+    assert "preprocess.stages.1.resize.heigth: unknown parameter; the nearest valid name is 'height'" in outcome.message
+
+
+def test_raw_files_that_changed_since_the_plan_are_a_reason_to_retry(animals, encode):
+    plan = animals.plan()
+    animals.add("cat/new.png", encode(seed=50))
+    outcome = animals.run(plan)
+    assert outcome.exit_code is ExitCode.RETRY
+    assert "raw files changed while the run was starting; retry" in outcome.message
+
+
+def test_more_shards_than_examples_leave_empty_shards(animals, read_records):
+    outcome = animals.run(shards=40)
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    assert sorted({len(read_records(outcome.artifact / name)) for name in outcome.shards}) == [0, 1]
+
+
+def test_progress_tells_what_is_done_and_what_was_rejected(animals):
+    animals.add("cat/broken.png", b"no image")
+    moments = animals.run(rejects={"max_count": 1}).progress
+    assert [moment.phase for moment in moments if moment.phase != "preprocess"] == ["list", "list", "plan"]
+    assert (moments[-1].done, moments[-1].total, moments[-1].unit, moments[-1].metrics) == (61, 61, "images", {"rejected": 1})
+
+
+def test_a_stage_of_ones_own_is_a_function_and_a_line_in_the_catalogue(animals, monkeypatch, read_records):
+    monkeypatch.setitem(CATALOGUE, "blacken", Stage(Nothing, lambda example, _: example.with_image(example.image * 0)))
+    outcome = animals.run(stages=[{"decode": {"channels": 1}}, "blacken"])
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    black = encode_png(np.zeros((8, 8, 1), np.uint8))
+    assert all(black in record for name in outcome.shards for record in read_records(outcome.artifact / name))
+    assert "blacken" in outcome.manifest.figures["seconds_by_stage"]
+
+
+@pytest.mark.parametrize("mode", ["in_memory", "multi_threading"])
+def test_a_bug_in_a_stage_is_told_in_one_line(animals, monkeypatch, mode):
+    monkeypatch.setitem(CATALOGUE, "explode", Stage(Nothing, lambda example, _: 1 / 0))
+    outcome = animals.run(stages=["decode", "explode"], runner={"mode": mode})
+    assert outcome.exit_code is ExitCode.BUG
+    assert outcome.message.startswith("stage explode failed on ")
+    assert outcome.message.endswith("ZeroDivisionError: division by zero")
+    assert len(outcome.message.splitlines()) == 1
+    assert not outcome.artifact.exists()
+
+
+def test_nothing_but_the_data_set_is_left(animals):
+    outcome = animals.run()
+    assert {file.name for file in outcome.artifact.iterdir()} == {*outcome.shards, "manifest.json", "quarantine.jsonl"}
+    assert {file.name for file in outcome.attempt.folder.iterdir()} == {"request.json", "status.json", "progress.jsonl"}
+    assert [file.name for file in outcome.artifact.parent.iterdir() if file.name.endswith(".staging")] == []
+
+
+def test_tensorflow_reads_what_was_written(animals, tmp_path: Path):
+    """In a process of its own, because TensorFlow takes seconds to import and stays."""
+    outcome = animals.run(stages=["decode", {"resize": {"height": 5, "width": 6}}])
+    paths = [path for split in ("train", "validation", "test") for path in shard_paths(outcome.artifact / "manifest.json", outcome.manifest, split)]
+    code = """
+import sys, tensorflow as tf
+from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL
+features = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64), KEY: tf.io.FixedLenFeature([], tf.string)}
+batch = tf.io.parse_example(next(iter(tf.data.TFRecordDataset(sys.argv[1:]).batch(1000))), features)
+for encoded, label, key in zip(batch[ENCODED].numpy(), batch[LABEL].numpy(), batch[KEY].numpy()):
+    assert tf.io.decode_image(encoded, channels=3).shape == (5, 6, 3)
+    print(key.decode(), label)
+"""
+    printed = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+    wanted = [f"{'cat' if index % 2 else 'dog'}/{index:03d}.png {0 if index % 2 else 1}" for index in range(60)]
+    assert sorted(printed) == sorted(wanted)
+
+
+def test_a_config_elsewhere_means_its_own_folder(animals, tmp_path: Path):
+    """A relative source is relative to the config file, not to where the job was started."""
+    here = os.getcwd()
+    os.chdir(tmp_path.parent)
+    try:
+        assert yaml.safe_load(animals.config_file.read_text())["preprocess"]["source"]["path"] == "../raw"
+        assert animals.run().exit_code is ExitCode.SUCCESS
+    finally:
+        os.chdir(here)

@@ -1,0 +1,85 @@
+"""Building one shard, without Beam."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.plan import Record, ShardPlan
+from beam_jobs.shard import Order, ShardBuilder
+from beam_jobs.tally import Stopped, Tally, stop_workers
+from pipeline_ops.contracts.config import Stage
+from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.contracts.listing import list_raw_files
+
+
+class Bench:
+    """A builder, and the plan of one shard of everything in the folder `raw`."""
+
+    def __init__(self, folder: Path):
+        self.raw, self.target, self.notes = folder / "raw", folder / "target", folder / "tally"
+        self.target.mkdir()
+        self.listing = list_raw_files(self.raw, folder / "listings")
+        self.tally = Tally(self.notes)
+        order = Order(self.raw, self.target, (Stage(name="decode", parameters={"channels": 1}),), ("cat", "dog"))
+        self.builder = ShardBuilder(order, self.notes)
+
+    def build(self):
+        records = tuple(Record(file, file.key.split("/")[0]) for file in self.listing.files)
+        return self.builder.build(ShardPlan("train", "train-00000-of-00001.tfrecord", records))
+
+
+@pytest.fixture
+def raw(tmp_path: Path, encode) -> Path:
+    for index, name in enumerate(["cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"]):
+        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "raw" / name).write_bytes(encode(seed=index))
+    return tmp_path / "raw"
+
+
+def test_the_summary_counts_what_was_built(raw, read_records):
+    (raw / "dog" / "2.png").write_bytes(b"no image")
+    bench = Bench(raw.parent)
+    summary = bench.build()
+    assert summary.labels == {"cat": 2, "dog": 1}
+    assert summary.num_examples == 3
+    assert summary.shapes == [((8, 8, 1), "cat/1.png")]
+    assert [record.key for record in summary.rejected] == ["dog/2.png"]
+    assert bench.tally.read() == (4, 1)
+    assert len(read_records(bench.target / summary.name)) == 3
+
+
+def test_a_summary_survives_its_way_through_json(raw):
+    summary = Bench(raw.parent).build()
+    assert type(summary).model_validate_json(summary.model_dump_json()) == summary
+
+
+def test_a_file_that_changed_since_the_listing_is_a_reason_to_retry(raw, encode):
+    bench = Bench(raw.parent)
+    (raw / "cat" / "2.png").write_bytes(encode(seed=9))
+    with pytest.raises(MachineError, match="cat/2.png has changed since the run started; retry"):
+        bench.build()
+    assert list(bench.target.iterdir()) == []
+
+
+def test_a_file_that_vanished_since_the_listing_is_a_reason_to_retry(raw):
+    bench = Bench(raw.parent)
+    (raw / "cat" / "2.png").unlink()
+    with pytest.raises(MachineError, match="cat/2.png could not be read: No such file or directory"):
+        bench.build()
+    assert list(bench.target.iterdir()) == []
+
+
+def test_a_second_image_shape_ends_the_work_early(raw, encode):
+    (raw / "cat" / "2.png").write_bytes(encode(9, 9))
+    bench = Bench(raw.parent)
+    assert bench.build().shapes == [((8, 8, 1), "cat/1.png"), ((9, 9, 1), "cat/2.png")]
+    assert bench.tally.read() == (2, 0)
+
+
+def test_a_builder_stops_when_the_driver_has_given_up(raw):
+    bench = Bench(raw.parent)
+    stop_workers(bench.notes)
+    with pytest.raises(Stopped):
+        bench.build()

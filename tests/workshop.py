@@ -105,8 +105,9 @@ class Workshop:
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True), folder
 
     def evaluate(self, train: str, **overrides) -> str:
-        """Runs an evaluation; the URI of its manifest."""
-        return str(self.run(self.plan("evaluate", train, **overrides))[1] / NAME)
+        """Runs an evaluation, unless it was made before; the URI of its manifest."""
+        plan = self.plan("evaluate", train, **overrides)
+        return str(plan.manifest if plan.is_cached else self.run(plan)[1] / NAME)
 
     def publish(self, model: str, **overrides) -> str:
         """Trains, evaluates and exports; the URI of the training's manifest."""

@@ -1,0 +1,111 @@
+"""Whether the SavedModel is the model that was trained."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.figures import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL
+from pipeline_ops.export.check import check_candidate, compare
+
+REFERENCES = np.array([[0.9, 0.1], [0.2, 0.8]], np.float32)
+
+
+@pytest.fixture
+def training(saved_models, tmp_path):
+    """The folder of a training's artifact, to be spoiled."""
+    return shutil.copytree(saved_models["good"], tmp_path / "training")
+
+
+def test_a_candidate_that_answers_as_in_training_is_accepted(training):
+    agreement = check_candidate(training, 10, tolerance=1e-4)
+    assert agreement.num_checked == 16
+    assert agreement.max_difference < 1e-6
+    assert agreement.top1_agreement == 1.0
+
+
+def test_another_model_than_the_trained_one_is_refused(training, saved_models):
+    shutil.rmtree(training / SAVED_MODEL)
+    shutil.copytree(saved_models["fair"] / SAVED_MODEL, training / SAVED_MODEL)
+    with pytest.raises(DataError, match="not the model that was trained"):
+        check_candidate(training, 10, tolerance=1e-4)
+
+
+def test_a_model_that_can_not_be_loaded_is_named(training):
+    (training / SAVED_MODEL / "saved_model.pb").write_bytes(b"no model")
+    with pytest.raises(DataError, match="saved_model: the candidate can't be loaded"):
+        check_candidate(training, 10, tolerance=1e-4)
+
+
+def test_a_model_with_another_signature_is_refused(training):
+    import tensorflow as tf
+
+    class Other(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "pictures")])
+        def other(self, pictures):
+            return {"probabilities": tf.zeros([tf.size(pictures), 10])}
+
+    shutil.rmtree(training / SAVED_MODEL)
+    other = Other()
+    tf.saved_model.save(other, str(training / SAVED_MODEL), signatures=other.other)
+    with pytest.raises(DataError, match="must have the signature serving_default from image_bytes to probabilities and classes"):
+        check_candidate(training, 10, tolerance=1e-4)
+
+
+def test_a_model_for_other_classes_is_refused(training):
+    with pytest.raises(DataError, match=r"answers with the shape \(16, 10\), expected \(16, 11\)"):
+        check_candidate(training, 11, tolerance=1e-4)
+
+
+def test_a_reference_that_is_no_image_is_refused_by_key(training):
+    import tensorflow as tf
+
+    record = next(tf.data.TFRecordDataset([str(training / REFERENCE_EXAMPLES)]).as_numpy_iterator())
+    example = tf.train.Example.FromString(record)
+    example.features.feature["image/encoded"].bytes_list.value[0] = b"no image"
+    with tf.io.TFRecordWriter(str(training / REFERENCE_EXAMPLES)) as writer:
+        writer.write(example.SerializeToString())
+    with pytest.raises(DataError, match=r"the candidate failed on the examples 800 to 800: "):
+        check_candidate(training, 10, tolerance=1e-4)
+
+
+def test_a_torn_reference_file_is_refused(training):
+    content = (training / REFERENCE_EXAMPLES).read_bytes()
+    (training / REFERENCE_EXAMPLES).write_bytes(content[:-7])
+    with pytest.raises(DataError, match="a shard can't be read"):
+        check_candidate(training, 10, tolerance=1e-4)
+
+
+def test_references_that_are_no_array_are_refused(training):
+    (training / REFERENCE_OUTPUTS).write_bytes(b"no array")
+    with pytest.raises(DataError, match="reference.npy: can't be read"):
+        check_candidate(training, 10, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("answers, complaint", [
+    ([[0.9, 0.1], [0.2, 0.8002]], "differs by 0.0002"),
+    ([[0.9, 0.1], [np.nan, 0.8]], "differs by nan"),
+    ([[0.9, 0.1]], "train again"),
+])
+def test_a_difference_beyond_the_tolerance_is_refused_with_its_size(answers, complaint):
+    with pytest.raises(DataError, match=complaint):
+        compare(REFERENCES, np.array(answers, np.float32), tolerance=1e-4)
+
+
+def test_another_answer_is_refused_however_small_the_difference():
+    close = np.array([[0.50001, 0.49999]], np.float32)
+    with pytest.raises(DataError, match="0.0% of the answers are the same"):
+        compare(close, close[:, ::-1], tolerance=1e-3)
+
+
+def test_a_difference_within_the_tolerance_is_measured():
+    agreement = compare(REFERENCES, REFERENCES + np.float32(5e-5), tolerance=1e-4)
+    assert agreement.max_difference == pytest.approx(5e-5, rel=1e-2)
+
+
+def test_without_references_nothing_is_accepted():
+    with pytest.raises(DataError, match="train again"):
+        compare(np.empty((0, 2)), np.empty((0, 2)), tolerance=1.0)

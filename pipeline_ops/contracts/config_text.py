@@ -64,7 +64,10 @@ class ConfigText:
         if not isinstance(values, dict):
             raise ConfigError(f"{file}: must be a mapping of keys to values, got {type(values).__name__}")
         lines: dict[Location, int] = {}
-        _collect_lines(file, node, (), lines)
+        try:
+            _collect_lines(file, node, (), lines)
+        except RecursionError:
+            raise ConfigError(f"{file}: nested too deeply; does an alias (*name) stand inside what it is the name of (&name)?") from None
         return cls(file, values, lines)
 
     def override(self, dotted: str, value: Any) -> None:

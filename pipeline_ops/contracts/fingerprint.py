@@ -53,13 +53,13 @@ def digest_of(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def digest_code(paths: Iterable[str]) -> dict[str, str]:
-    """Digests of source files or of all source files in folders, given relative to the code root.
+def digest_code(paths: Iterable[str], root: Path = CODE_ROOT) -> dict[str, str]:
+    """Digests of source files or of all source files in folders, by path; paths are relative to the root.
 
     Of a Python file the syntax tree is digested, so a comment or a line break changes nothing; of a template, its bytes.
     """
-    files = [file for path in paths for file in _source_files(CODE_ROOT / path)]
-    return {str(file.relative_to(CODE_ROOT)): _digest_source(file, file.stat().st_mtime_ns) for file in sorted(files)}
+    files = [file for path in paths for file in _source_files(root / path)]
+    return {str(file.relative_to(root)): _digest_source(file, file.stat().st_mtime_ns) for file in sorted(files)}
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
@@ -89,7 +89,7 @@ def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, inner in value.items():
         if isinstance(inner, Mapping) and inner:
             flat |= _flatten(inner, f"{prefix}{key}{'.' if prefix else ' '}")
-        else:
+        elif prefix or inner:  # a part with nothing in it has nothing to tell
             flat[f"{prefix}{key}"] = inner
     return flat
 

@@ -30,7 +30,7 @@ from pipeline_ops.contracts.layout import Attempt, Layout
 if TYPE_CHECKING:
     from rich.console import Console
 
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.2
 _FAILED = 1
 
 

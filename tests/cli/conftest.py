@@ -137,7 +137,16 @@ class Survivors:
 @pytest.fixture
 def survivors() -> Iterator[Survivors]:
     """For a test that starts processes; whatever it forgets is ended after it."""
-    found = Survivors()
+    yield from _ending_them(Survivors())
+
+
+@pytest.fixture(scope="module")
+def whole_module_survivors() -> Iterator[Survivors]:
+    """As `survivors`, for the fixtures of a module."""
+    yield from _ending_them(Survivors())
+
+
+def _ending_them(found: Survivors) -> Iterator[Survivors]:
     yield found
     for process in found.look():
         process.kill()

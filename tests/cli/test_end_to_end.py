@@ -1,0 +1,258 @@
+"""The whole thing, as a user has it: `trainyard run` and `trainyard ui` on real digits, real Airflow, real browser.
+
+Pictures of the UI go to the folder that TRAINYARD_SCREENSHOTS names, for whoever wants to look at them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.contracts.plan import JOBS
+
+DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_CHROMIUM_ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+                       "--disable-component-update", "--disable-sync"]
+_UI_MILLISECONDS = 60_000
+
+
+class Trainyard:
+    """The command, with a home, a config and raw data of its own."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.config = folder, folder / "digits.yaml"
+        values = yaml.safe_load(DIGITS.read_text())
+        values["storage"]["root"], values["preprocess"]["source"]["path"] = "storage", "raw"
+        values["train"]["epochs"] = 3
+        values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.5}]
+        self.config.write_text(yaml.safe_dump(values, sort_keys=False))
+        subprocess.run([sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"], check=True, stdout=subprocess.DEVNULL)
+
+    def start(self, *words: str, environment=os.environ, **streams) -> subprocess.Popen:
+        argv = [sys.executable, "-m", "pipeline_ops.cli.main", *words]
+        return subprocess.Popen(argv, text=True, env={**environment, "TRAINYARD_HOME": str(self.folder)}, **streams)
+
+    def run(self, *more: str, environment=os.environ) -> subprocess.CompletedProcess:
+        words = ["run", str(self.config), "--json", *more]
+        process = self.start(*words, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        output, errors = process.communicate(timeout=200)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def summary_of(process: subprocess.CompletedProcess) -> dict:
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+def cached_tasks(summary: dict) -> set[str]:
+    return {name for name, task in summary["tasks"].items() if task["cached"]}
+
+
+@pytest.fixture(scope="module")
+def trainyard(tmp_path_factory) -> Trainyard:
+    return Trainyard(tmp_path_factory.mktemp("trainyard"))
+
+
+@pytest.fixture(scope="module")
+def first_run(trainyard, whole_module_survivors) -> subprocess.CompletedProcess:
+    """With an Airflow of its own."""
+    process = trainyard.run(environment=whole_module_survivors.environment)
+    whole_module_survivors.wait_for_none(0.0)
+    return process
+
+
+@pytest.fixture(scope="module")
+def ui(trainyard, first_run):
+    """`trainyard ui`, kept up: its address, user and password."""
+    process = trainyard.start("ui", str(trainyard.config), stdout=subprocess.PIPE)
+    try:
+        yield next(match.groups() for line in process.stdout if (match := re.match(r"Airflow +(\S+) +user (\S+) +password (\S+)", line)))
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+        assert process.returncode == 130
+
+
+def test_the_first_run_publishes_version_1(first_run, trainyard):
+    summary = summary_of(first_run)
+    assert list(summary) == ["pipeline", "run_id", "state", "seconds", "tasks", "dataset", "training", "metrics", "gate", "model", "report"]
+    assert summary["state"] == "success"
+    assert {name: task["state"] for name, task in summary["tasks"].items()} == dict.fromkeys(JOBS, "success")
+    assert cached_tasks(summary) == set()
+    assert sum(summary["dataset"]["examples"].values()) == 1797
+    assert summary["dataset"]["shards"] == {"train": 8, "validation": 8, "test": 8}
+    assert (summary["training"]["workers"], summary["training"]["restarts"]) == (2, 0)
+    assert summary["metrics"]["accuracy"] > 0.5
+    assert summary["gate"]["passed"] is True
+    assert summary["gate"]["champion_version"] is None
+    assert summary["model"]["version"] == 1
+    assert (Path(summary["model"]["uri"]) / "saved_model.pb").is_file()
+    assert Path(summary["report"]).is_file()
+
+
+def test_the_address_the_progress_and_the_result_are_shown(first_run):
+    shown = first_run.stderr
+    assert re.search(r"Airflow +http://127\.0\.0\.1:\d+ +user admin +password \S{16}", shown)
+    assert re.search(r"train +train \d+/63 steps .* loss ", shown)
+    assert re.search(r"Gate +passed", shown)
+    assert "models/digits/1" in shown
+
+
+def test_an_unchanged_second_run_is_cached_and_quick(ui, trainyard):
+    process = trainyard.run()
+    summary = summary_of(process)
+    assert cached_tasks(summary) == set(JOBS)
+    assert summary["model"]["version"] == 1
+    assert process.stderr.count("unchanged: same inputs, config, code and package versions") >= len(JOBS)
+    assert summary["seconds"] < 5.0
+
+
+def test_another_learning_rate_trains_but_does_not_preprocess(ui, trainyard):
+    summary = summary_of(trainyard.run("--set", "train.optimizer.learning_rate=0.002"))
+    assert cached_tasks(summary) == {"preprocess"}
+    assert summary["gate"]["champion_version"] == 1
+
+
+def test_unusable_files_over_the_budget_fail_the_run_and_are_named(ui, trainyard, tmp_path):
+    shutil.copytree(trainyard.folder / "raw", tmp_path / "raw")
+    broken = sorted((tmp_path / "raw" / "3").iterdir())[0]
+    broken.write_bytes(broken.read_bytes()[:60])
+    process = trainyard.run("--set", f"preprocess.source.path={tmp_path / 'raw'}", "--set", "preprocess.rejects.max_count=0")
+    assert process.returncode == 65
+    assert f"3/{broken.name}" in process.stderr
+    assert "job.log" in process.stderr
+    assert json.loads(process.stdout.splitlines()[-1])["tasks"]["train"]["state"] == "upstream_failed"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+def test_a_run_that_is_stopped_in_the_middle_leaves_no_process(trainyard, first_run, tmp_path, survivors, number):
+    aside = {**survivors.environment, "TRAINYARD_HOME": str(tmp_path)}
+    argv = [sys.executable, "-m", "pipeline_ops.cli.main", "run", str(trainyard.config), "--set", "train.epochs=2000"]
+    process = subprocess.Popen(argv, env=aside, stdout=subprocess.PIPE, text=True)
+    assert any("/42000 steps" in line for line in process.stdout)
+    assert len(survivors.look()) > 8
+    process.send_signal(number)
+    began = time.monotonic()
+    assert process.wait(timeout=10) == (-9 if number == signal.SIGKILL else 128 + number)
+    survivors.wait_for_none(5.0 - (time.monotonic() - began) if number == signal.SIGKILL else 0.0)
+    assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize("state", ["running", pytest.param("deferred", marks=pytest.mark.slow)])
+def test_marking_the_task_failed_ends_its_processes_within_5_seconds(ui, trainyard, state):
+    words = ["run", str(trainyard.config), "--set", "train.epochs=3000", "--set", "train.early_stopping=null"]
+    process = trainyard.start(*words, stdout=subprocess.PIPE)
+    assert any("/63000 steps" in line for line in process.stdout)
+    with AirflowApi(*ui) as api:
+        api.log_in()
+        [run_id] = api.active_runs("digits")
+        wait_until(lambda: {task["task_id"]: task["state"] for task in api.tasks("digits", run_id)}["train"] == state)
+        job = job_of(trainyard.folder / "storage" / "runs" / "digits" / run_id)
+        tree = [job, *job.children(recursive=True)]
+        assert len(tree) >= 4  # the launcher, the preloaded process, two workers
+    mark_failed(ui, f"/api/v2/dags/digits/dagRuns/{quote(run_id, safe='')}/taskInstances/train")
+    began = time.monotonic()
+    wait_until(lambda: not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in tree))
+    assert time.monotonic() - began < 5.0
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode != 0
+    assert "train failed" in output
+
+
+def mark_failed(ui: tuple[str, str, str], task: str) -> None:
+    url, user, password = ui
+    token = httpx.post(f"{url}/auth/token", json={"username": user, "password": password}).json()["access_token"]
+    httpx.patch(url + task, json={"new_state": "failed"}, headers={"Authorization": f"Bearer {token}"}).raise_for_status()
+
+
+def wait_until(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def job_of(run: Path) -> psutil.Process:
+    return next(process for process in psutil.process_iter(["cmdline"]) if f"{run}/train/" in " ".join(process.info["cmdline"] or []))
+
+
+@pytest.fixture
+def page(tmp_path):
+    """A page of a headless Chromium, and the folder for its pictures."""
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine: install the package chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch_persistent_context(str(tmp_path / "profile"), executable_path=CHROMIUM, headless=True,
+                                                                viewport={"width": 1400, "height": 1000}, args=_CHROMIUM_ARGUMENTS)
+        browser.set_default_timeout(_UI_MILLISECONDS)
+        yield browser.new_page()
+        browser.close()
+
+
+class Album:
+    """Pictures of a page, numbered."""
+
+    def __init__(self, page, folder: Path):
+        self._page, self._folder, self._count = page, folder, 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def take(self, name: str) -> None:
+        self._count += 1
+        self._page.wait_for_load_state("networkidle")
+        self._page.wait_for_timeout(800)  # Airflow draws a moment after it has loaded
+        self._page.screenshot(path=self._folder / f"{self._count}-{name}.png")
+
+
+def log_in(page, url: str, user: str, password: str) -> None:
+    page.goto(url)
+    page.fill("input[name=username]", user)
+    page.fill("input[name=password]", password)
+    page.click("button[type=submit]")
+    page.wait_for_url(re.compile(r".*/(home)?$"))
+    page.wait_for_load_state("networkidle")
+
+
+def test_a_run_can_be_triggered_from_the_form_and_watched_in_the_ui(ui, page, tmp_path):
+    url, user, password = ui
+    album = Album(page, Path(os.environ.get("TRAINYARD_SCREENSHOTS", tmp_path / "pictures")))
+    outside = []
+    page.on("request", lambda request: outside.append(request.url) if not request.url.startswith((url, "data:", "blob:")) else None)
+    log_in(page, url, user, password)
+    page.goto(f"{url}/dags/digits")
+    album.take("grid")
+    page.get_by_role("button", name=re.compile("Trigger")).first.click()
+    form = page.get_by_role("dialog").first
+    form.get_by_text("Train", exact=True).first.click()
+    album.take("form")
+    epochs = form.locator("[name='element_train.epochs']")
+    epochs.fill("4")
+    epochs.press("Tab")
+    album.take("field")
+    form.get_by_role("button", name="Trigger").click()
+    page.wait_for_url(re.compile("/runs/"))
+    run = page.url.split("?")[0].rstrip("/")
+    page.goto(f"{run}/tasks/train")
+    page.get_by_text("epochs: 3 -> 4").first.wait_for()
+    page.get_by_text(re.compile(r"train \d+/84 steps")).first.wait_for()
+    album.take("log")
+    page.goto(run)
+    page.wait_for_function("() => [...document.querySelectorAll('*')].filter(e => !e.children.length && e.textContent === 'Success').length >= 5")
+    album.take("run")
+    assert outside == []

@@ -95,8 +95,9 @@ def test_everything_that_is_wrong_is_told_at_once(load):
     assert ["train.epochs" in lines[0], "train.epoch:" in lines[1]] == [True, True]
 
 
-@pytest.mark.parametrize("text, message", [("", "must be a mapping of keys to values, got NoneType"), ("- a", "got list"), ("a: \x07", "not valid YAML"), ("a: 1\n---\nb: 2", "not valid YAML"),
-                                           ("a: &x [*x]", "does an alias (*name) stand inside")])
+@pytest.mark.parametrize("text, message", [
+    ("", "must be a mapping of keys to values, got NoneType"), ("- a", "got list"), ("a: \x07", "not valid YAML"), ("a: 1\n---\nb: 2", "not valid YAML"),
+    ("a: &x [*x]", "does an alias (*name) stand inside")])
 def test_what_is_no_mapping_is_told(load, text, message):
     assert message in complaint(load, text=text)
 

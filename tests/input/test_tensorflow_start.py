@@ -1,0 +1,45 @@
+"""The import of TensorFlow: quick, quiet, and with nothing missing afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def run(code: str, **environment: str) -> str:
+    """What a fresh process prints that runs some code."""
+    inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run([sys.executable, "-c", code], env=inherited | environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+START = "import sys, os\nfrom pipeline_ops.input.tensorflow_start import import_tensorflow\ntf = import_tensorflow()\n"
+
+
+def test_what_is_not_needed_is_not_imported_and_can_still_be():
+    assert run(START + "print([name in sys.modules for name in ('sklearn', 'scipy')])\nimport sklearn, scipy\nprint('later')") == "[False, False]\nlater"
+
+
+def test_what_was_imported_before_stays():
+    assert run("import scipy\n" + START + "print(sys.modules['scipy'] is scipy)") == "True"
+
+
+def test_keras_trains_saves_and_loads_without_them(tmp_path):
+    code = START + f"""
+import keras, numpy
+model = keras.Sequential([keras.layers.Conv2D(2, 3), keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2, activation="softmax")])
+model.compile("adam", "sparse_categorical_crossentropy")
+images = numpy.random.default_rng(0).random((8, 8, 8, 1)).astype("float32")
+model.fit(images, numpy.zeros(8), verbose=0)
+model.save({str(tmp_path / "model.keras")!r})
+again = keras.models.load_model({str(tmp_path / "model.keras")!r})
+print(numpy.array_equal(model.predict(images, verbose=0), again.predict(images, verbose=0)))
+"""
+    assert run(code) == "True"
+
+
+def test_the_log_keeps_to_warnings_unless_the_environment_says_otherwise():
+    assert run(START + "print(os.environ['TF_CPP_MIN_LOG_LEVEL'])") == "2"
+    assert run(START + "print(os.environ['TF_CPP_MIN_LOG_LEVEL'])", TF_CPP_MIN_LOG_LEVEL="1") == "1"

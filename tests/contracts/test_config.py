@@ -96,8 +96,8 @@ def test_everything_that_is_wrong_is_told_at_once(load):
 
 
 @pytest.mark.parametrize("text, message", [
-    ("", "must be a mapping of keys to values, got NoneType"), ("- a", "got list"), ("a: \x07", "not valid YAML"), ("a: 1\n---\nb: 2", "not valid YAML"),
-    ("a: &x [*x]", "does an alias (*name) stand inside")])
+    ("", "must be a mapping of keys to values, got NoneType"), ("- a", "got list"), ("a: \x07", "not valid YAML"),
+    ("a: 1\n---\nb: 2", "not valid YAML"), ("a: &x [*x]", "does an alias (*name) stand inside")])
 def test_what_is_no_mapping_is_told(load, text, message):
     assert message in complaint(load, text=text)
 

@@ -19,7 +19,8 @@ START = "import sys, os\nfrom pipeline_ops.input.tensorflow_start import import_
 
 
 def test_what_is_not_needed_is_not_imported_and_can_still_be():
-    assert run(START + "print([name in sys.modules for name in ('sklearn', 'scipy')])\nimport sklearn, scipy\nprint('later')") == "[False, False]\nlater"
+    code = START + "print([name in sys.modules for name in ('sklearn', 'scipy')])\nimport sklearn, scipy\nprint('later')"
+    assert run(code) == "[False, False]\nlater"
 
 
 def test_what_was_imported_before_stays():

@@ -112,13 +112,13 @@ def _be_child(fork: Fork) -> NoReturn:
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.environ.update(fork.env)
-    status = run_entry(_entry(fork), Path(fork.status))
+    status, _held = run_entry(_entry(fork), Path(fork.status))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status.exit_code)
 
 
-def _entry(fork: Fork) -> Callable[[], None]:
+def _entry(fork: Fork) -> Callable[[], object]:
     from pipeline_ops.training import candidate, worker
 
     argument = Path(fork.argument).read_bytes()
@@ -127,12 +127,13 @@ def _entry(fork: Fork) -> Callable[[], None]:
     return lambda: candidate.write_candidate(CandidateSpec.model_validate_json(argument))
 
 
-def run_entry(entry: Callable[[], None], status_file: Path) -> Status:
-    """Runs a fork's work, and leaves a status that says how it ended."""
+def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, object]:
+    """Runs a fork's work, and leaves a status that says how it ended. Returns the work's result, too, which keeps it alive."""
     from tensorflow import errors
 
+    result = None
     try:
-        entry()
+        result = entry()
         status = Status(exit_code=ExitCode.SUCCESS)
     except TrainyardError as error:
         status = Status(exit_code=error.exit_code, message=str(error))
@@ -144,7 +145,7 @@ def run_entry(entry: Callable[[], None], status_file: Path) -> Status:
         traceback.print_exc()
         status = Status(exit_code=ExitCode.BUG, message=f"{type(error).__name__}: {_in_short(error)}")
     write_json(status_file, status.model_dump(mode="json"))
-    return status
+    return status, result
 
 
 def _in_short(error: BaseException) -> str:

@@ -34,15 +34,22 @@ _REPORT_SECONDS = 0.25
 _EVALUATION_BATCH = 256
 
 
-def run_worker(spec: WorkerSpec) -> None:
-    """Trains to the end, as one worker of the gang."""
+def run_worker(spec: WorkerSpec) -> Training:
+    """Trains to the end, as one worker of the gang.
+
+    Returns:
+      The finished training. The caller must hold it until the process exits: taking it apart exchanges messages with
+      peers that may have left already, and then blocks for the ten seconds in which TensorFlow notices.
+    """
     progress = ProgressWriter(Path(spec.progress), spec.worker)
     progress.report("joining", message=f"worker {spec.worker} of {spec.workers} joins")
     request = read_request(spec.request)
     config = Train.model_validate(request.config)
     strategy = make_strategy(config, spec)
     progress.report("building")
-    Training(spec, request, config, strategy, progress).run()
+    training = Training(spec, request, config, strategy, progress)
+    training.run()
+    return training
 
 
 class Training:

@@ -106,6 +106,13 @@ def assert_same_weights(job: RunningJob, undisturbed) -> None:
     assert max(float(np.abs(a - b).max()) for a, b in zip(weights, undisturbed, strict=True)) <= 1e-6
 
 
+def test_a_worker_that_is_done_does_not_wait_for_peers_that_have_left(start):
+    """It would notice ten seconds later that they are gone, and say so in its log."""
+    job = start()
+    assert job.end() == ExitCode.SUCCESS
+    assert "coordination service" not in "".join(job.job.attempt.worker_log(worker).read_text() for worker in range(2))
+
+
 @pytest.mark.parametrize("worker", [0, 1])
 def test_a_killed_worker_restarts_the_gang_and_the_result_is_the_same(start, undisturbed, worker):
     job = start()

@@ -147,23 +147,29 @@ def _raise_what_workers_left(scratch: Path) -> None:
 
 
 class _Background:
-    """Work in a daemon thread. Leaving the block while it still runs tells it to stop, and waits a little."""
+    """Work in a daemon thread. Leaving the block while it still runs tells it to stop, and waits a little.
+
+    A process that ends while such a thread is inside OpenCV or gRPC aborts, and loses its exit code: hence the wait.
+    """
 
     def __init__(self, work: Callable[[], None], stop: Callable[[], None]):
         self.error: BaseException | None = None
         self._work, self._stop = work, stop
         self._dead_worker: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="beam", daemon=True)
+        # Not Thread.join: in Python 3.11, a signal handler that raises inside it makes a living thread count as dead.
+        self._ended = threading.Event()
 
     def _run(self) -> None:
         try:
             self._work()
         except BaseException as error:  # carried over to the thread that waits
             self.error = error
+        finally:
+            self._ended.set()
 
     def __enter__(self) -> _Background:
         self._usual_hook, threading.excepthook = threading.excepthook, self._notice
-        self._thread.start()
+        threading.Thread(target=self._run, name="beam", daemon=True).start()
         return self
 
     def _notice(self, failure: threading.ExceptHookArgs) -> None:
@@ -175,13 +181,13 @@ class _Background:
 
     def is_running(self, wait_seconds: float) -> bool:
         """Whether it still runs after so long. Raises MachineError if a worker process is dead."""
-        self._thread.join(wait_seconds)
-        if self._thread.is_alive() and self._dead_worker:
+        has_ended = self._ended.wait(wait_seconds)
+        if self._dead_worker and not has_ended:
             raise MachineError(f"a Beam worker process died ({self._dead_worker}); out of memory is the usual cause: lower preprocess.runner.workers")
-        return self._thread.is_alive()
+        return not has_ended
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
-        if self._thread.is_alive():
+        if not self._ended.is_set():
             self._stop()
-            self._thread.join(_STOP_SECONDS if self._dead_worker is None else _STOP_SECONDS_WITHOUT_BEAM)
+            self._ended.wait(_STOP_SECONDS if self._dead_worker is None else _STOP_SECONDS_WITHOUT_BEAM)
         threading.excepthook = self._usual_hook

@@ -7,9 +7,12 @@ and figures. It makes all of it or nothing: one changed file means all shards an
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from beam_jobs.beam_log import quiet_import
 from beam_jobs.plan import ShardPlan, check_labels, class_names_of, plan_shards, planned_labels
@@ -130,5 +133,19 @@ def _write_rejected(file: Path, rejected: Iterable[RejectedRecord]) -> None:
     write_whole(file, "".join(record.model_dump_json() + "\n" for record in rejected).encode())
 
 
+def main() -> NoReturn:
+    """Runs the job and ends the process at once.
+
+    Threads of Beam may outlive a run that failed, and a Python that shuts down around a thread that is inside gRPC or
+    OpenCV aborts: the operator would get the signal in place of our exit code.
+    """
+    try:
+        run_job(preprocess)
+    except SystemExit as end:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code)
+
+
 if __name__ == "__main__":
-    run_job(preprocess)
+    main()

@@ -45,22 +45,24 @@ def stop_workers(path: Path) -> None:
 
 
 class Notes:
-    """One worker's notes on one shard: `add` after every record, `flush` at the end."""
+    """One worker's notes on one shard: `add` after every record, `flush` at the end.
+
+    Raises:
+      Stopped: here, so that no shard is begun any more, and at every note.
+    """
 
     def __init__(self, path: Path):
         self._path = path
         self._done = self._rejected = 0
-        self._next = time.monotonic() + _SECONDS_BETWEEN_NOTES
+        self.flush()
 
     def add(self, is_rejected: bool) -> None:
-        """Raises Stopped."""
         self._done += 1
         self._rejected += is_rejected
         if time.monotonic() >= self._next:
             self.flush()
 
     def flush(self) -> None:
-        """Raises Stopped."""
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -63,7 +63,7 @@ def test_a_second_job_for_the_same_artifact_is_refused(large_animals, started):
 def test_a_cancelled_job_ends_at_once_with_everything_it_started(large_animals, started, wait_for, mode):
     plan, process, attempt = started(runner={"mode": mode})
     os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(10) == ExitCode.CANCELLED
+    assert process.wait(10) == ExitCode.CANCELLED, attempt.log.read_text()
     assert read_status(attempt).exit_code is ExitCode.CANCELLED
     wait_for(lambda: not group_members(process.pid), 5)
     assert not plan.manifest.exists()

@@ -11,6 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from beam_jobs.stages.stage import Box
 from pipeline_ops.contracts.config import Split
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.listing import RawFile
@@ -19,10 +20,16 @@ from pipeline_ops.contracts.shards import SPLITS, shard_name
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """A raw file and its label, the name of its class."""
+    """A raw file, and what is known of it: the name of its class, or the boxes in it; its own split, where one is given.
+
+    `group` is what must not be torn apart by the split, such as the patient that several pictures show.
+    """
 
     file: RawFile
-    label: str
+    label: str = ""
+    boxes: tuple[Box, ...] | None = None
+    split: str | None = None
+    group: str | None = None
 
     @property
     def key(self) -> str:

@@ -59,8 +59,8 @@ class ShardBuilder:
                 if len(counts.shapes) > 1:
                     break
         notes.flush()
-        return ShardSummary(split=plan.split, name=plan.name, labels=counts.labels, shapes=list(counts.shapes.items()),
-                            rejected=counts.rejected, nanoseconds=counts.nanoseconds)
+        return ShardSummary(split=plan.split, name=plan.name, num_examples=counts.num_examples, labels=counts.labels,
+                            shapes=list(counts.shapes.items()), rejected=counts.rejected, nanoseconds=counts.nanoseconds)
 
     def _add(self, record: Record, writer: TFRecordWriter, counts: _Counts) -> bool:
         """Takes one record from its file to the shard; False if a stage has kept it out."""
@@ -69,13 +69,14 @@ class ShardBuilder:
                 raw = self._read(record)
             example = run_stages(self._stages, raw, counts.nanoseconds)
             with _timed(counts.nanoseconds, "write"):
-                writer.write(serialise(example, self._labels[record.label]))
+                writer.write(serialise(example, self._labels))
         except Rejected as reject:
             counts.rejected.append(RejectedRecord(key=record.key, stage=reject.stage, reason=reject.reason, detail=reject.detail))
             return False
         except MemoryError as error:
             raise MachineError(f"out of memory at {record.key}: {error}; give the host more, or lower preprocess.runner.workers") from error
-        counts.labels[record.label] += 1
+        counts.labels.update([example.label] if example.boxes is None else [box.label for box in example.boxes])
+        counts.num_examples += 1
         counts.shapes.setdefault(example.image.shape, record.key)
         return True
 
@@ -87,13 +88,14 @@ class ShardBuilder:
             raise MachineError(f"{record.key} could not be read: {error.strerror}; it was there when the run started, so retry") from error
         if not record.file.holds(data):
             raise MachineError(f"{record.key} has changed since the run started; retry")
-        return Example(record.key, record.label, data)
+        return Example(record.key, record.label, data, boxes=record.boxes)
 
 
 @dataclasses.dataclass
 class _Counts:
     """What a summary is made of, while its shard is being built."""
 
+    num_examples: int = 0
     labels: Counter[str] = dataclasses.field(default_factory=Counter)
     shapes: dict[Shape, str] = dataclasses.field(default_factory=dict)
     rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)

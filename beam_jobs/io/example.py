@@ -7,12 +7,26 @@ has both. Map entries are written in the order of their keys, so equal examples 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from beam_jobs.stages.stage import Example
-from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL
+from pipeline_ops.contracts.shards import (
+    BOX_IS_CROWD,
+    BOX_IS_DIFFICULT,
+    BOX_LABEL,
+    BOX_XMAX,
+    BOX_XMIN,
+    BOX_YMAX,
+    BOX_YMIN,
+    ENCODED,
+    HEIGHT,
+    KEY,
+    LABEL,
+    WIDTH,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,14 +35,32 @@ _Field = descriptor_pb2.FieldDescriptorProto
 _PNG = [16, 1]  # cv2.IMWRITE_PNG_COMPRESSION: written out, so that another default of OpenCV changes nothing
 
 
-def serialise(example: Example, label: int) -> bytes:
-    """The bytes of one record; `label` is the index of the example's class."""
+def serialise(example: Example, labels: Mapping[str, int]) -> bytes:
+    """The bytes of one record; `labels` gives the index of each class."""
     message = _TrainExample()
     feature = message.features.feature
     feature[ENCODED].bytes_list.value.append(example.encoded if example.is_original else encode_png(example.image))
-    feature[LABEL].int64_list.value.append(label)
     feature[KEY].bytes_list.value.append(example.key.encode())
+    if example.boxes is None:
+        feature[LABEL].int64_list.value.append(labels[example.label])
+    else:
+        _add_boxes(feature, example, labels)
     return message.SerializeToString(deterministic=True)
+
+
+def _add_boxes(feature: Any, example: Example, labels: Mapping[str, int]) -> None:
+    """The coordinates are fractions of the image, so that they hold for any size that a reader decodes or resizes to."""
+    height, width, _ = example.image.shape
+    boxes = example.boxes
+    feature[HEIGHT].int64_list.value.append(height)
+    feature[WIDTH].int64_list.value.append(width)
+    feature[BOX_YMIN].float_list.value.extend(box.ymin / height for box in boxes)
+    feature[BOX_XMIN].float_list.value.extend(box.xmin / width for box in boxes)
+    feature[BOX_YMAX].float_list.value.extend(box.ymax / height for box in boxes)
+    feature[BOX_XMAX].float_list.value.extend(box.xmax / width for box in boxes)
+    feature[BOX_LABEL].int64_list.value.extend(labels[box.label] for box in boxes)
+    feature[BOX_IS_CROWD].int64_list.value.extend(box.is_crowd for box in boxes)
+    feature[BOX_IS_DIFFICULT].int64_list.value.extend(box.is_difficult for box in boxes)
 
 
 def encode_png(image_HWC: np.ndarray) -> bytes:
@@ -43,11 +75,12 @@ def _declare_messages() -> descriptor_pb2.FileDescriptorProto:
     """tensorflow/core/example/{feature,example}.proto, as far as tf.train.Example goes."""
     file = descriptor_pb2.FileDescriptorProto(name="trainyard/example.proto", package="tensorflow", syntax="proto3")
     add = functools.partial(_add_field, label=_Field.LABEL_OPTIONAL)
-    for name, kind in (("BytesList", _Field.TYPE_BYTES), ("Int64List", _Field.TYPE_INT64)):
+    for name, kind in (("BytesList", _Field.TYPE_BYTES), ("FloatList", _Field.TYPE_FLOAT), ("Int64List", _Field.TYPE_INT64)):
         _add_field(file.message_type.add(name=name), "value", 1, kind, label=_Field.LABEL_REPEATED)
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
     add(feature, "bytes_list", 1, ".tensorflow.BytesList", oneof_index=0)
+    add(feature, "float_list", 2, ".tensorflow.FloatList", oneof_index=0)
     add(feature, "int64_list", 3, ".tensorflow.Int64List", oneof_index=0)
     features = file.message_type.add(name="Features")
     entry = features.nested_type.add(name="FeatureEntry")

@@ -32,6 +32,26 @@ parameters = pydantic.dataclasses.dataclass(
 """Makes a class of fields the parameters of a stage: a frozen dataclass whose values are checked where it is born."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """One object in an image, in pixels of the image as it is now: 0 <= ymin < ymax <= height, likewise x.
+
+    Fractions of pixels are kept. `is_crowd` and `is_difficult` are COCO's and Pascal VOC's marks.
+    """
+
+    ymin: float
+    xmin: float
+    ymax: float
+    xmax: float
+    label: str
+    is_difficult: bool = False
+    is_crowd: bool = False
+
+    @property
+    def area(self) -> float:
+        return (self.ymax - self.ymin) * (self.xmax - self.xmin)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Example:
     """One record on its way through the stages.
@@ -39,6 +59,9 @@ class Example:
     `encoded` is the image file as it was read. `image` is uint8 [height, width, channels], RGB where there are three
     channels; it is there once `decode` has run, which is always the first stage. As long as `is_original` holds, the
     file's own bytes go into the shard; otherwise `image` does, encoded once, after the last stage.
+
+    An example for classification has a `label` and no boxes; one for detection has `boxes`, maybe none of them, and the
+    empty label.
     """
 
     key: str
@@ -46,10 +69,15 @@ class Example:
     encoded: bytes
     image: np.ndarray | None = None
     is_original: bool = True
+    boxes: tuple[Box, ...] | None = None
 
     def with_image(self, image: np.ndarray) -> Example:
         """This example with other pixels."""
         return dataclasses.replace(self, image=image, is_original=False)
+
+    def with_boxes(self, boxes: Sequence[Box]) -> Example:
+        """This example with other boxes."""
+        return dataclasses.replace(self, boxes=tuple(boxes))
 
 
 class Reject(Exception):

@@ -23,19 +23,19 @@ class RejectedRecord(BaseModel, frozen=True):
 
 
 class ShardSummary(BaseModel, frozen=True):
-    """One shard. `labels` counts its examples, `nanoseconds` adds up by stage, with `read` and `write` beside them."""
+    """One shard. `labels` counts by class name: examples, or boxes for detection.
+
+    `nanoseconds` adds up by stage, with `read` and `write` beside them.
+    """
 
     split: str
     name: str
+    num_examples: int
     labels: dict[str, int]
     shapes: list[tuple[tuple[int, int, int], str]]
     """Every (height, width, channels) that was met, with the key of its first image."""
     rejected: list[RejectedRecord]
     nanoseconds: dict[str, int]
-
-    @property
-    def num_examples(self) -> int:
-        return sum(self.labels.values())
 
 
 def count_labels(summaries: Iterable[ShardSummary]) -> dict[str, Counter[str]]:
@@ -55,7 +55,7 @@ def figures_of(summaries: Sequence[ShardSummary], class_names: Sequence[str], re
     return DatasetFigures(
         class_names=list(class_names),
         image_shape=next(shape for summary in summaries for shape, _ in summary.shapes),
-        num_examples={split: counts.total() for split, counts in labels.items()},
+        num_examples={split: sum(summary.num_examples for summary in summaries if summary.split == split) for split in SPLITS},
         labels={split: {name: counts[name] for name in class_names} for split, counts in labels.items()},
         num_rejected=len(rejected),
         rejected_by_reason=dict(sorted(Counter(record.reason for record in rejected).items())),

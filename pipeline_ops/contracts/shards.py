@@ -7,6 +7,7 @@ rejected, and these figures.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -16,10 +17,21 @@ SPLITS = ("train", "validation", "test")
 QUARANTINE = "quarantine.jsonl"
 """One line per rejected record: {"key", "stage", "reason", "detail"}."""
 
-# The features of one tf.train.Example. Classification:
+# The features of one tf.train.Example. All:
 ENCODED = "image/encoded"  # bytes: the image file, JPEG or PNG
-LABEL = "image/class/label"  # int64: index into class_names
 KEY = "image/key"  # bytes, UTF-8: the record's key in the source
+HEIGHT = "image/height"  # int64, pixels; detection only
+WIDTH = "image/width"
+# Classification:
+LABEL = "image/class/label"  # int64: index into class_names
+# Detection, with the names of the TensorFlow Object Detection API; one value per box:
+BOX_YMIN = "image/object/bbox/ymin"  # float, fraction of the height
+BOX_XMIN = "image/object/bbox/xmin"  # float, fraction of the width
+BOX_YMAX = "image/object/bbox/ymax"
+BOX_XMAX = "image/object/bbox/xmax"
+BOX_LABEL = "image/object/class/label"  # int64: index into class_names, from 0
+BOX_IS_CROWD = "image/object/is_crowd"  # int64, 0 or 1
+BOX_IS_DIFFICULT = "image/object/difficult"  # int64, 0 or 1
 
 
 def shard_name(split: str, index: int, num_shards: int) -> str:
@@ -29,11 +41,13 @@ def shard_name(split: str, index: int, num_shards: int) -> str:
 class DatasetFigures(BaseModel):
     """The `figures` of a data set's manifest.
 
-    `image_shape` is (height, width, channels) where all images have it. `labels` counts examples by split and class name.
+    `image_shape` is (height, width, channels) where all images have it. `labels` counts by split and class name: examples
+    for classification, boxes for detection.
     """
 
     model_config = ConfigDict(frozen=True)
 
+    task: Literal["classification", "detection"] = "classification"
     class_names: list[str]
     image_shape: tuple[int, int, int]
     num_examples: dict[str, int]

@@ -106,7 +106,7 @@ def test_a_decision_against_another_champion_is_refused(registry, expected, mess
     for digest in "abc":
         publish(registry, digest)
     registry.promote(1, "first")
-    with pytest.raises(MachineError, match=message):
+    with pytest.raises(DataError, match=message):
         registry.promote(2, "late", expected=expected)
     assert moves(registry) == [1]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.contracts.errors import ConfigError, DataError, MachineError
+from pipeline_ops.contracts.errors import ConfigError, DataError
 from pipeline_ops.contracts.fingerprint import Fingerprint
 from pipeline_ops.contracts.manifest import Input, Manifest, find_damage, list_files, write_manifest
 from pipeline_ops.contracts.registry import Registry

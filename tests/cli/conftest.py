@@ -42,6 +42,7 @@ def config_file(tmp_path) -> Path:
     """A copy of configs/digits.yaml in a folder of its own, with two raw files and a storage root beside it."""
     values = yaml.safe_load(DIGITS.read_text())
     values["storage"]["root"], values["preprocess"]["source"]["path"] = "root", "raw"
+    values["train"] |= {"epochs": 15, "global_batch": 64, "workers": 2}
     for label in "01":
         (tmp_path / "raw" / label).mkdir(parents=True)
         (tmp_path / "raw" / label / "a.png").write_bytes(label.encode())

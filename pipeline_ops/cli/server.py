@@ -47,7 +47,7 @@ def embedded_airflow(home: Home, configs: Sequence[Path], say: Callable[[str], N
     adopt_orphans()
     home.make()
     holder = os.open(home.holders, os.O_RDWR)
-    attempt = _Start(home, configs, schedules, dags)
+    attempt = _Start(home, configs, schedules, dags, say)
     try:
         server = attempt.until_up()
         if attempt.child is None:
@@ -75,6 +75,7 @@ class _Start:
     configs: Sequence[Path]
     schedules: bool
     dags: Path
+    say: Callable[[str], None]
     child: subprocess.Popen | None = None
 
     def until_up(self) -> Server:
@@ -89,6 +90,7 @@ class _Start:
         """The server, once it is up."""
         server = Server.alive(self.home)
         if server is None and self.child is None:
+            self.say("Starting Airflow; the first time in a folder this takes a little longer.")
             self.child = _start_supervisor(self.home, self.configs, self.schedules, self.dags)
         if self.child and self.child.poll() is not None:
             _explain(self.home, self.child)

@@ -38,7 +38,7 @@ class Command:
     def wait_until_up(self) -> tuple[int, int]:
         """The supervisor's pid, and the port."""
         while not (line := self.line()).startswith("up "):
-            assert line.startswith("Using "), line
+            assert line.startswith(("Using ", "Starting ")), line
         _, pid, port = line.split()
         return int(pid), int(port)
 
@@ -148,7 +148,7 @@ def test_a_port_that_somebody_else_took_is_an_error(start, survivors, home):
     while not (server := Server.alive(home)):
         time.sleep(0.02)
     with socket.create_server(("127.0.0.1", server.port)):
-        assert f"another process took port {server.port}" in command.line()
+        assert f"another process took port {server.port}" in command.process.stdout.read()
         assert command.process.wait(timeout=END_SECONDS) == 75
     assert survivors.look() == []
 

@@ -107,6 +107,13 @@ class Survivors:
                 self._seen |= {child.pid: child for child in self._children(process)}
         return [process for process in self._seen.values() if self._lives(process)]
 
+    def wait_for(self, count: int, seconds: float = 20.0) -> None:
+        """Fails, and names those that there are, if they are not so many before the time is up."""
+        deadline = time.monotonic() + seconds
+        while len(found := self.look()) != count:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.1)
+
     def wait_for_none(self, seconds: float) -> None:
         """Fails, and names them, if any is left when the time is up."""
         deadline = time.monotonic() + seconds

@@ -70,7 +70,7 @@ def home(tmp_path) -> Home:
 def test_four_programs_run_while_a_command_holds_them_and_none_after(start, survivors, home):
     command = start()
     command.wait_until_up()
-    assert len(survivors.look()) == 6  # the command, the supervisor, four programs
+    survivors.wait_for(6)  # the command, the supervisor, four programs
     began = time.monotonic()
     assert command.end() == 0
     assert time.monotonic() - began < END_SECONDS
@@ -82,7 +82,7 @@ def test_four_programs_run_while_a_command_holds_them_and_none_after(start, surv
 def test_a_signal_to_the_command_ends_everything_before_the_command_ends(start, survivors, number):
     command = start(deeds="scheduler:escapes triggerer:stubborn")
     command.wait_until_up()
-    assert len(survivors.look()) == 7
+    survivors.wait_for(7)
     command.process.send_signal(number)
     assert command.process.wait(timeout=END_SECONDS) == 128 + number
     assert survivors.look() == []
@@ -109,7 +109,7 @@ def test_a_command_killed_at_any_moment_of_its_start_leaves_nothing(start, survi
 def test_a_killed_command_leaves_nothing_not_even_what_escaped_into_its_own_session(start, survivors):
     command = start(deeds="scheduler:escapes scheduler:stubborn")
     command.wait_until_up()
-    assert len(survivors.look()) == 7
+    survivors.wait_for(7)
     command.process.kill()
     survivors.wait_for_none(END_SECONDS)
 
@@ -117,7 +117,7 @@ def test_a_killed_command_leaves_nothing_not_even_what_escaped_into_its_own_sess
 def test_a_killed_supervisor_leaves_nothing_and_the_command_says_so(start, survivors):
     command = start(deeds="scheduler:escapes")
     supervisor, _ = command.wait_until_up()
-    assert len(survivors.look()) == 7
+    survivors.wait_for(7)
     os.kill(supervisor, signal.SIGKILL)
     time.sleep(0.3)
     assert command.ask("there?").startswith("error the embedded Airflow has ended")

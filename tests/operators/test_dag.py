@@ -81,6 +81,8 @@ def test_the_form_offers_what_the_config_has_with_its_types_bounds_and_help():
     assert params["train.early_stopping.patience_epochs"].schema["section"] == "Train: early stopping"
     assert "never follows the number of workers" in params["train.global_batch"].description
     assert "evaluate.gate" not in params
+    assert next(iter(params)) == "train.model"
+    assert "train.retries" not in params
 
 
 def test_what_the_form_sends_untouched_is_the_config_itself():

@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -46,25 +47,22 @@ def descendants(root: int | None = None) -> list[int]:
     return [pid for pid in found if pid not in zombies]
 
 
-def end_descendants(grace_seconds: float) -> int:
+def end_descendants(grace_seconds: float, spare: Callable[[int], bool] = lambda pid: True) -> None:
     """SIGTERM to all of them, SIGKILL to whoever is left after the grace time, until there is none.
 
-    Returns:
-      How many had to be killed.
+    Args:
+      spare: which processes are worth waiting for; once there is none of them, the grace time is over.
     """
     _signal(descendants(), signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds
-    while descendants() and time.monotonic() < deadline:
+    while any(spare(pid) for pid in descendants()) and time.monotonic() < deadline:
         reap()
         time.sleep(_POLL_SECONDS)
-    killed = set()
     while left := descendants():  # again and again, because what is being killed may be forking
-        killed.update(left)
         _signal(left, signal.SIGKILL)
         reap()
         time.sleep(_POLL_SECONDS)
     reap()
-    return len(killed)
 
 
 def reap() -> dict[int, int]:

@@ -3,7 +3,7 @@
     <home>/airflow.db, airflow.cfg, logs/     Airflow's own
     <home>/secrets.json, passwords.json       random, made before the first start, readable by the owner only
     <home>/lock                               held by the supervisor, for as long as anything of this Airflow runs
-    <home>/holders                            a pipe that every user of it keeps open; the last one to close it ends it
+    <home>/holders                            locked by every command that uses it; it ends with the last one (`holders.py`)
     <home>/server.json                        where it is, who may log in, which configs it serves
 
 One embedded Airflow per home. It is for one person on one machine: SQLite, a few local workers, loopback only. A real
@@ -108,11 +108,9 @@ class Home:
         return not self.database.exists() or not self.migrated.exists() or self.migrated.read_text() != airflow_version()
 
     def make(self) -> None:
-        """The folder and an empty pipe of holders."""
+        """The folder, for the owner only, and that of the logs."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.log("").parent.mkdir(exist_ok=True)
-        if not self.holders.is_fifo():
-            os.mkfifo(self.holders, 0o600)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,7 +66,6 @@ def check_source(config: PipelineConfig) -> None:
 
 def _run_embedded(config: PipelineConfig, overrides: Mapping[str, Any], console: Console) -> RunView:
     home = Home.of_environment()
-    console.print("Starting Airflow; the first time in a folder this takes a little longer.")
     with (embedded_airflow(home, [config.file], say=console.print) as server,
           AirflowApi(server.url, USER, server.password, meanwhile=lambda: check_alive(home, server)) as api):
         print_address(console, server)

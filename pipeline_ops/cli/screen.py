@@ -60,9 +60,10 @@ class PlainScreen:
         for task in run.tasks:
             for message in task.messages:
                 self._print(run, task, message)
-            if task.state and self._states.get(task.name) != (task.state, task.tries):
-                self._states[task.name] = (task.state, task.tries)
-                self._print(run, task, f"{state_word(task)}{_because(task)}")
+            state = (state_word(task), task.tries)
+            if task.state and self._states.get(task.name) != state:
+                self._states[task.name] = state
+                self._print(run, task, f"{state[0]}{_because(task)}")
             self._show_progress(run, task)
 
     def _show_progress(self, run: RunView, task: TaskView) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pipeline_ops.cli.descendants import adopt_orphans, end_descendants
 from pipeline_ops.cli.embedded import Home, Server, last_lines
+from pipeline_ops.cli.holders import hold, let_go
 from pipeline_ops.cli.supervisor import LOCKED
 from pipeline_ops.contracts.errors import MachineError
 from pipeline_ops.contracts.fingerprint import CODE_ROOT
@@ -26,7 +27,8 @@ from pipeline_ops.contracts.fingerprint import CODE_ROOT
 DAGS = CODE_ROOT / "dags"
 _POLL_SECONDS = 0.05
 _START_SECONDS = 300.0
-_NOTICE_SECONDS = 1.0
+_LAST_SECONDS = 5.0  # so long may a supervisor take to see that it is not used any more
+_NOT_LAST_SECONDS = 0.3  # it may have seen that before the command that asked
 _STOP_SECONDS = 30.0
 
 
@@ -46,16 +48,15 @@ def embedded_airflow(home: Home, configs: Sequence[Path], say: Callable[[str], N
     """
     adopt_orphans()
     home.make()
-    holder = os.open(home.holders, os.O_RDWR)
-    attempt = _Start(home, configs, schedules, dags)
+    holder = hold(home.holders, _STOP_SECONDS)
+    attempt = _Start(home, configs, schedules, dags, say)
     try:
         server = attempt.until_up()
         if attempt.child is None:
             say(f"Using the embedded Airflow that process {server.process.pid} runs.")
         yield server
     finally:
-        os.close(holder)
-        _wait_for_end(home, attempt.child, say)
+        _wait_for_end(home, attempt.child, let_go(holder), say)
 
 
 def check_alive(home: Home, server: Server) -> None:
@@ -75,6 +76,7 @@ class _Start:
     configs: Sequence[Path]
     schedules: bool
     dags: Path
+    say: Callable[[str], None]
     child: subprocess.Popen | None = None
 
     def until_up(self) -> Server:
@@ -89,6 +91,7 @@ class _Start:
         """The server, once it is up."""
         server = Server.alive(self.home)
         if server is None and self.child is None:
+            self.say("Starting Airflow; the first time in a folder this takes a little longer.")
             self.child = _start_supervisor(self.home, self.configs, self.schedules, self.dags)
         if self.child and self.child.poll() is not None:
             _explain(self.home, self.child)
@@ -125,9 +128,9 @@ def _check_serves(server: Server, configs: Sequence[Path]) -> None:
                            f"but not {', '.join(missing)}; stop that one, or set TRAINYARD_HOME to another folder for this one")
 
 
-def _wait_for_end(home: Home, child: subprocess.Popen | None, say: Callable[[str], None]) -> None:
-    """Waits for the supervisor to end everything, unless another command still holds it."""
-    noticed, deadline = time.monotonic() + _NOTICE_SECONDS, time.monotonic() + _STOP_SECONDS
+def _wait_for_end(home: Home, child: subprocess.Popen | None, was_last: bool, say: Callable[[str], None]) -> None:
+    """Waits until the supervisor has ended everything, unless another command uses it."""
+    noticed, deadline = time.monotonic() + (_LAST_SECONDS if was_last else _NOT_LAST_SECONDS), time.monotonic() + _STOP_SECONDS
     while (server := Server.alive(home)) and time.monotonic() < deadline:
         if server.state == "up" and time.monotonic() > noticed:
             if child:

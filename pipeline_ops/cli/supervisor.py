@@ -2,8 +2,8 @@
 
     python -m pipeline_ops.cli.supervisor --home H --dags D [--schedules] CONFIG...
 
-It lives in a session of its own, so Ctrl-C in a terminal doesn't reach it. It runs for as long as somebody holds the pipe
-`<home>/holders` open: the kernel closes it for a command that was killed, too. It adopts every orphan below it, jobs in
+It lives in a session of its own, so Ctrl-C in a terminal doesn't reach it. It runs for as long as a command uses it, which
+`holders.py` tells, also of a command that was killed. It adopts every orphan below it, jobs in
 sessions of their own among them, and ends all of them before it lets go of the home's lock. What it has to say is in
 `<home>/server.json`. Started by `server.py` only.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import select
 import signal
 import sqlite3
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from pipeline_ops.cli.descendants import adopt_orphans, descendants, die_with_parent, end_descendants, reap
 from pipeline_ops.cli.embedded import MIGRATE, PROGRAMS, Home, Secrets, Server, airflow_command, airflow_environment, airflow_version, last_lines
+from pipeline_ops.cli.holders import is_unused, open_holders
 from pipeline_ops.cli.ports import free_port, is_listening, listener
 from pipeline_ops.contracts.errors import ExitCode, MachineError
 from pipeline_ops.contracts.files import exclusive_lock
@@ -34,7 +34,7 @@ LOCKED = ExitCode.RETRY
 
 _GRACE_SECONDS = 2.5
 _LOCK_SECONDS = 0.5
-_POLL_MILLISECONDS = 100
+_POLL_SECONDS = 0.1
 
 
 class _Stop(Exception):
@@ -46,12 +46,12 @@ class Supervisor:
 
     def __init__(self, home: Home, dags: Path, configs: Sequence[str], schedules: bool):
         own = Secrets.of(home)
-        self._home, self._programs = home, {}
+        self._home = home
+        self._programs: dict[int, tuple[str, subprocess.Popen]] = {}
+        self._sessions: set[int] = set()
         self._server = Server("starting", ProcessIdentity.of(os.getpid()), free_port(), own.password, list(configs), schedules, time.time())
         self._environment = airflow_environment(os.environ, home, dags, configs, self._server.port, own, schedules)
-        self._holders = os.open(home.holders, os.O_RDONLY | os.O_NONBLOCK)
-        self._change = select.poll()
-        self._change.register(self._holders)
+        self._holders = open_holders(home.holders)
         signal.signal(signal.SIGTERM, self._stop)
 
     def run(self) -> int:
@@ -71,7 +71,7 @@ class Supervisor:
             return ExitCode.RETRY if isinstance(error, MachineError) else ExitCode.BUG
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            end_descendants(_GRACE_SECONDS)
+            end_descendants(_GRACE_SECONDS, spare=self._is_job)
         self._home.server.unlink()
         return ExitCode.SUCCESS
 
@@ -88,22 +88,16 @@ class Supervisor:
             process = subprocess.Popen(airflow_command(arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment,
                                        cwd=self._home.folder, start_new_session=True, preexec_fn=die_with_parent)
         self._programs[process.pid] = (name, process)
+        self._sessions.add(process.pid)
 
     def _watch(self, until: Callable[[], bool]) -> None:
         """Waits. Raises _Stop when nobody needs us any more, and MachineError when a program has died."""
         while not until():
-            self._change.poll(_POLL_MILLISECONDS)
-            if not self._is_held():
+            if is_unused(self._holders):
                 raise _Stop
             for pid, status in reap().items():
                 self._bury(pid, status)
-
-    def _is_held(self) -> bool:
-        """Whether anybody has the pipe open for writing. Poll alone can't say it: it does not know of a holder that left before we looked."""
-        try:
-            return bool(os.read(self._holders, 1))
-        except BlockingIOError:
-            return True
+            time.sleep(_POLL_SECONDS)
 
     def _bury(self, pid: int, status: int) -> None:
         name, _ = self._programs.pop(pid, (None, None))
@@ -119,6 +113,13 @@ class Supervisor:
         if listener(port, among=descendants()) is None:
             raise MachineError(f"another process took port {port} while the embedded Airflow was starting; start again, it chooses a new one")
         return True
+
+    def _is_job(self, pid: int) -> bool:
+        """Whether it is in a session of its own. Jobs have temporary files to remove; Airflow has nothing that its database does not hold."""
+        try:
+            return os.getsid(pid) not in self._sessions
+        except ProcessLookupError:
+            return False
 
     def _say(self, state: str, message: str = "") -> None:
         self._server = dataclasses.replace(self._server, state=state, message=message)

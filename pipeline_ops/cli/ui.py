@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.cli.arguments import load_checked
@@ -14,7 +16,11 @@ from pipeline_ops.cli.run import print_address
 from pipeline_ops.cli.screen import make_console
 from pipeline_ops.cli.server import check_alive, embedded_airflow
 from pipeline_ops.cli.stopping import stop_signals
+from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.fingerprint import CODE_ROOT
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _LOOK_SECONDS = 1.0
 
@@ -30,17 +36,34 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 def ui(arguments: argparse.Namespace) -> int:
     console, home = make_console(stderr=False), Home.of_environment()
     places = [place.resolve() for place in arguments.configs]
-    pipelines = [load_checked(place).pipeline for place in places if not place.is_dir()]
-    console.print("Starting Airflow; the first time in a folder this takes a little longer.")
+    pipelines = usable_pipelines(places, console)
     with stop_signals(), embedded_airflow(home, places, say=console.print, schedules=True) as server:
+        print_address(console, server)
         with AirflowApi(server.url, USER, server.password, meanwhile=lambda: check_alive(home, server)) as api:
             wait_until_healthy(api, home, server)
             for pipeline in pipelines:
                 wait_for_dag(api, home, server, pipeline, since=0.0)
-        print_address(console, server)
         if not server.schedules:
             console.print("Schedules are off in it, because `trainyard run` started it.")
-        console.print("Ctrl-C ends it.")
+        console.print(f"Ready     {', '.join(pipelines)}. Ctrl-C ends it.")
         while True:
             check_alive(home, server)
             time.sleep(_LOOK_SECONDS)
+
+
+def usable_pipelines(places: Iterable[Path], console: Console) -> list[str]:
+    """The pipelines of all configs; one that can't be used is shown, and does not take the others down.
+
+    Raises:
+      ConfigError: there is none at all.
+    """
+    found, problems = [], 0
+    for file in [file for place in places for file in (sorted(place.glob("*.yaml")) if place.is_dir() else [place])]:
+        try:
+            found.append(load_checked(file).pipeline)
+        except ConfigError as problem:
+            problems += 1
+            console.print(str(problem), style="red", soft_wrap=True)
+    if not found:
+        raise ConfigError(f"no usable pipeline among {', '.join(map(str, places))}" if problems else f"no YAML file in {', '.join(map(str, places))}")
+    return found

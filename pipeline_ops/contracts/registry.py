@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.contracts.errors import ConfigError, MachineError
+from pipeline_ops.contracts.errors import ConfigError, DataError
 from pipeline_ops.contracts.files import exclusive_lock, read_json, staging_folder, write_json
 from pipeline_ops.contracts.manifest import NAME, Manifest, read_manifest
 
@@ -109,14 +109,15 @@ class Registry:
 
         Raises:
           ConfigError: there is no such version.
-          MachineError: the champion is not the expected one any more, or somebody else is promoting right now.
+          DataError: the champion is not the expected one any more, so the decision is out of date.
+          MachineError: somebody else is promoting right now.
         """
         self.version(number)
         with exclusive_lock(self.folder / _POINTER_LOCK, f"the registry of {self.folder.name}", wait_seconds=_POINTER_SECONDS):
             champion = self.champion()
             current = champion.number if champion else None
             if expected is not ... and current != expected:
-                raise MachineError(f"{self.folder}: version {number} was chosen over {_named(expected)}, but in service is {_named(current)} by now; "
+                raise DataError(f"{self.folder}: version {number} was chosen over {_named(expected)}, but in service is {_named(current)} by now; "
                                    "start a new run, which evaluates again")
             if current != number:
                 history = [*self.history(), {"version": number, "time": time.time(), "reason": reason}]

@@ -45,8 +45,8 @@ def export(job: Job) -> ExitCode:
     """Publishes, promotes, and leaves an artifact that names the version.
 
     Raises:
-      DataError: the challenger may not be published; nothing was.
-      MachineError: another model was put in service meanwhile; the version is there, but not in service.
+      DataError: the challenger may not be published, and nothing was; or another model was put in service meanwhile, and
+        then the version is there, but not in service.
     """
     config, challenger = Export.model_validate(job.request.config), _read_challenger(job.request)
     job.progress.report("check", message="comparing the SavedModel with the trained model")

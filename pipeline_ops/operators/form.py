@@ -9,12 +9,14 @@ from typing import Any
 
 from airflow.sdk import Param
 
-from pipeline_ops.contracts.config import PipelineConfig, Section
+from pipeline_ops.contracts.config import PipelineConfig, Section, TaskSection
 
 _SCALARS = ("integer", "number", "boolean", "string")
 _BOUNDS = ("enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern", "minLength", "maxLength")
 _TASKS = ("train", "preprocess", "evaluate", "export")
 """The order of the form's sections: what people change most comes first."""
+_LEFT_OUT = frozenset(TaskSection.model_fields)
+"""How patient a task is belongs into the YAML: Airflow reads the number of retries from there, not from a run."""
 
 
 def form_params(config: PipelineConfig) -> dict[str, Param]:
@@ -27,7 +29,7 @@ def form_params(config: PipelineConfig) -> dict[str, Param]:
 
 def _add_section(params: dict[str, Param], section: Section, path: str) -> None:
     properties = type(section).model_json_schema()["properties"]
-    for name in type(section).model_fields:
+    for name in (name for name in type(section).model_fields if name not in _LEFT_OUT):
         value, key = getattr(section, name), f"{path}.{name}"
         if isinstance(value, Section):
             _add_section(params, value, key)

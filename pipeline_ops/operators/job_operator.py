@@ -118,10 +118,10 @@ class JobOperator(BaseOperator):
             self._log_progress(progress)
             time.sleep(_POLL_SECONDS)
         self._log_progress(progress)
-        if status is not None:
-            return self._finish(context, handle, status)
-        timeout = timedelta(seconds=getattr(self._config(context), self.job).timeout_seconds + _DEADLINE_SLACK_SECONDS)
-        self.defer(trigger=JobTrigger(handle.to_json(), progress.offset), method_name="resume", timeout=timeout)
+        if status is None:
+            timeout = timedelta(seconds=getattr(self._config(context), self.job).timeout_seconds + _DEADLINE_SLACK_SECONDS)
+            self.defer(trigger=JobTrigger(handle.to_json(), progress.offset), method_name="resume", timeout=timeout)
+        return self._finish(context, handle, status)
 
     def _finish(self, context: Mapping[str, Any], handle: JobHandle, status: Status) -> str:
         handle.end()  # a job that was killed by signal 9 may have left workers behind

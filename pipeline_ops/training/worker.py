@@ -76,14 +76,16 @@ class Training:
         self._state = self._restore()
         self._writer = tf.summary.create_file_writer(str(self._work / TENSORBOARD)) if spec.is_chief else tf.summary.create_noop_writer()
 
+        # Attributes, so that they live as long as the training does; `run_worker` says why.
+        self._batches = iter(training_batches(self._train, config.global_batch, self._slice(), config.seed, self._state.step))
+        self._validation_batches = evaluation_batches(self._validation, _EVALUATION_BATCH, spec.worker, spec.workers)
+
     def run(self) -> None:
-        batches = iter(training_batches(self._train, self._config.global_batch, self._slice(), self._config.seed, self._state.step))
-        validation = evaluation_batches(self._validation, _EVALUATION_BATCH, self._spec.worker, self._spec.workers)
         while not self._is_done():
-            self._train_epoch(batches)
+            self._train_epoch()
             if self._is_limited():
                 break
-            self._end_epoch(self._loop.evaluate(validation))
+            self._end_epoch(self._loop.evaluate(self._validation_batches))
         self._leave()
 
     def _slice(self) -> Slice:
@@ -95,14 +97,14 @@ class Training:
     def _is_limited(self) -> bool:
         return self._spec.steps_limit is not None and self._state.step >= self._spec.steps_limit
 
-    def _train_epoch(self, batches) -> None:
+    def _train_epoch(self) -> None:
         """Steps to the end of the running epoch, a few in each call of the compiled function."""
         state, end = self._state, self._steps_per_epoch * (len(self._state.history) + 1)
         end = min(end, self._spec.steps_limit or end)
         reported = 0.0
         while state.step < end:
             num_steps = min(self._config.steps_per_call, end - state.step, self._steps_to_checkpoint())
-            sums = self._loop.train(batches, tf.constant(num_steps)).numpy()
+            sums = self._loop.train(self._batches, tf.constant(num_steps)).numpy()
             refuse_infinite(float(sums[0]), state.step, state.learning_rate)
             state.step += num_steps
             state.epoch_sums = [a + float(b) for a, b in zip(state.epoch_sums, sums, strict=True)]

@@ -39,9 +39,12 @@ def example(encoded: bytes, label: int) -> bytes:
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
+FEATURES = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+
+
 def batches(path: Path, size: int) -> tf.data.Dataset:
     def parse(serialized):
-        features = tf.io.parse_single_example(serialized, {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)})
+        features = tf.io.parse_single_example(serialized, FEATURES)
         return tf.cast(tf.io.decode_png(features["image"], channels=1), tf.float32), features["label"]
 
     return tf.data.TFRecordDataset(str(path)).map(parse, num_parallel_calls=2).batch(size).prefetch(2)

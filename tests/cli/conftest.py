@@ -42,6 +42,7 @@ def config_file(tmp_path) -> Path:
     """A copy of configs/digits.yaml in a folder of its own, with two raw files and a storage root beside it."""
     values = yaml.safe_load(DIGITS.read_text())
     values["storage"]["root"], values["preprocess"]["source"]["path"] = "root", "raw"
+    values["train"] |= {"epochs": 15, "global_batch": 64, "workers": 2}
     for label in "01":
         (tmp_path / "raw" / label).mkdir(parents=True)
         (tmp_path / "raw" / label / "a.png").write_bytes(label.encode())
@@ -105,6 +106,13 @@ class Survivors:
                 self._seen[process.pid] = process
                 self._seen |= {child.pid: child for child in self._children(process)}
         return [process for process in self._seen.values() if self._lives(process)]
+
+    def wait_for(self, count: int, seconds: float = 20.0) -> None:
+        """Fails, and names those that there are, if they are not so many before the time is up."""
+        deadline = time.monotonic() + seconds
+        while len(found := self.look()) != count:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.1)
 
     def wait_for_none(self, seconds: float) -> None:
         """Fails, and names them, if any is left when the time is up."""

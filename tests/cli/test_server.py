@@ -38,7 +38,7 @@ class Command:
     def wait_until_up(self) -> tuple[int, int]:
         """The supervisor's pid, and the port."""
         while not (line := self.line()).startswith("up "):
-            assert line.startswith("Using "), line
+            assert line.startswith(("Using ", "Starting ")), line
         _, pid, port = line.split()
         return int(pid), int(port)
 
@@ -70,7 +70,7 @@ def home(tmp_path) -> Home:
 def test_four_programs_run_while_a_command_holds_them_and_none_after(start, survivors, home):
     command = start()
     command.wait_until_up()
-    assert len(survivors.look()) == 6  # the command, the supervisor, four programs
+    survivors.wait_for(6)  # the command, the supervisor, four programs
     began = time.monotonic()
     assert command.end() == 0
     assert time.monotonic() - began < END_SECONDS
@@ -82,7 +82,7 @@ def test_four_programs_run_while_a_command_holds_them_and_none_after(start, surv
 def test_a_signal_to_the_command_ends_everything_before_the_command_ends(start, survivors, number):
     command = start(deeds="scheduler:escapes triggerer:stubborn")
     command.wait_until_up()
-    assert len(survivors.look()) == 7
+    survivors.wait_for(7)
     command.process.send_signal(number)
     assert command.process.wait(timeout=END_SECONDS) == 128 + number
     assert survivors.look() == []
@@ -109,7 +109,7 @@ def test_a_command_killed_at_any_moment_of_its_start_leaves_nothing(start, survi
 def test_a_killed_command_leaves_nothing_not_even_what_escaped_into_its_own_session(start, survivors):
     command = start(deeds="scheduler:escapes scheduler:stubborn")
     command.wait_until_up()
-    assert len(survivors.look()) == 7
+    survivors.wait_for(7)
     command.process.kill()
     survivors.wait_for_none(END_SECONDS)
 
@@ -117,7 +117,7 @@ def test_a_killed_command_leaves_nothing_not_even_what_escaped_into_its_own_sess
 def test_a_killed_supervisor_leaves_nothing_and_the_command_says_so(start, survivors):
     command = start(deeds="scheduler:escapes")
     supervisor, _ = command.wait_until_up()
-    assert len(survivors.look()) == 7
+    survivors.wait_for(7)
     os.kill(supervisor, signal.SIGKILL)
     time.sleep(0.3)
     assert command.ask("there?").startswith("error the embedded Airflow has ended")
@@ -148,7 +148,7 @@ def test_a_port_that_somebody_else_took_is_an_error(start, survivors, home):
     while not (server := Server.alive(home)):
         time.sleep(0.02)
     with socket.create_server(("127.0.0.1", server.port)):
-        assert f"another process took port {server.port}" in command.line()
+        assert f"another process took port {server.port}" in command.process.stdout.read()
         assert command.process.wait(timeout=END_SECONDS) == 75
     assert survivors.look() == []
 

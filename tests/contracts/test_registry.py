@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.contracts.errors import ConfigError, DataError, MachineError
+from pipeline_ops.contracts.errors import ConfigError, DataError
 from pipeline_ops.contracts.fingerprint import Fingerprint
 from pipeline_ops.contracts.manifest import Input, Manifest, find_damage, list_files, write_manifest
 from pipeline_ops.contracts.registry import Registry
@@ -106,7 +106,7 @@ def test_a_decision_against_another_champion_is_refused(registry, expected, mess
     for digest in "abc":
         publish(registry, digest)
     registry.promote(1, "first")
-    with pytest.raises(MachineError, match=message):
+    with pytest.raises(DataError, match=message):
         registry.promote(2, "late", expected=expected)
     assert moves(registry) == [1]
 

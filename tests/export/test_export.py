@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline_ops.contracts.errors import DataError, ExitCode, MachineError
+from pipeline_ops.contracts.errors import DataError, ExitCode
 from pipeline_ops.contracts.figures import REFERENCE_OUTPUTS, ModelFigures
 from pipeline_ops.contracts.files import exclusive_lock
 from pipeline_ops.contracts.manifest import NAME, Input, find_damage, list_files, read_manifest, write_manifest
@@ -129,7 +129,7 @@ def test_the_champion_is_not_published_again_when_only_the_gate_changes(workshop
 def test_a_champion_that_was_promoted_meanwhile_stays_and_the_job_says_who_it_is(workshop):
     late = planned(workshop, "good")
     workshop.publish("fair")
-    with pytest.raises(MachineError, match="version 2 was chosen over no version, but in service is version 1 by now"):
+    with pytest.raises(DataError, match="version 2 was chosen over no version, but in service is version 1 by now"):
         workshop.run(late)
     assert workshop.registry.champion().number == 1 and numbers(workshop) == [1, 2]
 
@@ -157,10 +157,10 @@ def test_two_exporters_at_once_get_two_versions_and_one_champion(workshop):
     started = [workshop.start(plan, attempt=f"attempt-{index}") for index, plan in enumerate(plans)]
     codes = [process.wait(120) for process, _ in started]
     statuses = [read_status(attempt) for _, attempt in started]
-    assert sorted(codes) == [ExitCode.SUCCESS, ExitCode.RETRY], statuses
+    assert sorted(codes) == [ExitCode.SUCCESS, ExitCode.DATA], statuses
     assert numbers(workshop) == [1, 2]
     assert all(find_damage(version.uri, version.manifest(), checksums=True) == [] for version in workshop.registry.versions())
-    winner, loser = statuses[codes.index(0)], statuses[codes.index(75)]
+    winner, loser = statuses[codes.index(0)], statuses[codes.index(ExitCode.DATA)]
     assert read_manifest(winner.manifest).figures["version"] == workshop.registry.champion().number
     assert "was chosen over no version" in loser.message
 

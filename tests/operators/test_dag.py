@@ -74,13 +74,15 @@ def test_the_form_offers_what_the_config_has_with_its_types_bounds_and_help():
 
     params = form_params(load_config(ROOT / "configs" / "digits.yaml"))
     epochs = params["train.epochs"]
-    assert (epochs.value, epochs.schema["type"], epochs.schema["minimum"], epochs.schema["section"]) == (15, "integer", 1, "Train")
+    assert (epochs.value, epochs.schema["type"], epochs.schema["minimum"], epochs.schema["section"]) == (20, "integer", 1, "Train")
     rate = params["train.optimizer.learning_rate"]
     assert (rate.value, rate.schema["type"], rate.schema["exclusiveMinimum"]) == (1e-3, "number", 0)
     assert params["train.strategy"].schema["enum"] == ["one_device", "multi_worker_mirrored"]
     assert params["train.early_stopping.patience_epochs"].schema["section"] == "Train: early stopping"
     assert "never follows the number of workers" in params["train.global_batch"].description
     assert "evaluate.gate" not in params
+    assert next(iter(params)) == "train.model"
+    assert "train.retries" not in params
 
 
 def test_what_the_form_sends_untouched_is_the_config_itself():

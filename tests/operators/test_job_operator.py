@@ -170,8 +170,9 @@ def test_a_damaged_artifact_is_made_again(run):
 
 
 def test_a_model_that_has_not_passed_the_gate_is_not_exported_and_that_is_no_failure(tmp_path):
-    evaluation = EvaluationFigures(num_examples=1, challenger=ModelEvaluation(metrics={}, classes=[], confusion=[]), champion=None, champion_version=None,
-                                   gate_passed=False, rules=[RuleVerdict(metric="accuracy", passed=False, text="accuracy 0.5 is below 0.9")])
+    challenger = ModelEvaluation(metrics={}, classes=[], confusion=[])
+    rule = RuleVerdict(metric="accuracy", passed=False, text="accuracy 0.5 is below 0.9")
+    evaluation = EvaluationFigures(num_examples=1, challenger=challenger, champion=None, champion_version=None, gate_passed=False, rules=[rule])
     fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
     write_manifest(tmp_path, Manifest(job="evaluate", pipeline="digits", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest, files=[],
                                       figures=evaluation.model_dump()))

@@ -54,13 +54,15 @@ class ShardBuilder:
         counts, notes = _Counts(), Notes(self._tally)
         with TFRecordWriter(self._order.target / plan.name) as writer:
             for record in plan.records:
-                is_kept = self._add(record, writer, counts)
+                with counts.outcome_of_record():
+                    is_kept = self._add(record, writer, counts)
                 notes.add(is_rejected=not is_kept)
                 if len(counts.shapes) > 1:
                     break
         notes.flush()
         return ShardSummary(split=plan.split, name=plan.name, num_examples=counts.num_examples, labels=counts.labels,
-                            shapes=list(counts.shapes.items()), rejected=counts.rejected, nanoseconds=counts.nanoseconds)
+                            shapes=list(counts.shapes.items()), rejected=counts.rejected, nanoseconds=counts.nanoseconds,
+                            outcomes=counts.outcomes)
 
     def _add(self, record: Record, writer: TFRecordWriter, counts: _Counts) -> bool:
         """Takes one record from its file to the shard; False if a stage has kept it out."""
@@ -100,6 +102,17 @@ class _Counts:
     shapes: dict[Shape, str] = dataclasses.field(default_factory=dict)
     rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)
     nanoseconds: Counter[str] = dataclasses.field(default_factory=Counter)
+    outcomes: list[tuple[int, dict[str, int]]] = dataclasses.field(default_factory=list)
+
+    @contextlib.contextmanager
+    def outcome_of_record(self) -> Iterator[None]:
+        """Notes what the record that is added inside has become, for the index."""
+        num_before, labels_before = self.num_examples, self.labels
+        self.labels = Counter()
+        yield
+        self.outcomes.append((self.num_examples - num_before, dict(self.labels)))
+        labels_before.update(self.labels)
+        self.labels = labels_before
 
 
 @contextlib.contextmanager

@@ -81,6 +81,11 @@ def _rejected_before(before: DataSetBefore, keys: set[str]) -> list[RejectedReco
         raise DataError(f"{file}: can't be read: {error}; remove the data set that it is in, and start a new run") from error
 
 
+def known_pictures(before: DataSetBefore | None) -> dict[str, str]:
+    """Perceptual hashes by content, of all that the data set before has seen."""
+    return {entry.content: entry.picture for entry in before.entries.values() if entry.picture} if before else {}
+
+
 def entries_of(plans: Iterable[ShardPlan], summaries: Iterable[ShardSummary], pictures: Mapping[str, str]) -> Iterator[Entry]:
     """The index entries of shards that were just built; `pictures` are perceptual hashes by content."""
     for plan, summary in zip(plans, summaries, strict=True):

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from beam_jobs.io.example import serialise
 from beam_jobs.io.tfrecord import TFRecordWriter
@@ -31,6 +32,11 @@ class Order:
     """The folder that gets the shards."""
     stages: tuple[Stage, ...]
     class_names: tuple[str, ...]
+    summary: ClassVar[type[ShardSummary]] = ShardSummary
+    """What a builder says of each shard."""
+
+    def builder(self, tally: Path) -> ShardBuilder:
+        return ShardBuilder(self, tally)
 
 
 class ShardBuilder:
@@ -68,7 +74,7 @@ class ShardBuilder:
         """Takes one record from its file to the shard; False if a stage has kept it out."""
         try:
             with _timed(counts.nanoseconds, "read"):
-                raw = self._read(record)
+                raw = self.read(record)
             example = run_stages(self._stages, raw, counts.nanoseconds)
             with _timed(counts.nanoseconds, "write"):
                 writer.write(serialise(example, self._labels))
@@ -82,7 +88,8 @@ class ShardBuilder:
         counts.shapes.setdefault(example.image.shape, record.key)
         return True
 
-    def _read(self, record: Record) -> Example:
+    def read(self, record: Record) -> Example:
+        """The record as the stages get it. Raises MachineError if its file is not what it was when it was listed."""
         try:
             with open(record.file.path(self._order.raw_folder), "rb", buffering=0) as file:
                 data = file.read()

@@ -80,7 +80,8 @@ def _given_splits(members: Mapping[str, Sequence[Record]]) -> dict[str, str]:
             raise DataError(f"{by_split[name]}: the source gives it the split {name!r}; splits are {', '.join(SPLITS)}")
         if len(by_split) > 1:
             (one, one_key), (other, other_key), *_ = sorted(by_split.items())
-            raise DataError(f"{one_key} is given the split {one} and {other_key} the split {other}, but both are of the group {unit.rstrip(_NO_KEY)}; "
+            raise DataError(f"{one_key} is given the split {one} and {other_key} the split {other}, "
+                            f"but both are of the group {unit.rstrip(_NO_KEY)}; "
                             "correct the given splits, or the groups")
         for name in by_split:
             given[unit] = name

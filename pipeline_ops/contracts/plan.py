@@ -44,6 +44,7 @@ KINDS: Mapping[str, JobKind] = {
         "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c"),
         lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/shard.py", "beam_jobs/io",
                         "beam_jobs/splits.py", "beam_jobs/delta.py", "beam_jobs/generations.py", "beam_jobs/index.py",
+                        "beam_jobs/balance.py", "beam_jobs/duplicates.py", "beam_jobs/pictures.py",
                         "beam_jobs/statistics", f"beam_jobs/sources/{config.preprocess.source.type}.py", "beam_jobs/stages/stage.py",
                         *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
     "train": JobKind(

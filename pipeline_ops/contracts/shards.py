@@ -22,6 +22,10 @@ QUARANTINE = "quarantine.jsonl"
 INDEX = "index.jsonl.gz"
 """One line per record of the source, by which the next generation knows what is new; see `beam_jobs/index.py`."""
 
+CLASS_WEIGHTS = "class_weights.json"
+"""Where `preprocess.balance` asks for it: a float for each class name, by which a loss makes all classes count alike. A file and
+not a figure, so that the data set's digest covers it; by class and not by example, so that new examples change no old shard."""
+
 _GENERATION = re.compile(r"-g(\d{4,})-\d{5}-of-\d{5}\.tfrecord$")
 
 # The features of one tf.train.Example. All:

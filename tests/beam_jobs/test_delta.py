@@ -159,4 +159,4 @@ def test_a_plan_does_not_depend_on_the_order_of_the_records(base):
     records = [record(number) for number in range(5, 230)]
     shuffled = random.Random(3).sample(records, len(records))
     one, other = plan(records, base), plan(shuffled, base)
-    assert (one.shards, one.linked, set(e.key for e in one.unchanged)) == (other.shards, other.linked, set(e.key for e in other.unchanged))
+    assert (one.shards, one.linked, {e.key for e in one.unchanged}) == (other.shards, other.linked, {e.key for e in other.unchanged})

@@ -207,6 +207,75 @@ def test_an_index_that_cannot_be_read_is_told(animals, encode):
     assert "the index can't be read" in outcome.message
 
 
+def examples_of(outcome) -> int:
+    return sum(figures(outcome).num_examples.values())
+
+
+def test_equal_images_are_removed_named_and_not_held_against_the_data(animals):
+    for index in range(3):
+        shutil.copy(animals.raw / "cat" / "001.png", animals.raw / "cat" / f"copy{index}.png")
+    outcome = run(animals, duplicates="remove_exact")
+    assert examples_of(outcome) == 60
+    assert [line["reason"] for line in outcome.quarantine] == ["duplicate"] * 3
+    assert figures(outcome).rejected_by_reason == {"duplicate": 3}
+
+
+def test_equal_images_of_two_classes_count_as_rejects(animals):
+    shutil.copy(animals.raw / "cat" / "001.png", animals.raw / "dog" / "copy.png")
+    outcome = animals.run(duplicates="remove_exact")
+    assert outcome.exit_code is ExitCode.DATA
+    assert "2 of 61 raw files are unusable, and the budget is 0" in outcome.message
+    assert "cat/001.png: conflicting_labels (duplicates: equal to dog/copy.png, which is dog, while this is cat)" in outcome.message
+
+
+def test_a_copy_takes_the_place_of_an_original_that_is_gone(animals, read_keys):
+    shutil.copy(animals.raw / "cat" / "001.png", animals.raw / "cat" / "copy.png")
+    first = run(animals, duplicates="remove_exact")
+    [gone] = [line["detail"].removeprefix("equal to ") for line in first.quarantine]
+    (animals.raw / gone).unlink()
+    second = run(animals, duplicates="remove_exact")
+    assert num_processed(second) == 1
+    assert (examples_of(second), second.quarantine) == (60, [])
+    keys = {key for found in read_keys(second).values() for key in found}
+    assert len(keys & {"cat/001.png", "cat/copy.png"}) == 1
+    assert gone not in keys
+
+
+@pytest.fixture
+def scenes(pipeline):
+    """40 images of 64x64 that have a structure, in two classes, and two of them once more in another format."""
+    import cv2
+    import numpy as np
+
+    for index in range(40):
+        coarse = np.random.default_rng(index).integers(0, 256, (7, 7), dtype=np.uint8)
+        image = cv2.resize(coarse, (64, 64), interpolation=cv2.INTER_CUBIC)
+        folder = "cat" if index % 2 else "dog"
+        pipeline.add(f"{folder}/{index:03d}.png", cv2.imencode(".png", image)[1].tobytes())
+        if index < 2:
+            pipeline.add(f"{folder}/{index:03d}.jpg", cv2.imencode(".jpg", image)[1].tobytes())
+    return pipeline
+
+
+@pytest.mark.parametrize("mode", ["in_memory", "multi_threading", "multi_processing"])
+def test_nearly_equal_images_are_removed(scenes, mode):
+    outcome = run(scenes, duplicates="remove_near", runner={"mode": mode})
+    assert examples_of(outcome) == 40
+    assert [line["reason"] for line in outcome.quarantine] == ["duplicate"] * 2
+    assert {frozenset([line["key"].split(".")[0], line["detail"].split()[1].split(".")[0]]) for line in outcome.quarantine} == {
+        frozenset(["cat/001"]), frozenset(["dog/000"])}
+
+
+def test_an_image_is_hashed_once_in_the_life_of_a_data_set(scenes):
+    run(scenes, duplicates="remove_near")
+    (scenes.raw / "cat" / "039.png").unlink()
+    second = run(scenes, duplicates="remove_near")
+    assert [moment.phase for moment in second.progress if moment.phase == "compare"] == []
+    assert (examples_of(second), len(second.quarantine)) == (39, 2)
+    os.rename(scenes.raw / "dog" / "038.png", scenes.raw / "cat" / "038.png")
+    assert [moment.phase for moment in run(scenes, duplicates="remove_near").progress if moment.phase == "compare"] == []
+
+
 @pytest.fixture
 def grown(large_animals):
     """Images that take some seconds, after a run on the first of them; returns the plan of the next run."""

@@ -25,7 +25,7 @@ from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from beam_jobs.beam_log import keep_warnings_only
 from beam_jobs.plan import ShardPlan
-from beam_jobs.shard import Order, ShardBuilder
+from beam_jobs.shard import Order
 from beam_jobs.statistics.summary import ShardSummary
 from beam_jobs.tally import Stopped, Tally, stop_workers
 from pipeline_ops.contracts.config import BeamRunner
@@ -63,7 +63,7 @@ class _BuildShard(beam.DoFn):
 
         cv2.setNumThreads(1)  # its threads would fight with the workers for the same cores
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # a broken image is a reject with a reason, not a line on stderr
-        self._builder = ShardBuilder(self._order, self._scratch / _TALLY)
+        self._builder = self._order.builder(self._scratch / _TALLY)
 
     def process(self, pickled: bytes) -> Iterator[str]:
         """Never raises: Beam would print each error four times over, and hand the driver nothing but text."""
@@ -99,7 +99,7 @@ def build_shards(plans: Sequence[ShardPlan], order: Order, runner: BeamRunner, s
 
     Args:
       plans: the shards.
-      order: what they have in common.
+      order: what they have in common, and what is to be made of them.
       runner: how to run; without influence on a single byte.
       scratch: an empty folder.
       report: called about twice a second with records done and records rejected.
@@ -119,7 +119,7 @@ def build_shards(plans: Sequence[ShardPlan], order: Order, runner: BeamRunner, s
     if background.error is not None:
         raise TrainyardError(f"Beam failed, see the log: {str(background.error).strip().splitlines()[-1]}") from background.error
     report(*tally.read())
-    return [ShardSummary.model_validate_json((scratch / f"{plan.name}{_SUMMARY}").read_bytes()) for plan in plans]
+    return [order.summary.model_validate_json((scratch / f"{plan.name}{_SUMMARY}").read_bytes()) for plan in plans]
 
 
 def _run(plans: Sequence[ShardPlan], order: Order, runner: BeamRunner, scratch: Path) -> None:

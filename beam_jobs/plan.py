@@ -1,21 +1,28 @@
 """Decides which record goes into which shard, before anything is read. Pure: no Beam, no files, no clock.
 
-A record's split follows from a hash of its key alone, so it never changes its split when others come or go. Inside a
-split the records stand in the order of another hash of their keys, cut into blocks that differ by at most one record.
+Inside a split the records stand in the order of a hash of their keys, cut into blocks of about equal size. Which split
+a record is in, `splits.py` has decided before.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import heapq
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from beam_jobs.stages.stage import Box
-from pipeline_ops.contracts.config import Split
+from pipeline_ops.contracts.config import Preprocess
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.listing import RawFile
 from pipeline_ops.contracts.shards import SPLITS, shard_name
+
+_EVEN = 1.1
+"""Shards count as equally large up to this ratio."""
+_RECORD_BYTES = 128
+"""What a record takes beside its image, about."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,32 +52,84 @@ class ShardPlan:
     records: tuple[Record, ...]
 
 
-def plan_shards(records: Iterable[Record], split: Split, num_shards: int) -> list[ShardPlan]:
-    """All shards of all splits; a split of fewer records than `num_shards` has empty shards."""
-    by_split: dict[str, list[Record]] = {name: [] for name in SPLITS}
-    for record in records:
-        by_split[split_of(record.key, split)].append(record)
-    return [ShardPlan(name, shard_name(name, index, num_shards), block)
-            for name in SPLITS for index, block in enumerate(_blocks(_in_order(by_split[name], split.seed), num_shards))]
+def plan_shards(by_split: Mapping[str, Sequence[Record]], seed: int, num_shards: int, generation: int = 1) -> list[ShardPlan]:
+    """The shards of some splits, of about equal size in raw bytes; a split of fewer records has a shard for each of them.
+
+    Inside a split the records stand in the order of a hash of their keys: a shuffle that the seed decides.
+    """
+    plans = []
+    for split, records in by_split.items():
+        blocks = _even_blocks(_in_order(records, seed), min(num_shards, len(records)))
+        plans += [ShardPlan(split, shard_name(split, index, len(blocks), generation), block) for index, block in enumerate(blocks)]
+    return plans
 
 
-def split_of(key: str, split: Split) -> str:
-    """The split that a record with this key is in."""
-    position = _hash(b"split", split.seed, key) / 2**64
-    if position < split.train:
-        return "train"
-    return "validation" if position < split.train + split.validation else "test"
+def plan_data_set(by_split: Mapping[str, Sequence[Record]], config: Preprocess) -> list[ShardPlan]:
+    """The shards of a data set that is made as a whole.
+
+    Raises:
+      DataError: the train split has fewer records than there have to be shards.
+    """
+    if 0 < len(by_split["train"]) < config.shards:  # what there is for each worker to read; an empty split has a message of its own
+        raise DataError(f"the train split has {len(by_split['train'])} records, too few for {config.shards} shards; "
+                        "add images, or lower preprocess.shards (and train.workers with it)")
+    return [plan for split, records in by_split.items() for plan in plan_shards({split: records}, config.split.seed, num_shards_of(records, config))]
+
+
+def num_shards_of(records: Iterable[Record], config: Preprocess) -> int:
+    """How many shards a split has where it has records enough."""
+    if config.shard_megabytes is None:
+        return config.shards
+    return max(config.shards, math.ceil(sum(map(_size, records)) / (config.shard_megabytes * 1e6)))
 
 
 def _in_order(records: Iterable[Record], seed: int) -> list[Record]:
-    return sorted(records, key=lambda record: (_hash(b"order", seed, record.key), record.key))
+    return sorted(records, key=lambda record: (hash_of(b"order", seed, record.key), record.key))
 
 
-def _blocks(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
-    return [tuple(records[index * len(records) // count : (index + 1) * len(records) // count]) for index in range(count)]
+def _even_blocks(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
+    """Cuts the sequence where that makes even blocks; where single large records forbid it, deals the records out by size."""
+    cut = _cut(records, count)
+    return cut if _is_even(cut) else min(cut, _dealt(records, count), key=_spread)
 
 
-def _hash(purpose: bytes, seed: int, key: str) -> int:
+def _cut(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
+    """A record belongs to the block that its middle byte falls into."""
+    total, before = sum(map(_size, records)), 0
+    blocks: list[list[Record]] = [[] for _ in range(count)]
+    for record in records:
+        blocks[(2 * before + _size(record)) * count // (2 * total)].append(record)
+        before += _size(record)
+    return [tuple(block) for block in blocks]
+
+
+def _dealt(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
+    """The largest first, each to the block that is smallest by then; inside a block the order stays."""
+    places = {record.key: place for place, record in enumerate(records)}
+    smallest = [(0, index, []) for index in range(count)]
+    for record in sorted(records, key=lambda record: (-_size(record), places[record.key])):
+        size, index, block = heapq.heappop(smallest)
+        block.append(record)
+        heapq.heappush(smallest, (size + _size(record), index, block))
+    by_index = sorted(smallest, key=lambda entry: entry[1])
+    return [tuple(sorted(block, key=lambda record: places[record.key])) for _, _, block in by_index]
+
+
+def _is_even(blocks: Sequence[Sequence[Record]]) -> bool:
+    return _spread(blocks) <= _EVEN
+
+
+def _spread(blocks: Sequence[Sequence[Record]]) -> float:
+    """The largest block by the smallest; infinite where one is empty."""
+    sizes = [sum(map(_size, block)) for block in blocks]
+    return max(sizes, default=1) / smallest if (smallest := min(sizes, default=1)) else math.inf
+
+
+def _size(record: Record) -> int:
+    return record.file.num_bytes + _RECORD_BYTES
+
+
+def hash_of(purpose: bytes, seed: int, key: str) -> int:
     """0 to 2**64 - 1, independent for each purpose."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8, person=purpose).digest(), "big")
 
@@ -80,12 +139,9 @@ def class_names_of(records: Iterable[Record]) -> list[str]:
     return sorted({record.label for record in records})
 
 
-def planned_labels(shards: Iterable[ShardPlan]) -> dict[str, Counter[str]]:
+def planned_labels(by_split: Mapping[str, Iterable[Record]]) -> dict[str, Counter[str]]:
     """Records by split and label."""
-    counts: dict[str, Counter[str]] = {name: Counter() for name in SPLITS}
-    for shard in shards:
-        counts[shard.split].update(record.label for record in shard.records)
-    return counts
+    return {split: Counter(record.label for record in records) for split, records in by_split.items()}
 
 
 def check_labels(labels: Mapping[str, Mapping[str, int]], class_names: Sequence[str], source: str) -> None:

@@ -1,7 +1,8 @@
 """The preprocess job: `python -m beam_jobs.preprocess --request <path>`. Started by the preprocess operator.
 
 Raw files in; out comes a data set: the shards of three splits, a quarantine that names every record that was kept out,
-and figures. It makes all of it or nothing: one changed file means all shards anew.
+an index, and figures. It makes all of it or nothing. From the data set before, where the request names one, it takes over
+the shards of what did not change.
 """
 
 from __future__ import annotations
@@ -10,23 +11,38 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from beam_jobs.balance import class_weights
 from beam_jobs.beam_log import quiet_import
-from beam_jobs.plan import ShardPlan, check_labels, class_names_of, plan_shards, planned_labels
+from beam_jobs.delta import Delta, plan_delta
+from beam_jobs.duplicates import DUPLICATE, Decision, remove_duplicates
+from beam_jobs.generations import (
+    DataSetBefore,
+    entries_of,
+    entries_of_kept_out,
+    known_pictures,
+    link_shards,
+    read_base,
+    summaries_of_unchanged,
+)
+from beam_jobs.index import write_index
+from beam_jobs.pictures import PictureOrder, pictures_of, plan_blocks
+from beam_jobs.plan import Record, ShardPlan, check_labels, class_names_of, planned_labels
 from beam_jobs.shard import Order
 from beam_jobs.sources.image_folder import label_records
+from beam_jobs.splits import split_records
 from beam_jobs.stages import check_stages
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary, count_labels, figures_of
 from pipeline_ops.contracts.config import Preprocess
 from pipeline_ops.contracts.errors import DataError, ExitCode, MachineError
-from pipeline_ops.contracts.files import write_whole
+from pipeline_ops.contracts.files import write_json, write_whole
 from pipeline_ops.contracts.job import ArtifactDraft, Job, run_job
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.listing import Listing, list_raw_files
-from pipeline_ops.contracts.shards import QUARANTINE
+from pipeline_ops.contracts.shards import CLASS_WEIGHTS, INDEX, QUARANTINE, DatasetFigures
 
 _NAMED_REJECTS = 10
 _log = logging.getLogger("beam_jobs.preprocess")
@@ -45,18 +61,30 @@ def preprocess(job: Job) -> ExitCode:
     listing = _list_raw_files(job, config)
     records, unlabelled = label_records(listing)
     class_names = class_names_of(records)
-    plans = plan_shards(records, config.split, config.shards)
-    job.progress.report("plan", len(plans), len(plans), "shards")
-    _log.info("%d files, %d classes, %d shards", len(listing.files), len(class_names), len(plans))
-    check_labels(planned_labels(plans), class_names, str(listing.folder))
+    before = read_base(job.request)
+    pictures = _hash_pictures(job, config, records, known_pictures(before), Order(listing.folder, listing.folder, (), ()))
+    collection = _decide_collection(config, records, pictures)
+    check_labels(planned_labels(collection.by_split), class_names, str(listing.folder))
+    delta = plan_delta(collection.by_split, before and before.base, config, class_names)
+    job.progress.report("plan", len(delta.shards), len(delta.shards), "shards")
+    _log.info("%d files, %d classes, %d shards", len(listing.files), len(class_names), len(delta.shards))
+    if before:
+        _log.info("%s", delta.reason)
     with job.artifact() as draft:
+        unchanged = _take_over(delta, before, draft)
         order = Order(listing.folder, draft.folder, tuple(config.stages), tuple(class_names))
-        summaries = _build_shards(job, config, plans, order)
-        rejected = _in_order(unlabelled, summaries)
+        built = _run_beam(job, config, delta.shards, order, "preprocess")
+        summaries = [*unchanged, *built]
+        rejected = _in_order([*unlabelled, *collection.rejected], summaries)
         _check_shapes(job, summaries)
-        _check_rejects(job, config, rejected, len(listing.files))
+        _check_rejects(job, config, [record for record in rejected if record.reason != DUPLICATE], len(listing.files))
         check_labels(count_labels(summaries), class_names, str(listing.folder))
-        _complete(draft, config, class_names, summaries, rejected)
+        draft.num_examples = {summary.name: summary.num_examples for summary in built}
+        _complete(draft, config, figures_of(summaries, class_names, rejected), delta, rejected)
+        if config.balance == "by_class":
+            write_json(draft.folder / CLASS_WEIGHTS, class_weights(draft.figures["labels"]["train"]))
+        write_index(draft.folder / INDEX, [*delta.unchanged, *entries_of(delta.shards, built, pictures),
+                                           *entries_of_kept_out(collection.kept_out, pictures)])
     return ExitCode.SUCCESS
 
 
@@ -74,19 +102,45 @@ def _list_raw_files(job: Job, config: Preprocess) -> Listing:
     return listing
 
 
-def _build_shards(job: Job, config: Preprocess, plans: Sequence[ShardPlan], order: Order) -> list[ShardSummary]:
+def _hash_pictures(job: Job, config: Preprocess, records: Sequence[Record], known: Mapping[str, str], order: Order) -> Mapping[str, str]:
+    """Perceptual hashes by content, where near duplicates are looked for; only files without a known one are read."""
+    if config.duplicates != "remove_near":
+        return {}
+    blocks = _run_beam(job, config, plan_blocks(records, known), PictureOrder(order), "compare")
+    return {**known, **pictures_of(blocks)}
+
+
+def _decide_collection(config: Preprocess, records: Sequence[Record], pictures: Mapping[str, str]) -> Decision:
+    """The split of each record, and what is kept out because of others."""
+    by_split = split_records(records, config.split)
+    if config.duplicates == "keep":
+        return Decision(by_split)
+    return remove_duplicates(by_split, pictures, config.near_bits if config.duplicates == "remove_near" else None)
+
+
+def _take_over(delta: Delta, before: DataSetBefore | None, draft: ArtifactDraft) -> list[ShardSummary]:
+    if before is None or not delta.linked:
+        return []
+    link_shards(delta, before, draft)
+    return summaries_of_unchanged(delta, before)
+
+
+def _run_beam(job: Job, config: Preprocess, plans: Sequence[ShardPlan], order: Order | PictureOrder, phase: str) -> list:
+    """The summaries of all plans."""
+    if not plans:  # nothing but removals, and no need for Beam
+        return []
     # Beam takes longer to import than all of the above to run, and most mistakes have shown themselves by now.
     with quiet_import():
         from beam_jobs.pipeline import build_shards
     with tempfile.TemporaryDirectory(prefix="shards-", dir=job.attempt.folder, ignore_cleanup_errors=True) as scratch:
-        return build_shards(plans, order, config.runner, Path(scratch), _reporter(job, sum(len(plan.records) for plan in plans)))
+        return build_shards(plans, order, config.runner, Path(scratch), _reporter(job, phase, sum(len(plan.records) for plan in plans)))
 
 
-def _reporter(job: Job, total: int) -> Callable[[int, int], None]:
-    job.progress.report("preprocess", 0, total, "images")
+def _reporter(job: Job, phase: str, total: int) -> Callable[[int, int], None]:
+    job.progress.report(phase, 0, total, "images")
 
     def report(done: int, rejected: int) -> None:
-        job.progress.report("preprocess", done, total, "images", {"rejected": rejected})
+        job.progress.report(phase, done, total, "images", {"rejected": rejected})
 
     return report
 
@@ -118,13 +172,11 @@ def _check_rejects(job: Job, config: Preprocess, rejected: Sequence[RejectedReco
                     f"All of them are in {full_list}. Mend or remove them, or raise preprocess.rejects in {job.request.config_file}")
 
 
-def _complete(draft: ArtifactDraft, config: Preprocess, class_names: Sequence[str], summaries: Sequence[ShardSummary],
-              rejected: Sequence[RejectedRecord]) -> None:
+def _complete(draft: ArtifactDraft, config: Preprocess, figures: DatasetFigures, delta: Delta, rejected: Sequence[RejectedRecord]) -> None:
     """Adds to the shards what else a data set has."""
     _write_rejected(draft.folder / QUARANTINE, rejected)
-    figures = figures_of(summaries, class_names, rejected)
-    draft.figures = figures.model_dump(mode="json")
-    draft.num_examples = {summary.name: summary.num_examples for summary in summaries}
+    removed = {shard: list(positions) for shard, positions in delta.linked.items() if positions}
+    draft.figures = figures.model_copy(update={"generation": delta.generation, "removed": removed}).model_dump(mode="json")
     draft.seeds = {"split": config.split.seed}
     _log.info("%s; %d kept out", ", ".join(f"{count} {split}" for split, count in figures.num_examples.items()), len(rejected))
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from beam_jobs.io.example import serialise
 from beam_jobs.io.tfrecord import TFRecordWriter
@@ -31,6 +32,11 @@ class Order:
     """The folder that gets the shards."""
     stages: tuple[Stage, ...]
     class_names: tuple[str, ...]
+    summary: ClassVar[type[ShardSummary]] = ShardSummary
+    """What a builder says of each shard."""
+
+    def builder(self, tally: Path) -> ShardBuilder:
+        return ShardBuilder(self, tally)
 
 
 class ShardBuilder:
@@ -54,19 +60,21 @@ class ShardBuilder:
         counts, notes = _Counts(), Notes(self._tally)
         with TFRecordWriter(self._order.target / plan.name) as writer:
             for record in plan.records:
-                is_kept = self._add(record, writer, counts)
+                with counts.outcome_of_record():
+                    is_kept = self._add(record, writer, counts)
                 notes.add(is_rejected=not is_kept)
                 if len(counts.shapes) > 1:
                     break
         notes.flush()
         return ShardSummary(split=plan.split, name=plan.name, num_examples=counts.num_examples, labels=counts.labels,
-                            shapes=list(counts.shapes.items()), rejected=counts.rejected, nanoseconds=counts.nanoseconds)
+                            shapes=list(counts.shapes.items()), rejected=counts.rejected, nanoseconds=counts.nanoseconds,
+                            outcomes=counts.outcomes)
 
     def _add(self, record: Record, writer: TFRecordWriter, counts: _Counts) -> bool:
         """Takes one record from its file to the shard; False if a stage has kept it out."""
         try:
             with _timed(counts.nanoseconds, "read"):
-                raw = self._read(record)
+                raw = self.read(record)
             example = run_stages(self._stages, raw, counts.nanoseconds)
             with _timed(counts.nanoseconds, "write"):
                 writer.write(serialise(example, self._labels))
@@ -80,7 +88,8 @@ class ShardBuilder:
         counts.shapes.setdefault(example.image.shape, record.key)
         return True
 
-    def _read(self, record: Record) -> Example:
+    def read(self, record: Record) -> Example:
+        """The record as the stages get it. Raises MachineError if its file is not what it was when it was listed."""
         try:
             with open(record.file.path(self._order.raw_folder), "rb", buffering=0) as file:
                 data = file.read()
@@ -100,6 +109,17 @@ class _Counts:
     shapes: dict[Shape, str] = dataclasses.field(default_factory=dict)
     rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)
     nanoseconds: Counter[str] = dataclasses.field(default_factory=Counter)
+    outcomes: list[tuple[int, dict[str, int]]] = dataclasses.field(default_factory=list)
+
+    @contextlib.contextmanager
+    def outcome_of_record(self) -> Iterator[None]:
+        """Notes what the record that is added inside has become, for the index."""
+        num_before, labels_before = self.num_examples, self.labels
+        self.labels = Counter()
+        yield
+        self.outcomes.append((self.num_examples - num_before, dict(self.labels)))
+        labels_before.update(self.labels)
+        self.labels = labels_before
 
 
 @contextlib.contextmanager

@@ -36,6 +36,8 @@ class ShardSummary(BaseModel, frozen=True):
     """Every (height, width, channels) that was met, with the key of its first image."""
     rejected: list[RejectedRecord]
     nanoseconds: dict[str, int]
+    outcomes: list[tuple[int, dict[str, int]]] = []
+    """For each record of the plan, in order: how many examples it has become, and what it has added to `labels`."""
 
 
 def count_labels(summaries: Iterable[ShardSummary]) -> dict[str, Counter[str]]:

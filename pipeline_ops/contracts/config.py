@@ -10,6 +10,7 @@ Relative paths in a config are relative to the folder of the config file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -80,12 +81,29 @@ class Stage(Section):
 
 
 class Split(Section):
-    """Shares of the three splits. An example's split follows from a hash of its key, so it never moves."""
+    """Shares of the three splits. An example's split follows from a hash of its key, so it never moves.
+
+    A split that the source gives to a record comes before all of this.
+    """
 
     train: float = Field(gt=0, lt=1)
     validation: float = Field(gt=0, lt=1)
     test: float = Field(gt=0, lt=1)
     seed: int = 0
+    group_by: Literal["parent_folder", "regex"] | None = None
+    """What is never torn apart: the images of one folder, or those in whose keys `group_regex` finds the same text."""
+    group_regex: str | None = None
+    """For group_by: regex. Searched for in the path below the source's folder; its one pair of brackets is the group."""
+    stratify: bool = False
+    """Whether the shares hold for each class, to within one image or group, and not only about."""
+
+    @model_validator(mode="after")
+    def _groups(self) -> Split:
+        if (self.group_by == "regex") != (self.group_regex is not None):
+            raise ValueError("group_by: regex and group_regex belong together, got one without the other")
+        if self.group_regex is not None and (fault := _fault_of_regex(self.group_regex)):
+            raise ValueError(f"group_regex must be a regular expression with one pair of brackets, such as '^(patient[0-9]+)_', {fault}")
+        return self
 
     @model_validator(mode="after")
     def _sum(self) -> Split:
@@ -93,6 +111,14 @@ class Split(Section):
         if abs(total - 1) > 1e-6:
             raise ValueError(f"train + validation + test must be 1, got {total:g}")
         return self
+
+
+def _fault_of_regex(pattern: str) -> str | None:
+    try:
+        num_groups = re.compile(pattern).groups
+    except re.error as error:
+        return f"got {pattern!r}: {error}"
+    return None if num_groups == 1 else f"got {pattern!r} with {num_groups}"
 
 
 class Rejects(Section):
@@ -104,6 +130,14 @@ class Rejects(Section):
 
     def budget(self, num_records: int) -> int:
         return max(self.max_count, int(self.max_fraction * num_records))
+
+
+class Deltas(Section):
+    """When a data set is made anew as a whole, and not only what changed in it. Everything anew is what a first run makes."""
+
+    max_fraction: float = Field(0.3, ge=0, le=1)
+    """The largest share of examples that were removed or came after the first generation. 0: every change makes everything anew."""
+    max_generations: int = Field(8, ge=1, le=1000)
 
 
 class BeamRunner(Section):
@@ -127,7 +161,16 @@ class Preprocess(TaskSection):
     stages: list[Stage] = Field(min_length=1)
     split: Split
     shards: int = Field(8, ge=1, le=10_000)
-    """Shards of each split."""
+    """Shards of each split; with `shard_megabytes` at least so many. A split with fewer records has one for each."""
+    shard_megabytes: float | None = Field(None, gt=0, le=100_000)
+    """How large a shard may become: of raw bytes, in units of 10**6; null for as many as `shards` says."""
+    duplicates: Literal["keep", "remove_exact", "remove_near"] = "keep"
+    """What becomes of equal or nearly equal images: of each kind one stays, the one in test before that in train."""
+    near_bits: int = Field(4, ge=0, le=8)
+    """For duplicates: remove_near. In how many of 64 bits the perceptual hashes of near images differ at most."""
+    balance: Literal["none", "by_class"] = "none"
+    """by_class: a weight for each class lies beside the shards, by which every class counts alike. No example is doubled."""
+    deltas: Deltas = Deltas()
     rejects: Rejects = Rejects()
     runner: BeamRunner = operational(BeamRunner())
 

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from pipeline_ops.contracts.errors import Cancelled, ExitCode, TrainyardError
 from pipeline_ops.contracts.files import exclusive_lock, staging_folder
 from pipeline_ops.contracts.layout import Attempt, lock_file, work_folder
-from pipeline_ops.contracts.manifest import NAME, Manifest, list_files, write_manifest
+from pipeline_ops.contracts.manifest import NAME, Manifest, ManifestFile, list_files, write_manifest
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import Request, Status, read_request, write_status
 
@@ -59,18 +59,22 @@ class Job:
             write_manifest(staging, Manifest(
                 job=self.request.job, pipeline=self.request.pipeline, fingerprint=self.request.fingerprint,
                 fingerprint_digest=self.request.fingerprint.digest, inputs=self.request.inputs, seeds=draft.seeds,
-                files=list_files(staging, draft.num_examples), figures=draft.figures))
+                files=list_files(staging, draft.num_examples, draft.linked), figures=draft.figures))
         shutil.rmtree(self.work, ignore_errors=True)
 
 
 @dataclasses.dataclass
 class ArtifactDraft:
-    """Files below `folder`, and what the manifest shall say beside them. `num_examples` is by shard path."""
+    """Files below `folder`, and what the manifest shall say beside them. `num_examples` is by shard path.
+
+    `linked` are files that are those of another artifact, by path, as its manifest has them.
+    """
 
     folder: Path
     figures: dict[str, Any] = dataclasses.field(default_factory=dict)
     seeds: dict[str, int] = dataclasses.field(default_factory=dict)
     num_examples: dict[str, int] = dataclasses.field(default_factory=dict)
+    linked: dict[str, ManifestFile] = dataclasses.field(default_factory=dict)
 
 
 def run_job(work: Callable[[Job], ExitCode]) -> NoReturn:

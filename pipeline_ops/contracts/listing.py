@@ -2,28 +2,32 @@
 
 Reading every file of a large data set only to see that nothing changed would take minutes. A listing therefore keeps
 an index of (size, mtime, ctime) and digest, and reads only files of which one of the three is new. The ctime is there
-because `cp -p` and rsync set the mtime, and nobody can set the ctime.
+because `cp -p` and rsync set the mtime, and nobody can set the ctime. Of a million files, nothing is held but their keys,
+sizes and digests, and the index is one line of text each.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
+import json
+import operator
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 from pipeline_ops.contracts.errors import DataError, MachineError, TrainyardError
-from pipeline_ops.contracts.files import read_json, write_json
-from pipeline_ops.contracts.fingerprint import digest_of
+from pipeline_ops.contracts.files import write_whole
 
 _UNSETTLED_NS = 2_000_000_000
+_key_of = operator.attrgetter("key")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class RawFile:
     """One file. `key` is its path below the folder: text in any case, reversible, and equal on every host.
 
@@ -53,7 +57,10 @@ class Listing:
     @property
     def digest(self) -> str:
         """Equal for equal names and contents, wherever the folder is and however the files came there."""
-        return digest_of([[file.key, file.digest] for file in self.files])
+        hashed = _new_hash()
+        for file in self.files:
+            hashed.update(f"{file.key}\0{file.digest}\0".encode())  # no file name holds a NUL
+        return hashed.hexdigest()
 
 
 def list_raw_files(folder: Path, indexes: Path) -> Listing:
@@ -67,22 +74,43 @@ def list_raw_files(folder: Path, indexes: Path) -> Listing:
       DataError: there is no such folder, it can't be read, or something in it is neither a file nor a folder.
       MachineError: a file vanished meanwhile.
     """
-    index_file = indexes / f"{hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()}.json"
-    index = read_json(index_file) or {}
-    root, entries = os.fsencode(folder), {}
-    settled_ns = time.time_ns() - _UNSETTLED_NS
+    index_file = indexes / f"{hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()}.index"
+    known, settled_ns = _read_index(index_file), time.time_ns() - _UNSETTLED_NS
+    num_known, num_kept = len(known), 0
+    files, fresh = [], {}
     try:
-        for path, stat in _walk(root):
-            key = _as_key(os.path.relpath(path, root))
-            signature = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
-            known = index.get(key)
-            entries[key] = known if known and known[:3] == signature else [*signature, _digest(path)]
+        for relative, entry in _walk(os.fsencode(folder)):
+            key, stat = _as_key(relative), entry.stat()
+            signature = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} "
+            line = known.get(key, "")
+            is_known = line.startswith(signature)
+            digest = line[len(signature):] if is_known else _digest(entry.path)
+            files.append(RawFile(key, stat.st_size, digest))
+            num_kept += is_known
+            if not is_known and stat.st_ctime_ns < settled_ns:
+                fresh[key] = signature + digest
     except OSError as error:
-        raise _unreadable(error, root) from None
-    fresh = {key: entry for key, entry in entries.items() if entry[2] < settled_ns}
-    if fresh != index:
-        write_json(index_file, fresh)
-    return Listing(folder, tuple(RawFile(key, entry[0], entry[3]) for key, entry in sorted(entries.items())))
+        raise _unreadable(error, os.fsencode(folder)) from None
+    files.sort(key=_key_of)
+    if fresh or num_kept < num_known:
+        _write_index(index_file, known | fresh, files)
+    return Listing(folder, tuple(files))
+
+
+def _read_index(file: Path) -> dict[str, str]:
+    """By key: size, mtime and ctime in nanoseconds, and digest."""
+    try:
+        with open(file, encoding="utf-8") as lines:
+            split = (line.rstrip("\n").rpartition("\t") for line in lines)
+            return {json.loads(key): entry for key, _, entry in split}
+    except FileNotFoundError:
+        return {}
+
+
+def _write_index(file: Path, entries: Mapping[str, str], files: Iterable[RawFile]) -> None:
+    """Only what belongs to one of the files, and to what it holds now."""
+    lines = (f"{json.dumps(raw.key)}\t{entries[raw.key]}\n" for raw in files if entries.get(raw.key, "").endswith(raw.digest))
+    write_whole(file, "".join(lines).encode())
 
 
 def _unreadable(error: OSError, root: bytes) -> TrainyardError:
@@ -96,20 +124,24 @@ def _unreadable(error: OSError, root: bytes) -> TrainyardError:
     return MachineError(f"{place}: {error.strerror}; mend the disk, then retry")
 
 
-def _walk(folder: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
+def _walk(folder: bytes, prefix: bytes = b"") -> Iterator[tuple[bytes, os.DirEntry]]:
+    """Every file with its path below the folder."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(b"."):
                 continue
             if entry.is_dir():
-                yield from _walk(entry.path)
+                yield from _walk(entry.path, prefix + entry.name + b"/")
             elif entry.is_file():
-                yield entry.path, entry.stat()
+                yield prefix + entry.name, entry
             else:
                 raise DataError(f"{os.fsdecode(entry.path)}: neither a file nor a folder, or a link that leads nowhere; remove it")
 
 
 def _as_key(relative: bytes) -> str:
+    if b"%" not in relative:
+        with contextlib.suppress(UnicodeDecodeError):  # as good as never
+            return relative.decode()
     text = relative.replace(b"%", b"%25").decode("utf-8", "surrogateescape")
     return "".join(f"%{ord(c) - 0xDC00:02X}" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in text)
 

@@ -6,7 +6,7 @@ from one task to the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,17 @@ class Manifest(BaseModel):
         return {file.path: file for file in self.files}[path]
 
 
-def list_files(folder: Path, num_examples: dict[str, int] | None = None) -> list[ManifestFile]:
-    """Every file below a folder but the manifest, sorted by path, with size and checksum."""
+def list_files(folder: Path, num_examples: dict[str, int] | None = None, known: Mapping[str, ManifestFile] | None = None) -> list[ManifestFile]:
+    """Every file below a folder but the manifest, sorted by path, with size and checksum.
+
+    What is `known` from the manifest of another artifact, by path, is not read again.
+    """
     found = []
     for file in sorted(folder.rglob("*")):
         path = str(file.relative_to(folder))
-        if file.is_file() and path != NAME:
+        if known and path in known:
+            found.append(known[path])
+        elif file.is_file() and path != NAME:
             found.append(ManifestFile(path=path, num_bytes=file.stat().st_size, crc32c=crc32c_of(file),
                                       num_examples=(num_examples or {}).get(path)))
     return found

@@ -12,6 +12,7 @@ from pathlib import Path
 from pipeline_ops.contracts.config import PipelineConfig, TaskSection
 from pipeline_ops.contracts.figures import ModelFigures
 from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code, versions_of
+from pipeline_ops.contracts.generations import BASE, RAW_FILES, choose_base
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.listing import list_raw_files
 from pipeline_ops.contracts.manifest import Input, Manifest, find_damage, read_manifest
@@ -42,15 +43,17 @@ KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
         "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c"),
         lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/shard.py", "beam_jobs/io",
+                        "beam_jobs/splits.py", "beam_jobs/delta.py", "beam_jobs/generations.py", "beam_jobs/index.py",
+                        "beam_jobs/balance.py", "beam_jobs/duplicates.py", "beam_jobs/pictures.py",
                         "beam_jobs/statistics", f"beam_jobs/sources/{config.preprocess.source.type}.py", "beam_jobs/stages/stage.py",
                         *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
-        lambda config: ["pipeline_ops/training", "pipeline_ops/input/dataset.py", "pipeline_ops/models/classification.py",
-                        f"pipeline_ops/models/{config.train.model}.py"]),
+        lambda config: ["pipeline_ops/training", "pipeline_ops/input/dataset.py", "pipeline_ops/input/records.py",
+                        "pipeline_ops/models/classification.py", f"pipeline_ops/models/{config.train.model}.py"]),
     "evaluate": JobKind(
         "pipeline_ops.evaluation.evaluate", ("preprocess", "train"), (*_TENSORFLOW, "jinja2", "pillow"),
-        lambda config: ["pipeline_ops/evaluation", "pipeline_ops/input/served.py"]),
+        lambda config: ["pipeline_ops/evaluation", "pipeline_ops/input/served.py", "pipeline_ops/input/records.py"]),
     "export": JobKind(
         "pipeline_ops.export.export", ("train", "evaluate"), _TENSORFLOW, lambda config: ["pipeline_ops/export", "pipeline_ops/input/served.py"]),
 }
@@ -85,13 +88,16 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     inputs = {name: _as_input(manifests[name]) for name in kind.reads}
     digests = {name: entry.digest for name, entry in inputs.items()}
     if job == "preprocess":
-        digests["raw files"] = list_raw_files(config.path(section.source.path), layout.listings).digest
+        digests[RAW_FILES] = list_raw_files(config.path(section.source.path), layout.listings).digest
     if job == "evaluate" and (champion := _baseline(config, layout, inputs["train"])):
         inputs["champion"] = champion
         digests["champion"] = champion.digest
     fingerprint = Fingerprint(config=_fingerprinted_config(job, section), inputs=digests,
                               code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()),
                               versions=versions_of(kind.packages))
+    if job == "preprocess" and (base := choose_base(layout.artifacts(job), fingerprint)):
+        inputs[BASE] = base
+        fingerprint = fingerprint.model_copy(update={"inputs": digests | {BASE: base.digest}})
     request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file), config=section.model_dump(mode="json"),
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)

@@ -1,11 +1,13 @@
-"""The one place that makes shard names and knows what is in a data set's manifest.
+"""The one place that makes and parses shard names and knows what is in a data set's manifest.
 
 A data set's artifact holds `train-00000-of-00008.tfrecord` and so on for each split, `quarantine.jsonl` with what was
-rejected, and these figures.
+rejected, an index of its records, and these figures. What came after the first generation lies in shards that say so,
+`train-g0002-00000-of-00003.tfrecord`; what was removed meanwhile still stands in its shard, and every reader skips it.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +18,15 @@ from pipeline_ops.contracts.manifest import Manifest, ManifestFile
 SPLITS = ("train", "validation", "test")
 QUARANTINE = "quarantine.jsonl"
 """One line per rejected record: {"key", "stage", "reason", "detail"}."""
+
+INDEX = "index.jsonl.gz"
+"""One line per record of the source, by which the next generation knows what is new; see `beam_jobs/index.py`."""
+
+CLASS_WEIGHTS = "class_weights.json"
+"""Where `preprocess.balance` asks for it: a float for each class name, by which a loss makes all classes count alike. A file and
+not a figure, so that the data set's digest covers it; by class and not by example, so that new examples change no old shard."""
+
+_GENERATION = re.compile(r"-g(\d{4,})-\d{5}-of-\d{5}\.tfrecord$")
 
 # The features of one tf.train.Example. All:
 ENCODED = "image/encoded"  # bytes: the image file, JPEG or PNG
@@ -34,15 +45,23 @@ BOX_IS_CROWD = "image/object/is_crowd"  # int64, 0 or 1
 BOX_IS_DIFFICULT = "image/object/difficult"  # int64, 0 or 1
 
 
-def shard_name(split: str, index: int, num_shards: int) -> str:
-    return f"{split}-{index:05d}-of-{num_shards:05d}.tfrecord"
+def shard_name(split: str, index: int, num_shards: int, generation: int = 1) -> str:
+    later = f"-g{generation:04d}" if generation > 1 else ""
+    return f"{split}{later}-{index:05d}-of-{num_shards:05d}.tfrecord"
+
+
+def generation_of(shard: str) -> int:
+    """The generation that a shard was written for: 1 where its name has none."""
+    found = _GENERATION.search(shard)
+    return int(found.group(1)) if found else 1
 
 
 class DatasetFigures(BaseModel):
     """The `figures` of a data set's manifest.
 
     `image_shape` is (height, width, channels) where all images have it. `labels` counts by split and class name: examples
-    for classification, boxes for detection.
+    for classification, boxes for detection. All counts are of what a reader gets; a file's `num_examples` in the manifest
+    also counts what is removed from it. `removed` holds positions in ascending order, by shard.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -55,6 +74,9 @@ class DatasetFigures(BaseModel):
     num_rejected: int
     rejected_by_reason: dict[str, int]
     seconds_by_stage: dict[str, float] = {}
+    generation: int = 1
+    """The newest generation that has shards here."""
+    removed: dict[str, list[int]] = {}
 
 
 def shards_of(manifest: Manifest, split: str) -> list[ManifestFile]:
@@ -65,3 +87,9 @@ def shards_of(manifest: Manifest, split: str) -> list[ManifestFile]:
 def shard_paths(manifest_uri: str, manifest: Manifest, split: str) -> list[str]:
     folder = Path(manifest_uri).parent
     return [str(folder / file.path) for file in shards_of(manifest, split)]
+
+
+def removed_positions(manifest: Manifest, split: str) -> tuple[tuple[int, ...], ...]:
+    """For each shard of a split, in order: the positions of the records that a reader has to skip."""
+    removed = manifest.figures.get("removed", {})
+    return tuple(tuple(removed.get(file.path, ())) for file in shards_of(manifest, split))

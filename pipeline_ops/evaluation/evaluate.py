@@ -64,7 +64,8 @@ def _ask(config: Evaluate, inputs: Inputs, with_champion: bool, progress: Progre
     models = [ServedModel(inputs.challenger.saved_model, "the challenger", len(class_names))]
     if with_champion:
         models.append(ServedModel(inputs.champion.saved_model, f"the champion (version {inputs.champion.version})", len(class_names)))
-    answers = ask(models, read_encoded(inputs.dataset.test_shards, config.batch), len(class_names), config.worst_mistakes,
+    examples = read_encoded(inputs.dataset.test_shards, config.batch, inputs.dataset.removed_from_test_shards)
+    answers = ask(models, examples, len(class_names), config.worst_mistakes,
                   lambda done: progress.report("evaluate", done, total, "images"))
     if len(answers.labels) != total:
         raise DataError(f"{inputs.dataset.uri}: the test shards hold {len(answers.labels)} examples, the manifest says {total}")

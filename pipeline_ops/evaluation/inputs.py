@@ -15,7 +15,7 @@ from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.figures import SAVED_MODEL, ModelFigures, TrainingFigures, files_of_saved_model
 from pipeline_ops.contracts.manifest import Manifest, read_input, refuse_damage
 from pipeline_ops.contracts.request import Request
-from pipeline_ops.contracts.shards import QUARANTINE, DatasetFigures, shard_paths, shards_of
+from pipeline_ops.contracts.shards import QUARANTINE, DatasetFigures, removed_positions, shard_paths, shards_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +29,10 @@ class Dataset:
     @property
     def test_shards(self) -> list[str]:
         return shard_paths(self.uri, self.manifest, "test")
+
+    @property
+    def removed_from_test_shards(self) -> tuple[tuple[int, ...], ...]:
+        return removed_positions(self.manifest, "test")
 
     @property
     def num_test_examples(self) -> int:

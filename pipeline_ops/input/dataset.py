@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL
+from pipeline_ops.input.records import read_records, shard_reader
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 tf = import_tensorflow()
@@ -43,6 +44,8 @@ class Split:
     num_examples: int
     num_bytes: int
     image_shape: tuple[int, int, int]
+    removed: tuple[tuple[int, ...], ...] = ()
+    """For each shard the positions of records that don't count; `num_examples` is without them. Empty: none anywhere."""
 
     def steps_per_epoch(self, global_batch: int) -> int:
         """Whole batches; the examples of the last, partial one come first in another epoch's order."""
@@ -66,14 +69,14 @@ def training_batches(split: Split, global_batch: int, part: Slice, seed: int, st
 
 def evaluation_batches(split: Split, batch: int, worker: int = 0, workers: int = 1) -> tf.data.Dataset:
     """Every `workers`-th example once, beginning with number `worker`; the last batch may be smaller."""
-    return (tf.data.TFRecordDataset(list(split.paths)).shard(workers, worker).batch(batch)
+    return (read_records(split.paths, split.removed).shard(workers, worker).batch(batch)
             .map(lambda batch_b: _parse(batch_b, split.image_shape), num_parallel_calls=2, deterministic=True)
             .prefetch(2))
 
 
 def _epochs_in_memory(split: Split, global_batch: int, steps: int, seed: int, first_epoch: int) -> tf.data.Dataset:
     """Batches of serialised examples: each epoch is a permutation of the whole split."""
-    all_records = tf.constant(list(tf.data.TFRecordDataset(list(split.paths)).as_numpy_iterator()))
+    all_records = tf.constant(list(read_records(split.paths, split.removed).as_numpy_iterator()))
 
     def epoch(number):
         order = tf.random.experimental.stateless_shuffle(tf.range(split.num_examples), seed=[seed, number])
@@ -84,12 +87,12 @@ def _epochs_in_memory(split: Split, global_batch: int, steps: int, seed: int, fi
 
 def _epochs_streamed(split: Split, global_batch: int, steps: int, seed: int, first_epoch: int) -> tf.data.Dataset:
     """Batches of serialised examples: each epoch reads the shards in another order through a shuffle window."""
-    paths = tf.constant(split.paths)
+    read = shard_reader(split.paths, split.removed)
 
     def epoch(number):
-        order = tf.random.experimental.stateless_shuffle(paths, seed=[seed, number])
+        order = tf.random.experimental.stateless_shuffle(tf.range(len(split.paths)), seed=[seed, number])
         return (tf.data.Dataset.from_tensor_slices(order)
-                .interleave(tf.data.TFRecordDataset, cycle_length=4, num_parallel_calls=2, deterministic=True)
+                .interleave(read, cycle_length=4, num_parallel_calls=2, deterministic=True)
                 .shuffle(_SHUFFLE_EXAMPLES, seed=seed * 1_000_003 + number, reshuffle_each_iteration=False)
                 .batch(global_batch, drop_remainder=True).take(steps))
 

@@ -30,15 +30,19 @@ class EncodedBatch:
     labels: np.ndarray
 
 
-def read_encoded(paths: Sequence[str], batch: int) -> Iterator[EncodedBatch]:
+def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[int]] = ()) -> Iterator[EncodedBatch]:
     """Every example of some shards once, in the order of the shards; the last batch may be smaller.
+
+    `removed` are the positions to skip, for each shard.
 
     Raises:
       DataError: a shard holds something that is not an example.
     """
+    from pipeline_ops.input.records import read_records
+
     tf = import_tensorflow()
     features = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64), KEY: tf.io.FixedLenFeature([], tf.string)}
-    records = tf.data.TFRecordDataset(list(paths)).batch(batch)
+    records = read_records(paths, removed).batch(batch)
     try:
         for parsed in records.map(lambda serialized_N: tf.io.parse_example(serialized_N, features)).prefetch(1).as_numpy_iterator():
             keys = [key.decode("utf-8", "backslashreplace") for key in parsed[KEY]]

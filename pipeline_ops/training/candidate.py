@@ -17,7 +17,8 @@ from pipeline_ops.contracts.figures import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS
 from pipeline_ops.contracts.gang import TRAINED, CandidateSpec
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.request import Request, read_request
-from pipeline_ops.contracts.shards import ENCODED, DatasetFigures, shard_paths
+from pipeline_ops.contracts.shards import ENCODED, DatasetFigures, removed_positions, shard_paths
+from pipeline_ops.input.records import read_records
 from pipeline_ops.models import builder
 from pipeline_ops.training.state import read_arrays, write_arrays
 
@@ -67,8 +68,9 @@ def write_candidate(spec: CandidateSpec) -> None:
 def _write_references(request: Request, served: ServedClassifier, folder: Path) -> None:
     """Real test examples, and what the model in memory says of them: the published model must say the same."""
     uri = request.inputs["preprocess"].uri
-    paths = shard_paths(uri, read_manifest(uri), "test")
-    examples = list(tf.data.TFRecordDataset(paths).take(_NUM_REFERENCES).as_numpy_iterator())
+    manifest = read_manifest(uri)
+    tests = read_records(shard_paths(uri, manifest, "test"), removed_positions(manifest, "test"))
+    examples = list(tests.take(_NUM_REFERENCES).as_numpy_iterator())
     with tf.io.TFRecordWriter(str(folder / REFERENCE_EXAMPLES)) as writer:
         for example in examples:
             writer.write(example)

@@ -21,7 +21,7 @@ from pipeline_ops.contracts.gang import STATE, TRAINED, WorkerSpec, worker_diges
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import Request, read_request
-from pipeline_ops.contracts.shards import DatasetFigures, shard_paths, shards_of
+from pipeline_ops.contracts.shards import DatasetFigures, removed_positions, shard_paths, shards_of
 from pipeline_ops.input.dataset import Slice, Split, evaluation_batches, training_batches
 from pipeline_ops.models import builder
 from pipeline_ops.models.classification import means
@@ -196,7 +196,7 @@ def open_splits(request: Request) -> tuple[Split, Split, DatasetFigures]:
 
     def split(name: str) -> Split:
         return Split(tuple(shard_paths(uri, manifest, name)), figures.num_examples[name], sum(file.num_bytes for file in shards_of(manifest, name)),
-                     figures.image_shape)
+                     figures.image_shape, removed_positions(manifest, name))
 
     return split("train"), split("validation"), figures
 

@@ -6,75 +6,107 @@ import random
 
 import pytest
 
-from beam_jobs.plan import Record, check_labels, class_names_of, plan_shards, planned_labels, split_of
-from pipeline_ops.contracts.config import Split
+from beam_jobs.plan import Record, check_labels, class_names_of, num_shards_of, plan_data_set, plan_shards, planned_labels
+from pipeline_ops.contracts.config import Preprocess
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.listing import RawFile
 
-SPLIT = Split(train=0.8, validation=0.1, test=0.1, seed=7)
+
+def records(count: int, num_bytes=lambda index: 1000) -> list[Record]:
+    return [Record(RawFile(f"class{index % 3}/{index}.png", num_bytes(index), ""), f"class{index % 3}") for index in range(count)]
 
 
-def records(count: int) -> list[Record]:
-    return [Record(RawFile(f"class{index % 3}/{index}.png", 1, ""), f"class{index % 3}") for index in range(count)]
+def config(**keys) -> Preprocess:
+    return Preprocess.model_validate({
+        "source": {"type": "image_folder", "path": "raw"}, "stages": [{"name": "decode"}],
+        "split": {"train": 0.8, "validation": 0.1, "test": 0.1, "seed": 7}, **keys})
 
 
-def keys_by_split(plans) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for plan in plans:
-        found.setdefault(plan.split, []).extend(record.key for record in plan.records)
-    return found
+def keys_of(plans) -> list[str]:
+    return [record.key for plan in plans for record in plan.records]
 
 
-def test_every_record_is_in_exactly_one_shard():
-    planned = [key for keys in keys_by_split(plan_shards(records(1000), SPLIT, 8)).values() for key in keys]
-    assert sorted(planned) == sorted(record.key for record in records(1000))
+def bytes_of(plans) -> list[int]:
+    return [sum(record.file.num_bytes for record in plan.records) for plan in plans]
+
+
+@pytest.mark.parametrize("count, num_shards", [(1, 1), (7, 7), (8, 7), (1000, 8), (1003, 16)])
+def test_every_record_is_in_exactly_one_shard(count, num_shards):
+    planned = keys_of(plan_shards({"train": records(count)}, 7, num_shards))
+    assert sorted(planned) == sorted(record.key for record in records(count))
 
 
 def test_the_order_of_the_listing_changes_nothing():
-    shuffled = records(500)
+    shuffled = records(500, lambda index: index * 37 % 1000)
     random.Random(1).shuffle(shuffled)
-    assert plan_shards(shuffled, SPLIT, 8) == plan_shards(records(500), SPLIT, 8)
-
-
-def test_a_record_stays_in_its_split_when_others_come():
-    few, many = (keys_by_split(plan_shards(records(count), SPLIT, 8)) for count in (300, 3000))
-    for split, keys in few.items():
-        assert set(keys) <= set(many[split])
+    assert plan_shards({"train": shuffled}, 7, 8) == plan_shards({"train": records(500, lambda index: index * 37 % 1000)}, 7, 8)
 
 
 def test_the_number_of_shards_does_not_change_the_order():
-    one, eight = (keys_by_split(plan_shards(records(300), SPLIT, count)) for count in (1, 8))
-    assert one == eight
+    assert keys_of(plan_shards({"train": records(300)}, 7, 1)) == keys_of(plan_shards({"train": records(300)}, 7, 8))
 
 
-def test_shards_of_a_split_differ_by_at_most_one_record():
-    for split in ("train", "validation", "test"):
-        sizes = [len(plan.records) for plan in plan_shards(records(1003), SPLIT, 8) if plan.split == split]
-        assert len(sizes) == 8
-        assert max(sizes) - min(sizes) <= 1
+def test_the_order_is_a_shuffle_over_the_whole_split():
+    places = {key: place for place, key in enumerate(keys_of(plan_shards({"train": records(2000)}, 7, 8)))}
+    moved = [abs(places[record.key] - place) for place, record in enumerate(records(2000))]
+    assert sum(moved) / len(moved) == pytest.approx(2000 / 3, rel=0.05)  # what a uniform permutation has
 
 
-def test_splits_have_about_their_shares():
-    sizes = {split: len(keys) for split, keys in keys_by_split(plan_shards(records(10_000), SPLIT, 8)).items()}
-    assert sizes == pytest.approx({"train": 8000, "validation": 1000, "test": 1000}, rel=0.1)
+def test_another_seed_gives_another_order():
+    assert keys_of(plan_shards({"train": records(300)}, 7, 1)) != keys_of(plan_shards({"train": records(300)}, 8, 1))
 
 
-def test_another_seed_gives_other_splits_and_another_order():
-    other = Split(train=0.8, validation=0.1, test=0.1, seed=8)
-    assert keys_by_split(plan_shards(records(300), SPLIT, 1)) != keys_by_split(plan_shards(records(300), other, 1))
+def test_shards_of_equal_records_differ_by_at_most_one_record():
+    sizes = [len(plan.records) for plan in plan_shards({"train": records(1003)}, 7, 8)]
+    assert len(sizes) == 8
+    assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_key_keeps_its_split_over_versions_of_this_code():
-    """Written down once: a change here moves test examples into the training of everybody."""
-    splits = [split_of(f"cat/{index}.png", SPLIT) for index in range(24)]
-    assert [index for index, split in enumerate(splits) if split == "validation"] == [1, 6, 10, 20]
-    assert [index for index, split in enumerate(splits) if split == "test"] == [4, 5, 7, 16, 17]
+SIZES = {
+    "photographs": lambda index: random.Random(index).randint(25_000, 58_000),
+    "a few large ones": lambda index: 400_000 if index % 40 == 0 else 20_000,
+    "a heavy tail": lambda index: int(random.Random(index).lognormvariate(10, 1)),
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("count, num_shards", [(400, 4), (800, 16), (3000, 64)])
+def test_shards_are_within_a_tenth_of_each_other_in_bytes(sizes, count, num_shards):
+    sizes = bytes_of(plan_shards({"train": records(count, SIZES[sizes])}, 7, num_shards))
+    assert max(sizes) <= 1.1 * min(sizes)
+
+
+def test_a_record_larger_than_all_others_together_has_a_shard_for_itself():
+    plans = plan_shards({"train": records(50, lambda index: 10_000_000 if index == 20 else 1000)}, 7, 3)
+    assert [record.file.num_bytes for plan in plans if len(plan.records) == 1 for record in plan.records] == [10_000_000]
+    assert sorted(len(plan.records) for plan in plans) == [1, 24, 25]
+
+
+def test_a_small_split_has_fewer_shards_and_none_is_empty():
+    plans = plan_shards({"train": records(100), "test": records(3), "validation": []}, 7, 8)
+    assert [plan.name for plan in plans if plan.split != "train"] == [f"test-{index:05d}-of-00003.tfrecord" for index in range(3)]
+    assert all(plan.records for plan in plans)
+
+
+def test_shards_of_a_later_generation_say_so():
+    assert [plan.name for plan in plan_shards({"train": records(9)}, 7, 2, 3)] == ["train-g0003-00000-of-00002.tfrecord",
+                                                                                   "train-g0003-00001-of-00002.tfrecord"]
+
+
+@pytest.mark.parametrize("count, megabytes, wanted", [(1000, None, 4), (1000, 1.0, 4), (10_000, 1.0, 12), (10_000, 0.5, 23)])
+def test_a_target_size_gives_as_many_shards_as_it_takes_and_never_fewer_than_asked_for(count, megabytes, wanted):
+    assert num_shards_of(records(count), config(shards=4, shard_megabytes=megabytes)) == wanted
+
+
+def test_a_train_split_too_small_for_its_shards_is_told():
+    with pytest.raises(DataError, match="the train split has 3 records, too few for 4 shards; add images, or lower preprocess.shards"):
+        plan_data_set({"train": records(3), "validation": records(3), "test": records(3)}, config(shards=4))
 
 
 def test_one_class_is_no_classification():
     one = [record for record in records(100) if record.label == "class1"]
     with pytest.raises(DataError, match="two classes or more, found class1; put the images of each class into a folder of its own"):
-        check_labels(planned_labels(plan_shards(one, SPLIT, 1)), class_names_of(one), "raw")
+        check_labels(planned_labels({"train": one, "validation": one, "test": one}), class_names_of(one), "raw")
 
 
 def test_a_class_without_training_examples_is_named():

@@ -166,10 +166,17 @@ def test_raw_files_that_changed_since_the_plan_are_a_reason_to_retry(animals, en
     assert "raw files changed while the run was starting; retry" in outcome.message
 
 
-def test_more_shards_than_examples_leave_empty_shards(animals, read_records):
-    outcome = animals.run(shards=40)
+def test_a_split_of_few_records_has_a_shard_for_each(animals, read_records):
+    outcome = animals.run(shards=20)
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
-    assert sorted({len(read_records(outcome.artifact / name)) for name in outcome.shards}) == [0, 1]
+    assert {len(read_records(outcome.artifact / name)) for name in outcome.shards if not name.startswith("train")} == {1}
+    assert len([name for name in outcome.shards if name.startswith("train")]) == 20
+
+
+def test_a_train_split_too_small_for_its_shards_is_told(animals):
+    outcome = animals.run(shards=60)
+    assert outcome.exit_code is ExitCode.DATA
+    assert "too few for 60 shards; add images, or lower preprocess.shards" in outcome.message
 
 
 def test_progress_tells_what_is_done_and_what_was_rejected(animals):
@@ -201,7 +208,7 @@ def test_a_bug_in_a_stage_is_told_in_one_line(animals, monkeypatch, mode):
 
 def test_nothing_but_the_data_set_is_left(animals):
     outcome = animals.run()
-    assert {file.name for file in outcome.artifact.iterdir()} == {*outcome.shards, "manifest.json", "quarantine.jsonl"}
+    assert {file.name for file in outcome.artifact.iterdir()} == {*outcome.shards, "manifest.json", "quarantine.jsonl", "index.jsonl.gz"}
     assert {file.name for file in outcome.attempt.folder.iterdir()} == {"request.json", "status.json", "progress.jsonl"}
     assert [file.name for file in outcome.artifact.parent.iterdir() if file.name.endswith(".staging")] == []
 

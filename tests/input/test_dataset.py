@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,15 +11,22 @@ from pipeline_ops.contracts.shards import DatasetFigures, shard_paths, shards_of
 BATCH = 60
 
 
-@pytest.fixture(params=["in memory", "streamed"])
+REMOVED = ((0, 3, 174), (), (5,), tuple(range(20, 60)))
+"""By shard: positions that a later generation has removed; each shard of the train split holds 175."""
+
+
+@pytest.fixture(params=["in memory", "streamed", "in memory with removals", "streamed with removals"])
 def split(request, dataset):
-    """The train split, small enough for memory, and the same as if it were not."""
+    """The train split, small enough for memory, and the same as if it were not; whole, and after removals."""
     from pipeline_ops.input.dataset import MAX_BYTES_IN_MEMORY, Split
 
     manifest = read_manifest(dataset)
     figures = DatasetFigures.model_validate(manifest.figures)
-    num_bytes = sum(f.num_bytes for f in shards_of(manifest, "train")) if request.param == "in memory" else MAX_BYTES_IN_MEMORY + 1
-    return Split(tuple(shard_paths(dataset, manifest, "train")), figures.num_examples["train"], num_bytes, figures.image_shape)
+    num_bytes = sum(f.num_bytes for f in shards_of(manifest, "train")) if "in memory" in request.param else MAX_BYTES_IN_MEMORY + 1
+    split = Split(tuple(shard_paths(dataset, manifest, "train")), figures.num_examples["train"], num_bytes, figures.image_shape)
+    if "removals" not in request.param:
+        return split
+    return dataclasses.replace(split, removed=REMOVED, num_examples=split.num_examples - sum(map(len, REMOVED)))
 
 
 def batches(split, count, worker=0, workers=1, start_step=0, seed=3):
@@ -40,7 +49,7 @@ def test_the_workers_slices_make_up_the_global_batches(split):
 
 @pytest.mark.parametrize("step", [1, 10, 11, 12, 25])
 def test_resuming_at_a_step_gives_what_would_have_come(split, step):
-    assert split.steps_per_epoch(BATCH) == 11  # so the steps lie within, at and beyond the end of an epoch
+    assert split.steps_per_epoch(BATCH) == (10 if split.removed else 11)  # so the steps lie within, at and beyond the end of an epoch
     assert same(batches(split, 30)[step:], batches(split, 30 - step, start_step=step))
 
 
@@ -62,3 +71,40 @@ def test_evaluation_sees_every_example_once_over_all_workers(split):
     counts = [sum(len(y) for _, y in evaluation_batches(split, 64, worker, 3)) for worker in range(3)]
     assert sum(counts) == split.num_examples
     assert max(counts) - min(counts) <= 1
+
+
+def examples_of(split) -> list[bytes]:
+    from pipeline_ops.input.records import read_records
+
+    return list(read_records(split.paths, split.removed).as_numpy_iterator())
+
+
+def test_what_is_removed_is_read_by_nobody(split):
+    """Training, evaluation, and what a served model is asked, against the shards as they are."""
+    from pipeline_ops.input.dataset import evaluation_batches
+    from pipeline_ops.input.records import read_records
+    from pipeline_ops.input.served import read_encoded
+
+    every = [list(read_records([path]).as_numpy_iterator()) for path in split.paths]
+    removed = split.removed or ((),) * len(every)
+    wanted = [example for examples, positions in zip(every, removed, strict=True) for i, example in enumerate(examples) if i not in positions]
+    assert len(wanted) == split.num_examples
+    assert examples_of(split) == wanted
+    assert sum(len(y) for _, y in evaluation_batches(split, 64)) == len(wanted)
+    keys = [key for batch in read_encoded(split.paths, 100, split.removed) for key in batch.keys]
+    assert len(keys) == len(set(keys)) == len(wanted)
+    one_epoch = np.concatenate([y for _, y in batches(split, split.steps_per_epoch(BATCH))])
+    assert len(one_epoch) == len(wanted) // BATCH * BATCH
+
+
+def test_training_never_sees_an_image_that_is_removed(split):
+    import tensorflow as tf
+
+    from pipeline_ops.contracts.shards import ENCODED
+
+    def images(examples) -> set[bytes]:
+        parsed = tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})[ENCODED].numpy()
+        return {tf.io.decode_image(encoded).numpy().tobytes() for encoded in parsed}
+
+    seen = {image.tobytes() for x, _ in batches(split, 4 * split.steps_per_epoch(BATCH)) for image in x}
+    assert seen <= images(examples_of(split))

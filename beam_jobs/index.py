@@ -1,0 +1,71 @@
+"""The index of a data set: one line for each record of its source, by which the next generation knows what is new.
+
+A gzip file of JSON lines, sorted by key: written by the job that makes the data set, read by the one that goes on from
+it. It holds what is needed to count and to skip a record without opening its shard.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from beam_jobs.plan import Record
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.files import write_whole
+
+_COMPRESSION = 1  # most of a line are digests, which no level makes smaller
+
+
+class Entry(NamedTuple):
+    """One record, and where its examples are: `num_examples` of them in `shard`, from `position` on.
+
+    A record that was kept out has no examples and the shard "". `split` is "" where the collection kept it out, so that no
+    split can be equal to it. `labels` counts by class name: examples, or boxes for detection. `picture` is the perceptual
+    hash of the image, as 16 hex digits, where one was asked for.
+    """
+
+    key: str
+    content: str
+    annotation: str
+    split: str
+    shard: str = ""
+    position: int = 0
+    num_examples: int = 0
+    labels: Mapping[str, int] = {}
+    picture: str = ""
+
+    @property
+    def positions(self) -> range:
+        return range(self.position, self.position + self.num_examples)
+
+
+def annotation_digest(record: Record) -> str:
+    """16 hex digits over what the source says of a record, as far as it goes into the shard."""
+    return _digest_annotation(record.label) if record.boxes is None else _digest_annotation.__wrapped__((record.label, record.boxes))
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest_annotation(annotation: object) -> str:
+    return hashlib.blake2b(repr(annotation).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def write_index(file: Path, entries: Iterable[Entry]) -> None:
+    """Equal entries are equal bytes, in whatever order they come. Raises MachineError if the disk refuses."""
+    lines = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in sorted(entries, key=lambda entry: entry.key))
+    write_whole(file, gzip.compress(lines.encode(), _COMPRESSION, mtime=0))
+
+
+def read_index(file: Path) -> dict[str, Entry]:
+    """By key. Raises DataError if it is not such an index."""
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            entries = (Entry(*json.loads(line)) for line in lines)
+            return {entry.key: entry for entry in entries}
+    except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
+        raise DataError(f"{file}: the index can't be read: {error}; remove the data set that it is in, and start a new run") from error

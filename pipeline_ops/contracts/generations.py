@@ -1,0 +1,52 @@
+"""Which data set a preprocess job goes on from: decided while it is planned, so that the request covers it.
+
+A data set is made from the raw files and, where there is one, from the data set before it: what did not change is taken
+over. Only a data set that was made by the same config, code and package versions can be gone on from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.fingerprint import Fingerprint
+from pipeline_ops.contracts.manifest import Input, Manifest, find_damage, read_manifest
+
+BASE = "base"
+"""The name of that data set among the inputs of a request."""
+RAW_FILES = "raw files"
+
+
+def choose_base(artifacts: Path, question: Fingerprint) -> Input | None:
+    """The data set to go on from, or None where everything has to be made anew.
+
+    Where a whole data set of the very same raw files is there, it is what that one went on from: the fingerprint of the
+    request is then that of the answer. Otherwise it is the newest that is whole. Damaged ones count as absent.
+
+    Args:
+      artifacts: the folder of all data sets of the pipeline.
+      question: the fingerprint, without a base.
+    """
+    newest = None
+    for uri, manifest in _made_alike(artifacts, question):
+        if manifest.fingerprint.inputs.get(RAW_FILES) == question.inputs[RAW_FILES]:
+            return manifest.inputs.get(BASE)
+        newest = newest or Input(uri=str(uri), digest=manifest.digest)
+    return newest
+
+
+def _made_alike(artifacts: Path, question: Fingerprint) -> Iterator[tuple[Path, Manifest]]:
+    """Whole data sets of the same config, code and versions, newest first."""
+    chain = _without_inputs(question)
+    for uri in sorted(artifacts.glob("*/manifest.json"), key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
+        try:
+            manifest = read_manifest(uri)
+        except DataError:  # of another version of Trainyard: nothing to go on from
+            continue
+        if _without_inputs(manifest.fingerprint) == chain and not find_damage(uri, manifest):
+            yield uri, manifest
+
+
+def _without_inputs(fingerprint: Fingerprint) -> Fingerprint:
+    return fingerprint.model_copy(update={"inputs": {}})

@@ -1,0 +1,162 @@
+"""What is taken over from the data set before, and what is built: decided without a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from beam_jobs.delta import Base, Delta, plan_delta
+from beam_jobs.index import Entry, annotation_digest
+from beam_jobs.plan import Record
+from beam_jobs.splits import split_records
+from beam_jobs.stages.stage import Box
+from pipeline_ops.contracts.config import Preprocess
+from pipeline_ops.contracts.listing import RawFile
+from pipeline_ops.contracts.shards import generation_of
+
+CLASSES = ["a", "b"]
+
+
+def config(**deltas) -> Preprocess:
+    return Preprocess.model_validate({
+        "source": {"type": "image_folder", "path": "raw"}, "stages": [{"name": "decode"}], "shards": 4,
+        "split": {"train": 0.6, "validation": 0.2, "test": 0.2, "seed": 7}, "deltas": deltas})
+
+
+def record(number: int, content: str = "", label: str | None = None, **keys) -> Record:
+    label = label or CLASSES[number % 2]
+    return Record(RawFile(f"{label}/{number}.png", 1000, content or f"content{number}"), label, **keys)
+
+
+def plan(records, base: Base | None, **deltas) -> Delta:
+    return plan_delta(split_records(records, config().split), base, config(**deltas), CLASSES)
+
+
+def base_after(delta: Delta) -> Base:
+    """The data set that a delta makes, if each record becomes one example."""
+    entries = {entry.key: entry for entry in delta.unchanged}
+    for shard in delta.shards:
+        for position, member in enumerate(shard.records):
+            entries[member.key] = Entry(member.key, member.file.digest, annotation_digest(member), shard.split, shard.name, position, 1)
+    return Base(entries, delta.linked, CLASSES)
+
+
+def readable(base: Base, delta: Delta) -> dict[str, tuple[str, str]]:
+    """What a reader of the data set gets: content and annotation by key. Fails if something comes twice."""
+    slots = {(entry.shard, entry.position): (entry.key, entry.content, entry.annotation) for entry in base.entries.values()}
+    found = [content for (shard, position), content in slots.items() if shard in delta.linked and position not in delta.linked[shard]]
+    found += [(member.key, member.file.digest, annotation_digest(member)) for shard in delta.shards for member in shard.records]
+    assert len({key for key, *_ in found}) == len(found)
+    return {key: rest for key, *rest in found}
+
+
+FIRST = [record(number) for number in range(200)]
+
+
+@pytest.fixture
+def base() -> Base:
+    return base_after(plan(FIRST, None))
+
+
+def test_without_a_data_set_before_everything_is_built():
+    delta = plan(FIRST, None)
+    assert sum(len(shard.records) for shard in delta.shards) == 200
+    assert (dict(delta.linked), delta.unchanged, delta.generation) == ({}, (), 1)
+    assert "there is no data set to go on from" in delta.reason
+
+
+def test_of_equal_records_nothing_is_built(base):
+    delta = plan(FIRST, base)
+    assert (delta.shards, delta.generation) == ((), 1)
+    assert len(delta.linked) == 12
+    assert not any(delta.linked.values())
+    assert delta.reason == "0 new, 0 changed, 0 gone, 200 as before"
+
+
+CHANGES = {
+    "a new record": ([*FIRST, record(200)], 1, 0),
+    "other content": ([*FIRST[1:], record(0, "other")], 1, 1),
+    "another label": ([*FIRST[1:], Record(FIRST[0].file, "b")], 1, 1),
+    "a record gone": (FIRST[1:], 0, 1),
+    "another name": ([*FIRST[2:], record(0), record(201, "content1")], 1, 1),
+    "another split": ([*FIRST[1:], dataclasses.replace(FIRST[0], split="test")], 1, 1),
+    "boxes": ([*FIRST[1:], dataclasses.replace(FIRST[0], boxes=(Box(0, 0, 1, 1, "a"),))], 1, 1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_only_what_changed_is_built_and_what_it_was_is_skipped(base, change):
+    records, num_built, num_skipped = CHANGES[change]
+    delta = plan(records, base)
+    assert sum(len(shard.records) for shard in delta.shards) == num_built
+    assert sum(map(len, delta.linked.values())) == num_skipped
+    assert {generation_of(shard.name) for shard in delta.shards} <= {2}
+
+
+def test_a_shard_of_which_nothing_is_left_is_dropped(base):
+    shard = next(entry.shard for entry in base.entries.values())
+    rest = [member for member in FIRST if base.entries[member.key].shard != shard]
+    delta = plan(rest, base)
+    assert shard not in delta.linked
+    assert len(delta.linked) == 11
+
+
+def test_another_class_makes_everything_anew(base):
+    delta = plan_delta(split_records(FIRST, config().split), base, config(), [*CLASSES, "c"])
+    assert not delta.linked
+    assert delta.reason == "everything anew: the classes changed from a, b to a, b, c"
+
+
+@pytest.mark.parametrize("num_new, is_anew", [(60, False), (110, True)])
+def test_a_large_share_of_new_records_makes_everything_anew(base, num_new, is_anew):
+    delta = plan([record(number) for number in range(200 + num_new)], base)
+    assert delta.reason.startswith("everything anew: ") is is_anew
+    assert bool(delta.linked) is not is_anew
+
+
+@pytest.mark.parametrize("num_gone, is_anew", [(60, False), (61, True)])
+def test_a_large_share_of_removed_records_makes_everything_anew(base, num_gone, is_anew):
+    assert plan(FIRST[num_gone:], base).reason.startswith("everything anew: ") is is_anew
+
+
+def test_too_many_generations_make_everything_anew(base):
+    for number in range(200, 203):
+        delta = plan([record(index) for index in range(number + 1)], base, max_generations=3)
+        base = base_after(delta)
+    assert delta.reason == "everything anew: it would have 4 generations, more than preprocess.deltas.max_generations allows"
+
+
+def test_everything_anew_is_what_a_first_run_would_make(base):
+    records = [record(number) for number in range(100, 400)]
+    assert plan(records, base).shards == plan(records, None).shards
+
+
+def test_a_max_fraction_of_0_makes_everything_anew_at_every_change(base):
+    assert plan(FIRST[1:], base, max_fraction=0.0).reason.startswith("everything anew: ")
+    assert not plan(FIRST, base, max_fraction=0.0).shards
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_after_any_number_of_changes_a_reader_gets_exactly_the_records_there_are(seed):
+    """Random lives of a data set: records come, go, change and come back."""
+    chance, base, records = random.Random(seed), None, {number: record(number) for number in range(200)}
+    for _ in range(12):
+        delta = plan(records.values(), base)
+        wanted = {member.key: [member.file.digest, annotation_digest(member)] for member in records.values()}
+        assert readable(base or Base({}, {}, CLASSES), delta) == wanted
+        base = base_after(delta)
+        for number in chance.sample(range(260), 8):
+            if number in records and chance.random() < 0.5:
+                del records[number]
+            else:
+                records[number] = record(number, f"content{chance.randint(0, 3)}")
+    assert max(map(generation_of, base_after(delta).removed), default=1) >= 1
+
+
+def test_a_plan_does_not_depend_on_the_order_of_the_records(base):
+    records = [record(number) for number in range(5, 230)]
+    shuffled = random.Random(3).sample(records, len(records))
+    one, other = plan(records, base), plan(shuffled, base)
+    assert (one.shards, one.linked, {e.key for e in one.unchanged}) == (other.shards, other.linked, {e.key for e in other.unchanged})

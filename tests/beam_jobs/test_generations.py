@@ -1,0 +1,328 @@
+"""Data sets that go on from one another: the job, run again and again on raw files that change."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+
+import pytest
+
+from beam_jobs.index import read_index
+from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.contracts.processes import group_members
+from pipeline_ops.contracts.shards import KEY, SPLITS, DatasetFigures, removed_positions, shards_of
+
+
+@pytest.fixture
+def read_keys(read_records):
+    """What a reader of a data set gets: the key of every example, by split."""
+
+    def key_of(example: bytes) -> str:
+        return example.split(KEY.encode())[1].split(b".png")[0].split(b"\n")[-1][1:].decode() + ".png"
+
+    def read(outcome) -> dict[str, list[str]]:
+        found = {}
+        for split in SPLITS:
+            shards = zip(shards_of(outcome.manifest, split), removed_positions(outcome.manifest, split), strict=True)
+            found[split] = [key_of(example) for shard, removed in shards
+                            for position, example in enumerate(read_records(outcome.artifact / shard.path)) if position not in removed]
+        return found
+
+    return read
+
+
+def figures(outcome) -> DatasetFigures:
+    return DatasetFigures.model_validate(outcome.manifest.figures)
+
+
+def run(pipeline, **overrides):
+    plan = pipeline.plan(**overrides)
+    assert not plan.is_cached
+    outcome = pipeline.run(plan)
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    return outcome
+
+
+def num_processed(outcome) -> int:
+    return max((moment.done or 0 for moment in outcome.progress if moment.phase == "preprocess"), default=0)
+
+
+def change(pipeline, encode) -> None:
+    """One file new, one changed, one gone, one re-labelled."""
+    pipeline.add("cat/new.png", encode(seed=100))
+    pipeline.add("dog/002.png", encode(seed=101))
+    (pipeline.raw / "dog" / "004.png").unlink()
+    (pipeline.raw / "dog" / "006.png").rename(pipeline.raw / "cat" / "006.png")
+
+
+def test_only_changed_files_are_processed_and_shards_that_stay_are_the_same_files(animals, encode, read_keys):
+    first = run(animals)
+    change(animals, encode)
+    second = run(animals)
+    assert num_processed(second) == 3
+    assert figures(second).generation == 2
+    assert sum(figures(second).num_examples.values()) == 60
+    assert sum(map(len, figures(second).removed.values())) == 3
+    later = {name for name in second.shards if "-g0002-" in name}
+    assert later and {name: second.shards[name] for name in second.shards.keys() - later} == first.shards
+    assert all((second.artifact / name).stat().st_ino == (first.artifact / name).stat().st_ino for name in first.shards)
+    wanted = {f"{label}/{path.name}" for label in ("cat", "dog") for path in (animals.raw / label).iterdir()}
+    keys = [key for found in read_keys(second).values() for key in found]
+    assert sorted(keys) == sorted(wanted)
+
+
+def test_figures_after_changes_are_those_of_a_first_run(animals, encode):
+    animals.add("cat/broken.png", b"no image")
+    run(animals, rejects={"max_count": 1})
+    change(animals, encode)
+    own = {"generation", "removed", "seconds_by_stage"}
+    found = []
+    for generation in (2, 1):
+        outcome = run(animals, rejects={"max_count": 1})
+        assert figures(outcome).generation == generation
+        assert [line["key"] for line in outcome.quarantine] == ["cat/broken.png"]
+        found.append((figures(outcome).model_dump(exclude=own), outcome.quarantine))
+        shutil.rmtree(animals.folder / "root" / "artifacts")
+    assert found[0] == found[1]
+
+
+def test_a_reader_of_any_generation_finds_each_record_in_its_split(animals, encode, read_keys):
+    run(animals)
+    for number in range(3):
+        animals.add(f"dog/more{number}.png", encode(seed=200 + number))
+        (animals.raw / "cat" / f"{2 * number + 1:03d}.png").unlink()
+        outcome = run(animals)
+    assert figures(outcome).generation == 4
+    counted = {split: len(keys) for split, keys in read_keys(outcome).items()}
+    assert counted == figures(outcome).num_examples
+    index = read_index(outcome.artifact / "index.jsonl.gz")
+    assert {split: sorted(keys) for split, keys in read_keys(outcome).items()} == {
+        split: sorted(entry.key for entry in index.values() if entry.split == split) for split in SPLITS}
+
+
+def test_a_removal_alone_builds_nothing(animals):
+    first = run(animals)
+    (animals.raw / "cat" / "001.png").unlink()
+    second = run(animals)
+    assert second.shards == first.shards
+    assert num_processed(second) == 0
+    assert sum(map(len, figures(second).removed.values())) == 1
+    assert second.manifest.digest != first.manifest.digest
+
+
+def test_files_as_they_were_once_are_answered_by_the_data_set_of_then(animals):
+    first = run(animals)
+    os.rename(animals.raw / "cat" / "001.png", animals.folder / "aside.png")
+    run(animals)
+    os.rename(animals.folder / "aside.png", animals.raw / "cat" / "001.png")
+    plan = animals.plan()
+    assert plan.is_cached
+    assert plan.manifest.parent == first.artifact
+
+
+def test_an_unchanged_data_set_of_a_later_generation_is_cached(animals, encode):
+    run(animals)
+    change(animals, encode)
+    second = run(animals)
+    plan = animals.plan()
+    assert plan.is_cached
+    assert plan.manifest.parent == second.artifact
+
+
+def test_the_request_covers_the_data_set_that_is_gone_on_from(animals, encode):
+    first = run(animals)
+    change(animals, encode)
+    plan = animals.plan()
+    assert plan.request.inputs["base"].digest == first.manifest.digest
+    assert plan.request.fingerprint.inputs["base"] == first.manifest.digest
+    assert run(animals).manifest.inputs["base"].uri == str(first.artifact / "manifest.json")
+
+
+def test_a_data_set_stands_for_itself(animals, encode):
+    first = run(animals)
+    change(animals, encode)
+    second = run(animals)
+    shutil.rmtree(first.artifact)
+    assert animals.plan().is_cached
+    assert all((second.artifact / name).stat().st_size for name in second.shards)
+    animals.add("cat/newer.png", encode(seed=102))
+    assert figures(run(animals)).generation == 3
+
+
+def test_another_config_goes_on_from_nothing(animals, encode):
+    run(animals)
+    change(animals, encode)
+    assert animals.plan(stages__1__resize__height=9).request.inputs == {}
+
+
+def test_a_damaged_data_set_is_not_gone_on_from(animals, encode):
+    first = run(animals)
+    os.truncate(first.artifact / next(iter(first.shards)), 10)
+    change(animals, encode)
+    assert animals.plan().request.inputs == {}
+
+
+def test_everything_anew_has_the_bytes_of_a_first_run(animals, encode):
+    run(animals)
+    for index in range(30):
+        animals.add(f"cat/more{index}.png", encode(seed=300 + index))
+    compacted = run(animals)
+    assert "base" in compacted.manifest.inputs
+    assert figures(compacted).generation == 1
+    found = (compacted.shards, compacted.manifest.digest)
+    shutil.rmtree(animals.folder / "root" / "artifacts")
+    fresh = run(animals)
+    assert (fresh.shards, fresh.manifest.digest) == found
+
+
+def test_the_same_files_and_generations_give_the_same_bytes(animals, encode):
+    first = run(animals)
+    change(animals, encode)
+    digests = set()
+    for mode, workers in [("in_memory", 1), ("multi_threading", 2), ("multi_processing", 2)]:
+        outcome = run(animals, runner__mode=mode, runner__workers=workers)
+        digests.add(outcome.manifest.digest)
+        shutil.rmtree(outcome.artifact)
+    assert len(digests) == 1
+    assert first.artifact.exists()
+
+
+def test_a_changed_image_of_another_size_is_told(animals, encode):
+    stages = [{"decode": {"channels": 1}}]
+    run(animals, stages=stages)
+    animals.add("cat/large.png", encode(9, 8))
+    outcome = animals.run(stages=stages)
+    assert outcome.exit_code is ExitCode.DATA
+    assert "cat/large.png has (9, 8, 1)" in outcome.message
+
+
+def test_an_index_that_cannot_be_read_is_told(animals, encode):
+    first = run(animals)
+    size = (first.artifact / "index.jsonl.gz").stat().st_size
+    (first.artifact / "index.jsonl.gz").write_bytes(b"x" * size)
+    change(animals, encode)
+    outcome = animals.run()
+    assert outcome.exit_code is ExitCode.DATA
+    assert "the index can't be read" in outcome.message
+
+
+def examples_of(outcome) -> int:
+    return sum(figures(outcome).num_examples.values())
+
+
+def test_equal_images_are_removed_named_and_not_held_against_the_data(animals):
+    for index in range(3):
+        shutil.copy(animals.raw / "cat" / "001.png", animals.raw / "cat" / f"copy{index}.png")
+    outcome = run(animals, duplicates="remove_exact")
+    assert examples_of(outcome) == 60
+    assert [line["reason"] for line in outcome.quarantine] == ["duplicate"] * 3
+    assert figures(outcome).rejected_by_reason == {"duplicate": 3}
+
+
+def test_equal_images_of_two_classes_count_as_rejects(animals):
+    shutil.copy(animals.raw / "cat" / "001.png", animals.raw / "dog" / "copy.png")
+    outcome = animals.run(duplicates="remove_exact")
+    assert outcome.exit_code is ExitCode.DATA
+    assert "2 of 61 raw files are unusable, and the budget is 0" in outcome.message
+    assert "cat/001.png: conflicting_labels (duplicates: equal to dog/copy.png, which is dog, while this is cat)" in outcome.message
+
+
+def test_a_copy_takes_the_place_of_an_original_that_is_gone(animals, read_keys):
+    shutil.copy(animals.raw / "cat" / "001.png", animals.raw / "cat" / "copy.png")
+    first = run(animals, duplicates="remove_exact")
+    [gone] = [line["detail"].removeprefix("equal to ") for line in first.quarantine]
+    (animals.raw / gone).unlink()
+    second = run(animals, duplicates="remove_exact")
+    assert num_processed(second) == 1
+    assert (examples_of(second), second.quarantine) == (60, [])
+    keys = {key for found in read_keys(second).values() for key in found}
+    assert len(keys & {"cat/001.png", "cat/copy.png"}) == 1
+    assert gone not in keys
+
+
+@pytest.fixture
+def scenes(pipeline):
+    """40 images of 64x64 that have a structure, in two classes, and two of them once more in another format."""
+    import cv2
+    import numpy as np
+
+    for index in range(40):
+        coarse = np.random.default_rng(index).integers(0, 256, (7, 7), dtype=np.uint8)
+        image = cv2.resize(coarse, (64, 64), interpolation=cv2.INTER_CUBIC)
+        folder = "cat" if index % 2 else "dog"
+        pipeline.add(f"{folder}/{index:03d}.png", cv2.imencode(".png", image)[1].tobytes())
+        if index < 2:
+            pipeline.add(f"{folder}/{index:03d}.jpg", cv2.imencode(".jpg", image)[1].tobytes())
+    return pipeline
+
+
+@pytest.mark.parametrize("mode", ["in_memory", "multi_threading", "multi_processing"])
+def test_nearly_equal_images_are_removed(scenes, mode):
+    outcome = run(scenes, duplicates="remove_near", runner={"mode": mode})
+    assert examples_of(outcome) == 40
+    assert [line["reason"] for line in outcome.quarantine] == ["duplicate"] * 2
+    assert {frozenset([line["key"].split(".")[0], line["detail"].split()[1].split(".")[0]]) for line in outcome.quarantine} == {
+        frozenset(["cat/001"]), frozenset(["dog/000"])}
+
+
+def test_an_image_is_hashed_once_in_the_life_of_a_data_set(scenes):
+    run(scenes, duplicates="remove_near")
+    (scenes.raw / "cat" / "039.png").unlink()
+    second = run(scenes, duplicates="remove_near")
+    assert [moment.phase for moment in second.progress if moment.phase == "compare"] == []
+    assert (examples_of(second), len(second.quarantine)) == (39, 2)
+    os.rename(scenes.raw / "dog" / "038.png", scenes.raw / "cat" / "038.png")
+    assert [moment.phase for moment in run(scenes, duplicates="remove_near").progress if moment.phase == "compare"] == []
+
+
+@pytest.fixture
+def grown(large_animals):
+    """Images that take some seconds, after a run on the first of them; returns the plan of the next run."""
+    rest = large_animals.folder / "rest"
+    for label in ("cat", "dog"):
+        (rest / label).mkdir(parents=True)
+        for index in range(60, 100):
+            os.rename(large_animals.raw / label / f"{index}.jpg", rest / label / f"{index}.jpg")
+    run(large_animals, deltas={"max_fraction": 1.0})
+    for label in ("cat", "dog"):
+        for file in (rest / label).iterdir():
+            os.rename(file, large_animals.raw / label / file.name)
+    return large_animals.plan(deltas={"max_fraction": 1.0})
+
+
+@pytest.fixture
+def half_way(large_animals, grown, wait_for):
+    """Starts the next run, and returns when its first images are done."""
+    from pipeline_ops.contracts.progress import ProgressReader
+
+    process, attempt = large_animals.start(grown)
+    reader = ProgressReader(attempt.progress)
+    wait_for(lambda: process.poll() is not None or any(moment.phase == "preprocess" and moment.done for moment in reader.new()))
+    assert process.poll() is None, attempt.log.read_text()
+    yield process
+    if group_members(process.pid):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_a_killed_run_and_a_retry_give_the_bytes_of_a_run_that_was_not_killed(large_animals, grown, half_way):
+    half_way.kill()
+    half_way.wait()
+    assert not grown.manifest.exists()
+    again = large_animals.plan(deltas={"max_fraction": 1.0})
+    assert again.request.artifact == grown.request.artifact
+    retried = large_animals.run(again)
+    assert retried.exit_code is ExitCode.SUCCESS, retried.message
+    digest = retried.manifest.digest
+    assert figures(retried).generation == 2
+    shutil.rmtree(retried.artifact)
+    assert large_animals.run(again).manifest.digest == digest
+
+
+def test_a_second_run_on_the_same_change_is_refused_while_the_first_one_works(large_animals, grown, half_way):
+    second = large_animals.run(grown)
+    assert second.exit_code is ExitCode.RETRY
+    assert f"is held by process {half_way.pid}" in second.message
+    assert half_way.wait(60) == 0
+    assert grown.manifest.exists()

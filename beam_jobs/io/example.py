@@ -60,8 +60,8 @@ def _add_boxes(feature: Any, example: Example, labels: Mapping[str, int]) -> Non
     feature[BOX_YMAX].float_list.value.extend(box.ymax / height for box in boxes)
     feature[BOX_XMAX].float_list.value.extend(box.xmax / width for box in boxes)
     feature[BOX_LABEL].int64_list.value.extend(labels[box.label] for box in boxes)
-    feature[BOX_IS_CROWD].int64_list.value.extend(box.is_crowd for box in boxes)
-    feature[BOX_IS_DIFFICULT].int64_list.value.extend(box.is_difficult for box in boxes)
+    feature[BOX_IS_CROWD].int64_list.value.extend(int(box.is_crowd) for box in boxes)
+    feature[BOX_IS_DIFFICULT].int64_list.value.extend(int(box.is_difficult) for box in boxes)
 
 
 def parse(record: bytes) -> dict[str, list]:

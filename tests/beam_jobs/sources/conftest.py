@@ -17,9 +17,9 @@ class Raw:
     """Files below a folder; `read` reads them as a source of the config would."""
 
     def __init__(self, folder: Path):
-        self.folder = folder / "raw"
+        self.folder = folder / "source"
         self.folder.mkdir()
-        self._listings = folder / "listings"
+        self._listings = folder / "source listings"
 
     def add(self, name: str, content: bytes | str = b"image") -> Path:
         path = self.folder / name

@@ -96,9 +96,10 @@ def _schema_of(builder: Any) -> _Schema:
     """Raises DataError: there is no image, or nothing to learn from it."""
     import tensorflow_datasets
 
-    features, kinds = builder.info.features, tensorflow_datasets.features
-    objects = getattr(features.get(_OBJECTS), "feature", {})
-    has_objects = isinstance(objects, kinds.FeaturesDict) and isinstance(objects.get("bbox"), kinds.BBoxFeature)
+    kinds = tensorflow_datasets.features
+    features = _by_name(builder.info.features)
+    objects = _by_name(getattr(features.get(_OBJECTS), "feature", None))
+    has_objects = isinstance(objects.get("bbox"), kinds.BBoxFeature)
     label = objects.get(_LABEL) if has_objects else features.get(_LABEL)
     if not isinstance(features.get(_IMAGE), kinds.Image) or not isinstance(label, kinds.ClassLabel):
         raise DataError(f"{builder.info.full_name}: needs the features image (Image), and label (ClassLabel) or objects with bbox and label; "
@@ -106,6 +107,11 @@ def _schema_of(builder: Any) -> _Schema:
     if has_objects and getattr(objects["bbox"].bbox_format, "value", "REL_YXYX") != "REL_YXYX":
         raise DataError(f"{builder.info.full_name}: its boxes are {objects['bbox'].bbox_format.value}; only REL_YXYX, the default, is read")
     return _Schema(label.names, has_objects)
+
+
+def _by_name(features: Any) -> dict[str, Any]:
+    """Those of a FeaturesDict; none of anything else, such as a single feature."""
+    return dict(features.items()) if hasattr(features, "items") else {}
 
 
 def _make_record(container: RawFile, offset: int, key: str, features: Features, split: str | None, schema: _Schema) -> Record:

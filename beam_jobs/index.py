@@ -47,7 +47,7 @@ class Entry(NamedTuple):
 
 def annotation_digest(record: Record) -> str:
     """16 hex digits over what the source says of a record, as far as it goes into the shard."""
-    return _digest_annotation(record.label) if record.boxes is None else _digest_annotation.__wrapped__((record.label, record.boxes))
+    return _digest_annotation(record.label) if record.boxes is None else _digest_annotation.__wrapped__((record.boxes, record.frame))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -13,11 +13,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from beam_jobs.raw import Raw
 from beam_jobs.stages.stage import Box
 from pipeline_ops.contracts.config import Preprocess
 from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.listing import RawFile
-from pipeline_ops.contracts.shards import SPLITS, shard_name
+from pipeline_ops.contracts.shards import SPLITS, Task, shard_name
 
 _EVEN = 1.1
 """Shards count as equally large up to this ratio."""
@@ -27,16 +27,23 @@ _RECORD_BYTES = 128
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """A raw file, and what is known of it: the name of its class, or the boxes in it; its own split, where one is given.
+    """A raw image, and what is known of it: the name of its class, or the boxes in it; its own split, where one is given.
 
-    `group` is what must not be torn apart by the split, such as the patient that several pictures show.
+    The boxes are for an image of the height and width in `frame`: (1, 1) for fractions, None for the pixels of the file
+    as it is stored. `group` is what must not be torn apart by the split, such as the patient that several pictures show.
     """
 
-    file: RawFile
+    file: Raw
     label: str = ""
     boxes: tuple[Box, ...] | None = None
     split: str | None = None
     group: str | None = None
+    frame: tuple[float, float] | None = None
+
+    @property
+    def labels(self) -> list[str]:
+        """That of the image, or those of its boxes."""
+        return [self.label] if self.boxes is None else [box.label for box in self.boxes]
 
     @property
     def key(self) -> str:
@@ -136,21 +143,28 @@ def hash_of(purpose: bytes, seed: int, key: str) -> int:
 
 def class_names_of(records: Iterable[Record]) -> list[str]:
     """Sorted; a label's index in the shards is its place here."""
-    return sorted({record.label for record in records})
+    return sorted({label for record in records for label in record.labels})
+
+
+def task_of(records: Iterable[Record]) -> Task:
+    """What the records can be learnt for. Those of one source all have boxes, or none of them has."""
+    return "detection" if any(record.boxes is not None for record in records) else "classification"
 
 
 def planned_labels(by_split: Mapping[str, Iterable[Record]]) -> dict[str, Counter[str]]:
-    """Records by split and label."""
-    return {split: Counter(record.label for record in records) for split, records in by_split.items()}
+    """Records by split and label; boxes for detection."""
+    return {split: Counter(label for record in records for label in record.labels) for split, records in by_split.items()}
 
 
-def check_labels(labels: Mapping[str, Mapping[str, int]], class_names: Sequence[str], source: str) -> None:
-    """Checks that a model can be trained, validated and tested with so many examples of each class by split.
+def check_labels(labels: Mapping[str, Mapping[str, int]], class_names: Sequence[str], source: str, task: Task = "classification") -> None:
+    """Checks that a model can be trained, validated and tested with so many examples, or boxes, of each class by split.
 
     Raises:
-      DataError: fewer than two classes, an empty split, or a class that the model would never see.
+      DataError: fewer than two classes (one for detection), an empty split, or a class that the model would never see.
     """
-    if len(class_names) < 2:
+    if task == "detection" and not class_names:
+        raise DataError(f"{source}: a detector needs boxes, found none; correct the annotations, or preprocess.source")
+    if task == "classification" and len(class_names) < 2:
         raise DataError(f"{source}: a classifier needs two classes or more, found {', '.join(class_names) or 'none'}; "
                         "put the images of each class into a folder of its own")
     if missing := [name for name in class_names if not labels["train"].get(name)]:

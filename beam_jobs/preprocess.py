@@ -30,9 +30,9 @@ from beam_jobs.generations import (
 )
 from beam_jobs.index import write_index
 from beam_jobs.pictures import PictureOrder, pictures_of, plan_blocks
-from beam_jobs.plan import Record, ShardPlan, check_labels, class_names_of, planned_labels
+from beam_jobs.plan import Record, ShardPlan, check_labels, class_names_of, planned_labels, task_of
 from beam_jobs.shard import Order
-from beam_jobs.sources.image_folder import label_records
+from beam_jobs.sources import read_records
 from beam_jobs.splits import split_records
 from beam_jobs.stages import check_stages
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary, count_labels, figures_of
@@ -59,12 +59,13 @@ def preprocess(job: Job) -> ExitCode:
     config = Preprocess.model_validate(job.request.config)
     check_stages(config, Path(job.request.config_file))
     listing = _list_raw_files(job, config)
-    records, unlabelled = label_records(listing)
-    class_names = class_names_of(records)
+    records, unusable = read_records(config.source, listing)
+    class_names = getattr(config.source, "class_names", None) or class_names_of(records)
+    task = task_of(records)
     before = read_base(job.request)
     pictures = _hash_pictures(job, config, records, known_pictures(before), Order(listing.folder, listing.folder, (), ()))
     collection = _decide_collection(config, records, pictures)
-    check_labels(planned_labels(collection.by_split), class_names, str(listing.folder))
+    check_labels(planned_labels(collection.by_split), class_names, str(listing.folder), task)
     delta = plan_delta(collection.by_split, before and before.base, config, class_names)
     job.progress.report("plan", len(delta.shards), len(delta.shards), "shards")
     _log.info("%d files, %d classes, %d shards", len(listing.files), len(class_names), len(delta.shards))
@@ -75,12 +76,12 @@ def preprocess(job: Job) -> ExitCode:
         order = Order(listing.folder, draft.folder, tuple(config.stages), tuple(class_names))
         built = _run_beam(job, config, delta.shards, order, "preprocess")
         summaries = [*unchanged, *built]
-        rejected = _in_order([*unlabelled, *collection.rejected], summaries)
+        rejected = _in_order([*unusable, *collection.rejected], summaries)
         _check_shapes(job, summaries)
-        _check_rejects(job, config, [record for record in rejected if record.reason != DUPLICATE], len(listing.files))
-        check_labels(count_labels(summaries), class_names, str(listing.folder))
+        _check_rejects(job, config, [record for record in rejected if record.reason != DUPLICATE], len(records) + len(unusable))
+        check_labels(count_labels(summaries), class_names, str(listing.folder), task)
         draft.num_examples = {summary.name: summary.num_examples for summary in built}
-        _complete(draft, config, figures_of(summaries, class_names, rejected), delta, rejected)
+        _complete(draft, config, figures_of(summaries, class_names, rejected, task), delta, rejected)
         if config.balance == "by_class":
             write_json(draft.folder / CLASS_WEIGHTS, class_weights(draft.figures["labels"]["train"]))
         write_index(draft.folder / INDEX, [*delta.unchanged, *entries_of(delta.shards, built, pictures),
@@ -91,13 +92,14 @@ def preprocess(job: Job) -> ExitCode:
 def _list_raw_files(job: Job, config: Preprocess) -> Listing:
     """The raw files that the request was made for."""
     job.progress.report("list")
-    folder = (Path(job.request.config_file).parent / Path(config.source.path).expanduser()).resolve()
+    folder = (Path(job.request.config_file).parent / Path(config.source.folder).expanduser()).resolve()
     listing = list_raw_files(folder, Layout(Path(job.request.root), job.request.pipeline).listings)
     job.progress.report("list", len(listing.files), len(listing.files), "files")
     if listing.digest != job.request.fingerprint.inputs["raw files"]:
         raise MachineError(f"{folder}: raw files changed while the run was starting; retry")
     if not listing.files:
-        raise DataError(f"{folder}: there are no files; put the images of each class into a folder of its own there, "
+        wanted = "the images of each class into a folder of its own" if config.source.type == "image_folder" else "the data set"
+        raise DataError(f"{folder}: there are no files; put {wanted} there, "
                         f"or correct preprocess.source.path in {job.request.config_file}")
     return listing
 
@@ -145,9 +147,9 @@ def _reporter(job: Job, phase: str, total: int) -> Callable[[int, int], None]:
     return report
 
 
-def _in_order(unlabelled: Iterable[RejectedRecord], summaries: Iterable[ShardSummary]) -> list[RejectedRecord]:
+def _in_order(unusable: Iterable[RejectedRecord], summaries: Iterable[ShardSummary]) -> list[RejectedRecord]:
     """Everything that was kept out, by key."""
-    return sorted([*unlabelled, *(record for summary in summaries for record in summary.rejected)], key=lambda record: record.key)
+    return sorted([*unusable, *(record for summary in summaries for record in summary.rejected)], key=lambda record: record.key)
 
 
 def _check_shapes(job: Job, summaries: Iterable[ShardSummary]) -> None:
@@ -159,16 +161,16 @@ def _check_shapes(job: Job, summaries: Iterable[ShardSummary]) -> None:
                         f"add the stage `- resize: {{height: {one[0]}, width: {one[1]}}}` to preprocess.stages in {job.request.config_file}")
 
 
-def _check_rejects(job: Job, config: Preprocess, rejected: Sequence[RejectedRecord], num_files: int) -> None:
+def _check_rejects(job: Job, config: Preprocess, rejected: Sequence[RejectedRecord], num_records: int) -> None:
     """Raises DataError, with the first rejects and the place of the full list, where there are more than the budget."""
-    budget = config.rejects.budget(num_files)
+    budget = config.rejects.budget(num_records)
     if len(rejected) <= budget:
         return
     full_list = job.attempt.folder / "rejected.jsonl"
     _write_rejected(full_list, rejected)
     named = "\n".join(f"  {record.key}: {record.reason} ({record.stage}: {record.detail})" for record in rejected[:_NAMED_REJECTS])
     more = f"\n  and {len(rejected) - _NAMED_REJECTS} more" if len(rejected) > _NAMED_REJECTS else ""
-    raise DataError(f"{len(rejected)} of {num_files} raw files are unusable, and the budget is {budget}:\n{named}{more}\n"
+    raise DataError(f"{len(rejected)} of {num_records} raw files are unusable, and the budget is {budget}:\n{named}{more}\n"
                     f"All of them are in {full_list}. Mend or remove them, or raise preprocess.rejects in {job.request.config_file}")
 
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 from beam_jobs.io.example import serialise
 from beam_jobs.io.tfrecord import TFRecordWriter
 from beam_jobs.plan import Record, ShardPlan
+from beam_jobs.raw import read_raw
 from beam_jobs.stages import bind_stages
 from beam_jobs.stages.stage import Example, Rejected, run_stages
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
@@ -90,14 +91,7 @@ class ShardBuilder:
 
     def read(self, record: Record) -> Example:
         """The record as the stages get it. Raises MachineError if its file is not what it was when it was listed."""
-        try:
-            with open(record.file.path(self._order.raw_folder), "rb", buffering=0) as file:
-                data = file.read()
-        except OSError as error:
-            raise MachineError(f"{record.key} could not be read: {error.strerror}; it was there when the run started, so retry") from error
-        if not record.file.holds(data):
-            raise MachineError(f"{record.key} has changed since the run started; retry")
-        return Example(record.key, record.label, data, boxes=record.boxes)
+        return Example(record.key, record.label, read_raw(record.file, self._order.raw_folder), boxes=record.boxes, frame=record.frame)
 
 
 @dataclasses.dataclass

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
-from beam_jobs.stages.stage import Example, Reject, parameters
+from beam_jobs.stages.given_boxes import settle_boxes
+from beam_jobs.stages.stage import Box, Example, Reject, parameters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,14 +33,17 @@ class Decode:
 
 
 def decode(example: Example, parameters: Decode) -> Example:
-    """Raises Reject: empty, not_image, too_large, truncated, corrupt."""
+    """Boxes come out in pixels of the upright image, wherever and however they were given.
+
+    Raises Reject: empty, not_image, too_large, truncated, corrupt; size_mismatch, box_outside.
+    """
     data = example.encoded
     if not data:
         raise Reject("empty", "the file has no bytes")
     header = _read_header(data)
     _check_size(header, parameters.max_megapixels)
     image = _decode_jpeg(data, parameters.channels) if header.is_plain_jpeg else _decode_other(data, parameters.channels)
-    return dataclasses.replace(example, image=image, is_original=header.is_kept)
+    return dataclasses.replace(example, image=image, is_original=header.is_kept, boxes=_settled_boxes(example, header), frame=None)
 
 
 class _Header(NamedTuple):
@@ -81,6 +85,19 @@ def _orientation(data: bytes) -> int:
         return image.getexif().get(0x0112, 1)
 
 
+def _settled_boxes(example: Example, header: _Header) -> tuple[Box, ...] | None:
+    """After decoding, because Pillow may have to decode a PNG to find its EXIF."""
+    if example.boxes is None:
+        return None
+    stored, orientation = (header.height, header.width), 1
+    if not header.is_kept and not header.is_plain_jpeg:
+        with _open_with_pillow(example.encoded) as image:
+            orientation = image.getexif().get(0x0112, 1)
+            if image.format == "TIFF" and orientation in (5, 6, 7, 8):  # of this format alone, Pillow tells the upright size
+                stored = stored[::-1]
+    return settle_boxes(example.boxes, example.frame, stored, orientation)
+
+
 def _read_png_header(data: bytes) -> _Header:
     if len(data) < 33 or data[12:16] != b"IHDR":
         raise Reject("truncated", f"a PNG of {len(data)} bytes ends inside its header")
@@ -90,12 +107,12 @@ def _read_png_header(data: bytes) -> _Header:
 
 @contextlib.contextmanager
 def _open_with_pillow(data: bytes) -> Iterator:
-    """For headers only; no pixel is decoded."""
+    """For headers and EXIF."""
     from PIL import Image
 
     Image.MAX_IMAGE_PIXELS = None  # its limit is a warning first and too high then; ours is `max_megapixels`
     try:
-        with Image.open(io.BytesIO(data), formats=("JPEG", "WEBP", "GIF", "BMP", "TIFF")) as image:
+        with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")) as image:
             yield image
     except (OSError, ValueError, SyntaxError, struct.error) as error:
         raise Reject("corrupt", f"unreadable header: {error}") from None

@@ -80,7 +80,7 @@ def list_raw_files(folder: Path, indexes: Path) -> Listing:
     files, fresh = [], {}
     try:
         for relative, entry in _walk(os.fsencode(folder)):
-            key, stat = _as_key(relative), entry.stat()
+            key, stat = key_of(relative), entry.stat()
             signature = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} "
             line = known.get(key, "")
             is_known = line.startswith(signature)
@@ -138,7 +138,8 @@ def _walk(folder: bytes, prefix: bytes = b"") -> Iterator[tuple[bytes, os.DirEnt
                 raise DataError(f"{os.fsdecode(entry.path)}: neither a file nor a folder, or a link that leads nowhere; remove it")
 
 
-def _as_key(relative: bytes) -> str:
+def key_of(relative: bytes) -> str:
+    """The key of the file that has this path below its folder."""
     if b"%" not in relative:
         with contextlib.suppress(UnicodeDecodeError):  # as good as never
             return relative.decode()

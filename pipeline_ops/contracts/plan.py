@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pipeline_ops.contracts.config import PipelineConfig, TaskSection
+from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.figures import ModelFigures
 from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code, versions_of
 from pipeline_ops.contracts.generations import BASE, RAW_FILES, choose_base
@@ -39,13 +39,21 @@ class JobKind:
     code: Callable[[PipelineConfig], list[str]]
 
 
+_SHARED_BY_SOURCES = {"csv": ("manifest",), "jsonl": ("manifest",), "tfds": ("packed",), "tfrecord": ("packed", "label_map")}
+
+
+def _code_of_source(kind: str) -> list[str]:
+    names = ("collect", kind, *_SHARED_BY_SOURCES.get(kind, ()))
+    return ["beam_jobs/raw.py", "beam_jobs/stages/given_boxes.py", *(f"beam_jobs/sources/{name}.py" for name in names)]
+
+
 KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
         "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c"),
         lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/shard.py", "beam_jobs/io",
                         "beam_jobs/splits.py", "beam_jobs/delta.py", "beam_jobs/generations.py", "beam_jobs/index.py",
                         "beam_jobs/balance.py", "beam_jobs/duplicates.py", "beam_jobs/pictures.py",
-                        "beam_jobs/statistics", f"beam_jobs/sources/{config.preprocess.source.type}.py", "beam_jobs/stages/stage.py",
+                        "beam_jobs/statistics", *_code_of_source(config.preprocess.source.type), "beam_jobs/stages/stage.py",
                         *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
@@ -88,11 +96,11 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     inputs = {name: _as_input(manifests[name]) for name in kind.reads}
     digests = {name: entry.digest for name, entry in inputs.items()}
     if job == "preprocess":
-        digests[RAW_FILES] = list_raw_files(config.path(section.source.path), layout.listings).digest
+        digests[RAW_FILES] = list_raw_files(config.path(section.source.folder), layout.listings).digest
     if job == "evaluate" and (champion := _baseline(config, layout, inputs["train"])):
         inputs["champion"] = champion
         digests["champion"] = champion.digest
-    fingerprint = Fingerprint(config=_fingerprinted_config(job, section), inputs=digests,
+    fingerprint = Fingerprint(config=section.fingerprinted(), inputs=digests,
                               code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()),
                               versions=versions_of(kind.packages))
     if job == "preprocess" and (base := choose_base(layout.artifacts(job), fingerprint)):
@@ -134,13 +142,6 @@ def _why_anew(request: Request, layout: Layout) -> str:
 
 def _as_input(manifest: str) -> Input:
     return Input(uri=manifest, digest=read_manifest(manifest).digest)
-
-
-def _fingerprinted_config(job: str, section: TaskSection) -> dict:
-    fingerprinted = section.fingerprinted()
-    if job == "preprocess":
-        del fingerprinted["source"]["path"]  # where the raw files are does not matter, their digest is among the inputs
-    return fingerprinted
 
 
 def _baseline(config: PipelineConfig, layout: Layout, challenger: Input) -> Input | None:

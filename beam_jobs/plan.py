@@ -80,6 +80,11 @@ def class_names_of(records: Iterable[Record]) -> list[str]:
     return sorted({record.label for record in records})
 
 
+def task_of(records: Sequence[Record]) -> str:
+    """"detection" where the records have boxes, otherwise "classification"."""
+    return "detection" if records and records[0].boxes is not None else "classification"
+
+
 def planned_labels(shards: Iterable[ShardPlan]) -> dict[str, Counter[str]]:
     """Records by split and label."""
     counts: dict[str, Counter[str]] = {name: Counter() for name in SPLITS}

@@ -10,15 +10,16 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from beam_jobs.beam_log import quiet_import
-from beam_jobs.plan import ShardPlan, check_labels, class_names_of, plan_shards, planned_labels
+from beam_jobs.plan import ShardPlan, check_labels, class_names_of, plan_shards, planned_labels, task_of
 from beam_jobs.shard import Order
 from beam_jobs.sources.image_folder import label_records
-from beam_jobs.stages import check_stages
+from beam_jobs.stages import check_data, check_stages, class_names_after
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary, count_labels, figures_of
 from pipeline_ops.contracts.config import Preprocess
 from pipeline_ops.contracts.errors import DataError, ExitCode, MachineError
@@ -44,11 +45,13 @@ def preprocess(job: Job) -> ExitCode:
     check_stages(config, Path(job.request.config_file))
     listing = _list_raw_files(job, config)
     records, unlabelled = label_records(listing)
-    class_names = class_names_of(records)
+    source_classes = class_names_of(records)
+    check_data(config, task_of(records), source_classes, Path(job.request.config_file))
+    class_names = class_names_after(config.stages, source_classes)
     plans = plan_shards(records, config.split, config.shards)
     job.progress.report("plan", len(plans), len(plans), "shards")
     _log.info("%d files, %d classes, %d shards", len(listing.files), len(class_names), len(plans))
-    check_labels(planned_labels(plans), class_names, str(listing.folder))
+    check_labels(_after_stages(planned_labels(plans), config), class_names, str(listing.folder))
     with job.artifact() as draft:
         order = Order(listing.folder, draft.folder, tuple(config.stages), tuple(class_names))
         summaries = _build_shards(job, config, plans, order)
@@ -58,6 +61,15 @@ def preprocess(job: Job) -> ExitCode:
         check_labels(count_labels(summaries), class_names, str(listing.folder))
         _complete(draft, config, class_names, summaries, rejected)
     return ExitCode.SUCCESS
+
+
+def _after_stages(labels: Mapping[str, Mapping[str, int]], config: Preprocess) -> dict[str, Counter[str]]:
+    """Counts by split and class, under the names that the classes have after the stages."""
+    counts: dict[str, Counter[str]] = {split: Counter() for split in labels}
+    for split, by_name in labels.items():
+        for name, count in by_name.items():
+            counts[split].update(dict.fromkeys(class_names_after(config.stages, [name]), count))
+    return counts
 
 
 def _list_raw_files(job: Job, config: Preprocess) -> Listing:

@@ -54,33 +54,33 @@ class ShardBuilder:
         counts, notes = _Counts(), Notes(self._tally)
         with TFRecordWriter(self._order.target / plan.name) as writer:
             for record in plan.records:
-                is_kept = self._add(record, writer, counts)
+                is_kept = self._add(record, plan.split, writer, counts)
                 notes.add(is_rejected=not is_kept)
                 if len(counts.shapes) > 1:
                     break
         notes.flush()
         return ShardSummary(split=plan.split, name=plan.name, num_examples=counts.num_examples, labels=counts.labels,
-                            shapes=list(counts.shapes.items()), rejected=counts.rejected, nanoseconds=counts.nanoseconds)
+                            shapes=list(counts.shapes.items()), rejected=counts.rejected, skipped=counts.skipped, nanoseconds=counts.nanoseconds)
 
-    def _add(self, record: Record, writer: TFRecordWriter, counts: _Counts) -> bool:
-        """Takes one record from its file to the shard; False if a stage has kept it out."""
+    def _add(self, record: Record, split: str, writer: TFRecordWriter, counts: _Counts) -> bool:
+        """Takes one record from its file to the shard; False if a stage has rejected it."""
         try:
             with _timed(counts.nanoseconds, "read"):
-                raw = self._read(record)
-            example = run_stages(self._stages, raw, counts.nanoseconds)
+                raw = self._read(record, split)
+            examples = run_stages(self._stages, raw, counts.nanoseconds, counts.skipped)
             with _timed(counts.nanoseconds, "write"):
-                writer.write(serialise(example, self._labels))
+                for example in examples:
+                    writer.write(serialise(example, self._labels))
         except Rejected as reject:
             counts.rejected.append(RejectedRecord(key=record.key, stage=reject.stage, reason=reject.reason, detail=reject.detail))
             return False
         except MemoryError as error:
             raise MachineError(f"out of memory at {record.key}: {error}; give the host more, or lower preprocess.runner.workers") from error
-        counts.labels.update([example.label] if example.boxes is None else [box.label for box in example.boxes])
-        counts.num_examples += 1
-        counts.shapes.setdefault(example.image.shape, record.key)
+        for example in examples:
+            counts.add(example)
         return True
 
-    def _read(self, record: Record) -> Example:
+    def _read(self, record: Record, split: str) -> Example:
         try:
             with open(record.file.path(self._order.raw_folder), "rb", buffering=0) as file:
                 data = file.read()
@@ -88,7 +88,7 @@ class ShardBuilder:
             raise MachineError(f"{record.key} could not be read: {error.strerror}; it was there when the run started, so retry") from error
         if not record.file.holds(data):
             raise MachineError(f"{record.key} has changed since the run started; retry")
-        return Example(record.key, record.label, data, boxes=record.boxes)
+        return Example(record.key, record.label, data, boxes=record.boxes, split=split)
 
 
 @dataclasses.dataclass
@@ -99,7 +99,13 @@ class _Counts:
     labels: Counter[str] = dataclasses.field(default_factory=Counter)
     shapes: dict[Shape, str] = dataclasses.field(default_factory=dict)
     rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)
+    skipped: Counter[str] = dataclasses.field(default_factory=Counter)
     nanoseconds: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    def add(self, example: Example) -> None:
+        self.labels.update([example.label] if example.boxes is None else [box.label for box in example.boxes])
+        self.num_examples += 1
+        self.shapes.setdefault(example.image.shape, example.key)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from pipeline_ops.contracts import foreign
 from pipeline_ops.contracts.config import PipelineConfig, TaskSection
 from pipeline_ops.contracts.figures import ModelFigures
 from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code, versions_of
@@ -43,7 +44,7 @@ KINDS: Mapping[str, JobKind] = {
         "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c"),
         lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/shard.py", "beam_jobs/io",
                         "beam_jobs/statistics", f"beam_jobs/sources/{config.preprocess.source.type}.py", "beam_jobs/stages/stage.py",
-                        *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
+                        "beam_jobs/stages/boxes.py", *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
         lambda config: ["pipeline_ops/training", "pipeline_ops/input/dataset.py", "pipeline_ops/models/classification.py",
@@ -89,9 +90,10 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     if job == "evaluate" and (champion := _baseline(config, layout, inputs["train"])):
         inputs["champion"] = champion
         digests["champion"] = champion.digest
+    stages = [stage.name for stage in section.stages] if job == "preprocess" else []
     fingerprint = Fingerprint(config=_fingerprinted_config(job, section), inputs=digests,
-                              code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()),
-                              versions=versions_of(kind.packages))
+                              code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()) | foreign.code_of(stages),
+                              versions=versions_of(kind.packages) | foreign.distributions_of(stages))
     request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file), config=section.model_dump(mode="json"),
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)

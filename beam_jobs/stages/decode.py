@@ -40,6 +40,8 @@ def decode(example: Example, parameters: Decode) -> Example:
         raise Reject("empty", "the file has no bytes")
     header = _read_header(data)
     _check_size(header, parameters.max_megapixels)
+    if not header.is_whole:
+        raise Reject("truncated", f"a PNG of which a part is missing; it has {len(data)} bytes")
     if header.is_plain_jpeg:
         image, is_kept = _decode_jpeg(data, parameters.channels), header.is_kept
     elif header.has_alpha:
@@ -60,6 +62,7 @@ class _Header(NamedTuple):
     is_kept: bool
     is_plain_jpeg: bool = False
     has_alpha: bool = False
+    is_whole: bool = True
 
 
 def _read_header(data: bytes) -> _Header:
@@ -96,9 +99,26 @@ def _read_png_header(data: bytes) -> _Header:
     if len(data) < 33 or data[12:16] != b"IHDR":
         raise Reject("truncated", f"a PNG of {len(data)} bytes ends inside its header")
     width, height, bits, color_type = struct.unpack(">IIBB", data[16:26])
-    has_alpha = color_type in _PNG_WITH_ALPHA or b"tRNS" in data[: data.find(b"IDAT")]
-    # A turned PNG is rare: whatever has EXIF is encoded anew.
-    return _Header(height, width, is_kept=bits <= 8 and b"eXIf" not in data, has_alpha=has_alpha)
+    chunks = _png_chunks(data)
+    # A turned PNG is rare: whatever has EXIF is encoded anew. Of an animation (acTL) readers may see different frames.
+    return _Header(height, width, is_kept=bits <= 8 and not chunks & {b"eXIf", b"acTL"},
+                   has_alpha=color_type in _PNG_WITH_ALPHA or b"tRNS" in chunks, is_whole=b"IEND" in chunks)
+
+
+def _png_chunks(data: bytes) -> set[bytes]:
+    """The names of the chunks that are in the file to their end.
+
+    OpenCV believes the length that a chunk says it has, and reserves up to 4 GB for it, so the lengths are checked here.
+    """
+    found, place = set(), 8
+    while place + 12 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, place)
+        place += 12 + length
+        if place <= len(data):
+            found.add(name)
+        if name == b"IEND":
+            break
+    return found
 
 
 _PNG_WITH_ALPHA = (4, 6)  # grey and alpha, RGB and alpha; a palette has a tRNS chunk instead
@@ -116,7 +136,7 @@ def _open_with_pillow(data: bytes) -> Iterator:
     except (Reject, MemoryError):
         raise
     except Exception as error:  # on broken files Pillow's parsers raise nearly anything
-        raise _broken_other(data, str(error)) from None
+        raise Reject("corrupt", str(error) or type(error).__name__) from None
 
 
 def _check_size(header: _Header, max_megapixels: float) -> None:
@@ -163,13 +183,7 @@ def _decode_other(data: bytes, channels: int) -> np.ndarray:
     except cv2.error as error:
         if error.code == cv2.Error.StsNoMem:  # the machine's fault: the same file is fine on the next try
             raise MemoryError(error.err) from None
-        raise _broken_other(data, error.err) from None
+        raise Reject("corrupt", error.err) from None
     if image is None:
-        raise _broken_other(data, f"{len(data)} bytes that can't be decoded to the end")
+        raise Reject("corrupt", f"{len(data)} bytes that can't be decoded to the end")
     return image.reshape(*image.shape[:2], channels)
-
-
-def _broken_other(data: bytes, detail: str) -> Reject:
-    if data.startswith(b"\x89PNG") and b"IEND\xaeB`\x82" not in data:
-        return Reject("truncated", f"a PNG without its end after {len(data)} bytes")
-    return Reject("corrupt", detail)

@@ -230,7 +230,8 @@ def damaged(draw) -> bytes:
     return bytes(data)
 
 
-MAGIC = [b"", b"\xff\xd8\xff", b"\xff\xd8\xff\xe1\x00\x20Exif\0\0", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"II*\0", b"MM\0*", b"RIFF\0\0\0\0WEBPVP8 "]
+MAGIC = [b"", b"\xff\xd8\xff", b"\xff\xd8\xff\xe1\x00\x20Exif\0\0",
+         b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"II*\0", b"MM\0*", b"RIFF\0\0\0\0WEBPVP8 "]
 FUZZ = settings(max_examples=400, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 

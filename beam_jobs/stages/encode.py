@@ -20,13 +20,13 @@ class Encode:
     """png: without loss. jpeg: about a tenth of the size for photographs."""
     quality: int = Field(90, ge=1, le=100)
     """Of jpeg."""
-    subsampling: Literal["444", "422", "420"] = "420"
-    """Of jpeg: how finely colours are stored; 444 keeps them sharp, 420 is what cameras use."""
+    sharp_colors: bool = False
+    """Of jpeg: store colours as finely as brightness (4:4:4), and not at half the resolution as cameras do (4:2:0)."""
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Encode:
-        if self.format == "png" and (self.quality, self.subsampling) != (90, "420"):
-            raise ValueError("quality and subsampling are for the format jpeg, got them with png")
+        if self.format == "png" and (self.quality, self.sharp_colors) != (90, False):
+            raise ValueError("quality and sharp_colors are for the format jpeg, got them with png")
         return self
 
 
@@ -38,6 +38,6 @@ def encode(example: Example, parameters: Encode) -> Example:
     import simplejpeg
 
     is_grey = example.image.shape[2] == 1
-    data = simplejpeg.encode_jpeg(np.ascontiguousarray(example.image), parameters.quality, "GRAY" if is_grey else "RGB",
-                                  "Gray" if is_grey else parameters.subsampling, fastdct=False)
+    colors, subsampling = ("GRAY", "Gray") if is_grey else ("RGB", "444" if parameters.sharp_colors else "420")
+    data = simplejpeg.encode_jpeg(np.ascontiguousarray(example.image), parameters.quality, colors, subsampling, fastdct=False)
     return dataclasses.replace(example, encoded=data, is_original=True)

@@ -44,11 +44,20 @@ def test_a_lower_quality_is_smaller_and_the_same_quality_the_same_bytes():
     assert fine == again
 
 
+def test_sharp_colors_keep_an_edge_between_colours():
+    stripes = np.zeros((16, 16, 3), np.uint8)
+    stripes[:, ::2, 0] = stripes[:, 1::2, 2] = 255
+    sharp, blurred = (simplejpeg.decode_jpeg(encode(CHANGED.with_image(stripes), Encode(format="jpeg", sharp_colors=is_sharp)).encoded)
+                      for is_sharp in (True, False))
+    assert np.abs(sharp.astype(int) - stripes).mean() < 10
+    assert np.abs(blurred.astype(int) - stripes).mean() > 50
+
+
 def test_png_leaves_the_encoding_to_the_writer_of_the_shard():
     assert encode(CHANGED, Encode(format="png")) is CHANGED
 
 
-@pytest.mark.parametrize("more", [{"quality": 80}, {"subsampling": "444"}])
+@pytest.mark.parametrize("more", [{"quality": 80}, {"sharp_colors": True}])
 def test_png_has_no_quality(more):
     with pytest.raises(ValidationError, match="are for the format jpeg"):
         Encode(format="png", **more)

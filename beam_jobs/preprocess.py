@@ -19,7 +19,8 @@ from beam_jobs.beam_log import quiet_import
 from beam_jobs.plan import ShardPlan, check_labels, class_names_of, plan_shards, planned_labels, task_of
 from beam_jobs.shard import Order
 from beam_jobs.sources.image_folder import label_records
-from beam_jobs.stages import check_data, check_stages, class_names_after
+from beam_jobs.stages import bind_stages, check_data, check_stages
+from beam_jobs.stages.stage import BoundStage, class_names_after
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary, count_labels, figures_of
 from pipeline_ops.contracts.config import Preprocess
 from pipeline_ops.contracts.errors import DataError, ExitCode, MachineError
@@ -47,11 +48,12 @@ def preprocess(job: Job) -> ExitCode:
     records, unlabelled = label_records(listing)
     source_classes = class_names_of(records)
     check_data(config, task_of(records), source_classes, Path(job.request.config_file))
-    class_names = class_names_after(config.stages, source_classes)
+    stages = bind_stages(config.stages)
+    class_names = class_names_after(stages, source_classes)
     plans = plan_shards(records, config.split, config.shards)
     job.progress.report("plan", len(plans), len(plans), "shards")
     _log.info("%d files, %d classes, %d shards", len(listing.files), len(class_names), len(plans))
-    check_labels(_after_stages(planned_labels(plans), config), class_names, str(listing.folder))
+    check_labels(_after_stages(planned_labels(plans), stages), class_names, str(listing.folder))
     with job.artifact() as draft:
         order = Order(listing.folder, draft.folder, tuple(config.stages), tuple(class_names))
         summaries = _build_shards(job, config, plans, order)
@@ -63,12 +65,12 @@ def preprocess(job: Job) -> ExitCode:
     return ExitCode.SUCCESS
 
 
-def _after_stages(labels: Mapping[str, Mapping[str, int]], config: Preprocess) -> dict[str, Counter[str]]:
+def _after_stages(labels: Mapping[str, Mapping[str, int]], stages: Sequence[BoundStage]) -> dict[str, Counter[str]]:
     """Counts by split and class, under the names that the classes have after the stages."""
     counts: dict[str, Counter[str]] = {split: Counter() for split in labels}
     for split, by_name in labels.items():
         for name, count in by_name.items():
-            counts[split].update(dict.fromkeys(class_names_after(config.stages, [name]), count))
+            counts[split].update(dict.fromkeys(class_names_after(stages, [name]), count))
     return counts
 
 

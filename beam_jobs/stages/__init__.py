@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from beam_jobs.stages import augment, checks, clip_boxes, decode, encode, filter, map_classes, resize, tile
+from beam_jobs.stages import augment, checks, clip_boxes, decode, encode, equalize, filter, map_classes, resize, tile
 from beam_jobs.stages.foreign import load_stage
-from beam_jobs.stages.stage import BoundStage, Stage
+from beam_jobs.stages.stage import BoundStage, Stage, class_names_after
 from pipeline_ops.contracts.config import Preprocess
 from pipeline_ops.contracts.config import Stage as StageConfig
 from pipeline_ops.contracts.config_text import nearest
@@ -26,6 +26,7 @@ CATALOGUE: dict[str, Stage] = {
     "tile": Stage(tile.Tile, tile.tile),
     "resize": Stage(resize.Resize, resize.resize),
     "augment": Stage(augment.Augment, augment.augment),
+    "equalize": Stage(equalize.Equalize, equalize.equalize),
     "encode": Stage(encode.Encode, encode.encode),
 }
 
@@ -63,25 +64,17 @@ def check_data(config: Preprocess, task: str, class_names: Sequence[str], config
     Raises:
       ConfigError: with a line for each stage that can't.
     """
-    problems = []
-    for index, stage in enumerate(bind_stages(config.stages)):
-        check = find_stage(stage.name).check
-        names = class_names_after(config.stages[:index], class_names)
-        if check and (problem := check(stage.parameters, task, names)):
+    stages, problems = bind_stages(config.stages), []
+    for index, stage in enumerate(stages):
+        if stage.check and (problem := stage.check(stage.parameters, task, class_names_after(stages[:index], class_names))):
             problems.append((("preprocess", "stages", index, stage.name), problem))
     checks.raise_problems(problems, config_file)
 
 
-def class_names_after(stages: Iterable[StageConfig], class_names: Iterable[str]) -> list[str]:
-    """The classes that are left of these when all stages have run, under their new names, in the order in which they first come."""
-    names = list(class_names)
-    for stage in bind_stages(stages):
-        if class_after := find_stage(stage.name).class_after:
-            renamed = [class_after(name, stage.parameters) for name in names]
-            names = list(dict.fromkeys(name for name in renamed if name is not None))
-    return names
-
-
 def bind_stages(stages: Iterable[StageConfig]) -> list[BoundStage]:
     """The stages of a checked config, ready to run."""
-    return [BoundStage(stage.name, find_stage(stage.name).function, find_stage(stage.name).parameters(**stage.parameters)) for stage in stages]
+    return [_bind(stage, find_stage(stage.name)) for stage in stages]
+
+
+def _bind(config: StageConfig, stage: Stage) -> BoundStage:
+    return BoundStage(config.name, stage.function, stage.parameters(**config.parameters), stage.class_after, stage.check)

@@ -155,6 +155,8 @@ class BoundStage:
     name: str
     function: Callable[[Example, Any], Example | list[Example]]
     parameters: Any
+    class_after: Callable[[str, Any], str | None] | None = None
+    check: Callable[[Any, str, Sequence[str]], str | None] | None = None
 
     def __call__(self, example: Example) -> list[Example]:
         """What the stage makes of one example: one, most often.
@@ -224,6 +226,16 @@ def run_stages(stages: Sequence[BoundStage], example: Example, nanoseconds: Coun
     finally:
         nanoseconds[stage.name] += time.perf_counter_ns() - start
     return [finished for each in examples for finished in run_stages(rest, each, nanoseconds, skipped)]
+
+
+def class_names_after(stages: Iterable[BoundStage], class_names: Iterable[str]) -> list[str]:
+    """The classes that are left of these when all stages have run, under their new names, in the order in which they first come."""
+    names = list(class_names)
+    for stage in stages:
+        if stage.class_after:
+            renamed = [stage.class_after(name, stage.parameters) for name in names]
+            names = list(dict.fromkeys(name for name in renamed if name is not None))
+    return names
 
 
 class Rejected(Exception):

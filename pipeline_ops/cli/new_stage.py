@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import keyword
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -93,9 +94,17 @@ def new_stage(arguments: argparse.Namespace) -> int:
         print(f"wrote {path}")
     test = next(path for path in files if path.name.startswith("test_"))
     in_yaml = f"{package}.{name}:{name}" if package else name
-    print(f"\nTest it:     python -m pytest {test}\nList it:     - {in_yaml}: {{factor: 1.5}}     (in preprocess.stages of a config)\n"
-          f"Look at it:  trainyard preview CONFIG --stage {in_yaml}")
+    print(f"\nIt multiplies all pixels by a factor; make it do what you want.\n"
+          f"Test it:     {_as_typed(sys.executable)} -m pytest {test}\n"
+          f"List it:     - {in_yaml}: {{factor: 1.5}}     (in preprocess.stages of a config)\n"
+          f"Look at it:  {_as_typed(sys.argv[0])} preview CONFIG --stage {in_yaml}")
     return 0
+
+
+def _as_typed(program: str) -> str:
+    """The path of a program as one would type it here."""
+    path = Path(program)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else program
 
 
 def _files_in_repository(root: Path, name: str) -> dict[Path, str]:

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -34,7 +35,8 @@ from beam_jobs.plan import Record, ShardPlan, check_labels, class_names_of, plan
 from beam_jobs.shard import Order
 from beam_jobs.sources import read_records
 from beam_jobs.splits import split_records
-from beam_jobs.stages import check_stages
+from beam_jobs.stages import bind_stages, check_data, check_stages
+from beam_jobs.stages.stage import BoundStage, class_names_after
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary, count_labels, figures_of
 from pipeline_ops.contracts.config import Preprocess
 from pipeline_ops.contracts.errors import DataError, ExitCode, MachineError
@@ -60,12 +62,15 @@ def preprocess(job: Job) -> ExitCode:
     check_stages(config, Path(job.request.config_file))
     listing = _list_raw_files(job, config)
     records, unusable = read_records(config.source, listing)
-    class_names = getattr(config.source, "class_names", None) or class_names_of(records)
+    source_classes = getattr(config.source, "class_names", None) or class_names_of(records)
     task = task_of(records)
+    check_data(config, task, source_classes, Path(job.request.config_file))
+    stages = bind_stages(config.stages)
+    class_names = class_names_after(stages, source_classes)
     before = read_base(job.request)
     pictures = _hash_pictures(job, config, records, known_pictures(before), Order(listing.folder, listing.folder, (), ()))
     collection = _decide_collection(config, records, pictures)
-    check_labels(planned_labels(collection.by_split), class_names, str(listing.folder), task)
+    check_labels(_after_stages(planned_labels(collection.by_split), stages), class_names, str(listing.folder), task)
     delta = plan_delta(collection.by_split, before and before.base, config, class_names)
     job.progress.report("plan", len(delta.shards), len(delta.shards), "shards")
     _log.info("%d files, %d classes, %d shards", len(listing.files), len(class_names), len(delta.shards))
@@ -87,6 +92,15 @@ def preprocess(job: Job) -> ExitCode:
         write_index(draft.folder / INDEX, [*delta.unchanged, *entries_of(delta.shards, built, pictures),
                                            *entries_of_kept_out(collection.kept_out, pictures)])
     return ExitCode.SUCCESS
+
+
+def _after_stages(labels: Mapping[str, Mapping[str, int]], stages: Sequence[BoundStage]) -> dict[str, Counter[str]]:
+    """Counts by split and class, under the names that the classes have after the stages."""
+    counts: dict[str, Counter[str]] = {split: Counter() for split in labels}
+    for split, by_name in labels.items():
+        for name, count in by_name.items():
+            counts[split].update(dict.fromkeys(class_names_after(stages, [name]), count))
+    return counts
 
 
 def _list_raw_files(job: Job, config: Preprocess) -> Listing:

@@ -62,36 +62,36 @@ class ShardBuilder:
         with TFRecordWriter(self._order.target / plan.name) as writer:
             for record in plan.records:
                 with counts.outcome_of_record():
-                    is_kept = self._add(record, writer, counts)
+                    is_kept = self._add(record, plan.split, writer, counts)
                 notes.add(is_rejected=not is_kept)
                 if len(counts.shapes) > 1:
                     break
         notes.flush()
         return ShardSummary(split=plan.split, name=plan.name, num_examples=counts.num_examples, labels=counts.labels,
-                            shapes=list(counts.shapes.items()), rejected=counts.rejected, nanoseconds=counts.nanoseconds,
-                            outcomes=counts.outcomes)
+                            shapes=list(counts.shapes.items()), rejected=counts.rejected, skipped=counts.skipped,
+                            nanoseconds=counts.nanoseconds, outcomes=counts.outcomes)
 
-    def _add(self, record: Record, writer: TFRecordWriter, counts: _Counts) -> bool:
-        """Takes one record from its file to the shard; False if a stage has kept it out."""
+    def _add(self, record: Record, split: str, writer: TFRecordWriter, counts: _Counts) -> bool:
+        """Takes one record from its file to the shard; False if a stage has rejected it."""
         try:
             with _timed(counts.nanoseconds, "read"):
-                raw = self.read(record)
-            example = run_stages(self._stages, raw, counts.nanoseconds)
+                raw = self.read(record, split)
+            examples = run_stages(self._stages, raw, counts.nanoseconds, counts.skipped)
             with _timed(counts.nanoseconds, "write"):
-                writer.write(serialise(example, self._labels))
+                for example in examples:
+                    writer.write(serialise(example, self._labels))
         except Rejected as reject:
             counts.rejected.append(RejectedRecord(key=record.key, stage=reject.stage, reason=reject.reason, detail=reject.detail))
             return False
         except MemoryError as error:
             raise MachineError(f"out of memory at {record.key}: {error}; give the host more, or lower preprocess.runner.workers") from error
-        counts.labels.update([example.label] if example.boxes is None else [box.label for box in example.boxes])
-        counts.num_examples += 1
-        counts.shapes.setdefault(example.image.shape, record.key)
+        for example in examples:
+            counts.add(example)
         return True
 
-    def read(self, record: Record) -> Example:
+    def read(self, record: Record, split: str = "train") -> Example:
         """The record as the stages get it. Raises MachineError if its file is not what it was when it was listed."""
-        return Example(record.key, record.label, read_raw(record.file, self._order.raw_folder), boxes=record.boxes, frame=record.frame)
+        return Example(record.key, record.label, read_raw(record.file, self._order.raw_folder), boxes=record.boxes, frame=record.frame, split=split)
 
 
 @dataclasses.dataclass
@@ -102,6 +102,7 @@ class _Counts:
     labels: Counter[str] = dataclasses.field(default_factory=Counter)
     shapes: dict[Shape, str] = dataclasses.field(default_factory=dict)
     rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)
+    skipped: Counter[str] = dataclasses.field(default_factory=Counter)
     nanoseconds: Counter[str] = dataclasses.field(default_factory=Counter)
     outcomes: list[tuple[int, dict[str, int]]] = dataclasses.field(default_factory=list)
 
@@ -114,6 +115,11 @@ class _Counts:
         self.outcomes.append((self.num_examples - num_before, dict(self.labels)))
         labels_before.update(self.labels)
         self.labels = labels_before
+
+    def add(self, example: Example) -> None:
+        self.labels.update([example.label] if example.boxes is None else [box.label for box in example.boxes])
+        self.num_examples += 1
+        self.shapes.setdefault(example.image.shape, example.key)
 
 
 @contextlib.contextmanager

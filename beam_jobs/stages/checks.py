@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,22 @@ from pipeline_ops.contracts.config import Stage as StageConfig
 from pipeline_ops.contracts.config_text import ConfigText, nearest
 from pipeline_ops.contracts.errors import ConfigError
 
-_FIRST = "decode"
+_FIRST, _LAST = "decode", "encode"
+_Problem = tuple[tuple[str | int, ...], str]
 
 
-def check_stages(catalogue: Mapping[str, Stage], stages: Sequence[StageConfig], config_file: Path) -> None:
-    """Raises ConfigError with a line for each problem."""
+def check_stages(find: Callable[[str], Stage], stages: Sequence[StageConfig], config_file: Path) -> None:
+    """Raises ConfigError with a line for each problem; `find` gives a stage by its name, or raises ConfigError."""
     problems = [*_problems_of_order(stages)]
     for index, stage in enumerate(stages):
-        problems += _problems_of(catalogue, index, stage)
+        problems += _problems_of(find, index, stage)
+    raise_problems(problems, config_file)
+
+
+def raise_problems(problems: Sequence[_Problem], config_file: Path) -> None:
+    """Raises ConfigError with a line for each problem, if there is one."""
     if problems:
         raise ConfigError("\n".join(f"{_place(config_file, location)}: {'.'.join(map(str, location))}: {rule}" for location, rule in problems))
-
-
-_Problem = tuple[tuple[str | int, ...], str]
 
 
 def _problems_of_order(stages: Sequence[StageConfig]) -> Iterator[_Problem]:
@@ -35,14 +38,17 @@ def _problems_of_order(stages: Sequence[StageConfig]) -> Iterator[_Problem]:
         yield ("preprocess", "stages", 0), f"the first stage must be {_FIRST}, got {names[0]}"
     elif names.count(_FIRST) != 1:
         yield ("preprocess", "stages"), f"must have the stage {_FIRST} exactly once, as the first, got {', '.join(names)}"
+    if _LAST in names[:-1]:
+        yield ("preprocess", "stages", names.index(_LAST)), f"{_LAST} must be the last stage: what comes after it would change the pixels again"
 
 
-def _problems_of(catalogue: Mapping[str, Stage], index: int, stage: StageConfig) -> Iterator[_Problem]:
+def _problems_of(find: Callable[[str], Stage], index: int, stage: StageConfig) -> Iterator[_Problem]:
     at = ("preprocess", "stages", index, stage.name)
-    if stage.name not in catalogue:
-        yield at, f"unknown stage; {nearest(stage.name, catalogue)}"
+    try:
+        parameters = find(stage.name).parameters
+    except ConfigError as error:
+        yield at, str(error)
         return
-    parameters = catalogue[stage.name].parameters
     try:
         parameters(**stage.parameters)
     except pydantic.ValidationError as error:

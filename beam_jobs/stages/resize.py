@@ -1,26 +1,85 @@
-"""Brings every image to one size. An image that has it already stays as it is, to the byte."""
+"""Brings every image to one size, and its boxes along. An image that has it already stays as it is, to the byte."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
 from pydantic import Field
 
-from beam_jobs.stages.stage import Example, parameters
+from beam_jobs.stages.boxes import cut_out, scaled, shifted
+from beam_jobs.stages.stage import Color, Example, parameters
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @parameters
 class Resize:
     height: int = Field(ge=1, le=16384)
-    """Of the image that comes out, in pixels. Proportions are not kept."""
+    """Of the image that comes out, in pixels."""
     width: int = Field(ge=1, le=16384)
+    """Of the image that comes out, in pixels."""
+    mode: Literal["stretch", "letterbox", "crop"] = "stretch"
+    """stretch: proportions are lost. letterbox: the whole image, with bars. crop: the middle of the image, without bars."""
+    pad_color: Color = (0, 0, 0)
+    """Of the bars of letterbox, [red, green, blue]."""
+    min_visible: float = Field(0.25, gt=0, le=1)
+    """Of a box that crop has cut, the share of its area that must be left; otherwise the box is dropped."""
 
 
 def resize(example: Example, parameters: Resize) -> Example:
     """Averages over areas to shrink, which leaves no aliasing, and interpolates linearly to enlarge."""
-    import cv2
-
-    height, width, channels = example.image.shape
+    height, width, _ = example.image.shape
     if (height, width) == (parameters.height, parameters.width):
         return example
-    shrinks = parameters.height * parameters.width < height * width
-    resized = cv2.resize(example.image, (parameters.width, parameters.height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-    return example.with_image(resized.reshape(parameters.height, parameters.width, channels))
+    if parameters.mode == "crop":
+        return _stretched(_cropped(example, parameters), parameters.height, parameters.width)
+    if parameters.mode == "letterbox":
+        return _letterboxed(example, parameters)
+    return _stretched(example, parameters.height, parameters.width)
+
+
+def _stretched(example: Example, height: int, width: int) -> Example:
+    before_height, before_width, _ = example.image.shape
+    boxes = scaled(example.boxes, height / before_height, width / before_width)
+    return dataclasses.replace(example.with_image(_resized(example.image, height, width)), boxes=boxes)
+
+
+def _resized(image_HWC: np.ndarray, height: int, width: int) -> np.ndarray:
+    import cv2
+
+    if image_HWC.shape[:2] == (height, width):
+        return image_HWC
+    shrinks = height * width < image_HWC.shape[0] * image_HWC.shape[1]
+    resized = cv2.resize(image_HWC, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    return resized.reshape(height, width, image_HWC.shape[2])
+
+
+def _cropped(example: Example, parameters: Resize) -> Example:
+    """The largest part in the middle that has the wanted proportions, to the pixel."""
+    height, width, _ = example.image.shape
+    part_height = max(1, min(height, round(width * parameters.height / parameters.width)))
+    part_width = max(1, min(width, round(height * parameters.width / parameters.height)))
+    return cut_out(example, (height - part_height) // 2, (width - part_width) // 2, part_height, part_width, parameters.min_visible)
+
+
+def _letterboxed(example: Example, parameters: Resize) -> Example:
+    import numpy as np
+
+    height, width, channels = example.image.shape
+    scale = min(parameters.height / height, parameters.width / width)
+    inner = _stretched(example, *(max(1, min(limit, round(side * scale)))
+                                  for side, limit in ((height, parameters.height), (width, parameters.width))))
+    inner_height, inner_width, _ = inner.image.shape
+    top, left = (parameters.height - inner_height) // 2, (parameters.width - inner_width) // 2
+    image = np.empty((parameters.height, parameters.width, channels), np.uint8)
+    image[:] = parameters.pad_color if channels == 3 else _grey(parameters.pad_color)
+    image[top : top + inner_height, left : left + inner_width] = inner.image
+    return dataclasses.replace(inner.with_image(image), boxes=shifted(inner.boxes, top, left))
+
+
+def _grey(color: Color) -> int:
+    """The luma of ITU-R BT.601, as OpenCV computes it."""
+    red, green, blue = color
+    return round(0.299 * red + 0.587 * green + 0.114 * blue)

@@ -35,6 +35,8 @@ class ShardSummary(BaseModel, frozen=True):
     shapes: list[tuple[tuple[int, int, int], str]]
     """Every (height, width, channels) that was met, with the key of its first image."""
     rejected: list[RejectedRecord]
+    skipped: dict[str, int] = {}
+    """Examples that a stage did not want, by `<stage>: <reason>`."""
     nanoseconds: dict[str, int]
     outcomes: list[tuple[int, dict[str, int]]] = []
     """For each record of the plan, in order: how many examples it has become, and what it has added to `labels`."""
@@ -53,8 +55,10 @@ def figures_of(summaries: Sequence[ShardSummary], class_names: Sequence[str], re
     """The figures of a data set whose images all have the same shape; `rejected` are those of the source and of all shards."""
     labels = count_labels(summaries)
     nanoseconds: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     for summary in summaries:
         nanoseconds.update(summary.nanoseconds)
+        skipped.update(summary.skipped)
     return DatasetFigures(
         task=task,
         class_names=list(class_names),
@@ -63,4 +67,5 @@ def figures_of(summaries: Sequence[ShardSummary], class_names: Sequence[str], re
         labels={split: {name: counts[name] for name in class_names} for split, counts in labels.items()},
         num_rejected=len(rejected),
         rejected_by_reason=dict(sorted(Counter(record.reason for record in rejected).items())),
+        skipped_by_reason=dict(sorted(skipped.items())),
         seconds_by_stage={stage: round(spent / 1e9, 3) for stage, spent in nanoseconds.items()})

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from pipeline_ops.contracts import foreign
 from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.figures import ModelFigures
 from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code, versions_of
@@ -54,7 +55,7 @@ KINDS: Mapping[str, JobKind] = {
                         "beam_jobs/splits.py", "beam_jobs/delta.py", "beam_jobs/generations.py", "beam_jobs/index.py",
                         "beam_jobs/balance.py", "beam_jobs/duplicates.py", "beam_jobs/pictures.py",
                         "beam_jobs/statistics", *_code_of_source(config.preprocess.source.type), "beam_jobs/stages/stage.py",
-                        *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
+                        "beam_jobs/stages/boxes.py", *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
         lambda config: ["pipeline_ops/training", "pipeline_ops/input/dataset.py", "pipeline_ops/input/records.py",
@@ -100,9 +101,10 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     if job == "evaluate" and (champion := _baseline(config, layout, inputs["train"])):
         inputs["champion"] = champion
         digests["champion"] = champion.digest
+    stages = [stage.name for stage in section.stages] if job == "preprocess" else []
     fingerprint = Fingerprint(config=section.fingerprinted(), inputs=digests,
-                              code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()),
-                              versions=versions_of(kind.packages))
+                              code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()) | foreign.code_of(stages),
+                              versions=versions_of(kind.packages) | foreign.distributions_of(stages))
     if job == "preprocess" and (base := choose_base(layout.artifacts(job), fingerprint)):
         inputs[BASE] = base
         fingerprint = fingerprint.model_copy(update={"inputs": digests | {BASE: base.digest}})

@@ -74,6 +74,8 @@ class DatasetFigures(BaseModel):
     labels: dict[str, dict[str, int]]
     num_rejected: int
     rejected_by_reason: dict[str, int]
+    skipped_by_reason: dict[str, int] = {}
+    """Sound examples that a stage did not want, by `<stage>: <reason>`."""
     seconds_by_stage: dict[str, float] = {}
     generation: int = 1
     """The newest generation that has shards here."""

@@ -1,37 +1,43 @@
-"""The stage that the README shows is a stage."""
+"""The stage that the README shows is a stage, and its test passes."""
 
 from __future__ import annotations
 
-import importlib
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
-import numpy as np
 import pytest
 
-from beam_jobs.stages.stage import BoundStage, Example, Reject
+from beam_jobs.stages import CATALOGUE
+from pipeline_ops.cli.new_stage import add_to_catalogue
 
-README = Path(__file__).resolve().parents[2] / "beam_jobs" / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "beam_jobs" / "README.md").read_text()
 
 
 @pytest.fixture
-def shown(tmp_path: Path, monkeypatch) -> ModuleType:
-    """The first Python block of the README, as the file that it tells to write."""
-    code = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL).group(1)
-    (tmp_path / "bright_enough.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield importlib.import_module("bright_enough")
-    del sys.modules["bright_enough"]
+def repository(tmp_path: Path) -> Path:
+    """As much of this repository as a stage needs, with what the README tells to write."""
+    for folder in ("beam_jobs", "pipeline_ops/contracts"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "pipeline_ops/__init__.py"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    stage, test = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    stages = tmp_path / "beam_jobs" / "stages"
+    (stages / "bright_enough.py").write_text(stage)
+    (stages / "__init__.py").write_text(add_to_catalogue((stages / "__init__.py").read_text(), "bright_enough"))
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_bright_enough.py").write_text(test)
+    return tmp_path
 
 
-@pytest.mark.parametrize("brightness, is_kept", [(5, False), (50, True)])
-def test_the_stage_of_the_readme_works(shown, brightness, is_kept):
-    stage = BoundStage("bright_enough", shown.bright_enough, shown.BrightEnough(min_mean=12))
-    example = Example("cat/1.png", "cat", b"", np.full((4, 4, 3), brightness, np.uint8))
-    if is_kept:
-        assert stage(example) is example
-    else:
-        with pytest.raises(Reject, match="too_dark"):
-            stage(example)
+def test_what_the_readme_tells_to_write_passes_its_test_and_the_linter(repository):
+    for words in (["pytest", "-q", "-p", "no:cacheprovider", "tests"], ["ruff", "check", "--no-cache", "."]):
+        done = subprocess.run([sys.executable, "-m", *words], cwd=repository, capture_output=True, text=True, env={"PYTHONPATH": str(repository)})
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_stage_stands_in_the_readme():
+    assert set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)) == set(CATALOGUE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -33,8 +34,8 @@ def test_help_lists_every_command_and_imports_nothing_heavy():
             "print(sorted({'airflow', 'tensorflow', 'keras', 'apache_beam', 'numpy', 'rich', 'httpx', 'beam_jobs'} & {*sys.modules}))")
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.splitlines()[-1] == "[]"
-    for command in ("run", "ui", "validate", "explain", "models", "stages"):
-        assert f"\n    {command} " in output
+    for command in ("run", "ui", "validate", "explain", "models", "stages", "new-stage", "preview"):
+        assert command in re.findall(r"^    ([a-z-]+)\s", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("words, meant", [
@@ -51,6 +52,22 @@ def test_models_without_an_action_lists(words, meant):
 def test_stages_lists_the_catalogue_with_parameters(capsys):
     assert main(["stages"]) == 0
     output = capsys.readouterr().out
-    assert "resize      Brings every image to one size." in output
-    assert "    height: int, required\n" in output
-    assert "    channels: Literal[1, 3] = 3\n" in output
+    assert "resize      Brings every image to one size, and its boxes along." in output
+    assert "    height: int, at least 1, at most 16384, required\n" in output
+    assert "    channels: 1 | 3 = 3\n" in output
+    assert "    mode: stretch | letterbox | crop = stretch\n" in output
+    assert "    background: list of 3 int, at least 0, at most 255 = [255, 255, 255]\n" in output
+    assert "    classes: list of str, at least 1 = null\n" in output
+    assert "    rename: mapping of str to str = {}\n" in output
+
+
+def test_one_stage_is_told_with_the_meaning_of_its_parameters(capsys):
+    assert main(["stages", "resize"]) == 0
+    output = capsys.readouterr().out
+    assert "    height: int, at least 1, at most 16384, required\n        Of the image that comes out, in pixels.\n" in output
+    assert "encode" not in output
+
+
+def test_an_unknown_stage_is_told_with_the_nearest(capsys):
+    assert main(["stages", "risize"]) == 78
+    assert "the nearest valid name is 'resize'" in capsys.readouterr().err

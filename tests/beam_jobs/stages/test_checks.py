@@ -90,6 +90,23 @@ def test_decode_comes_first_and_once(complaint):
     assert "must have the stage decode exactly once" in complaint("decode", "decode")
 
 
+def test_encode_comes_last(complaint):
+    assert complaint("decode", "encode: {format: jpeg}") == ""
+    assert complaint("decode", "encode: {format: jpeg}", "resize: {height: 8, width: 8}") == (
+        "tiny.yaml:6: preprocess.stages.1: encode must be the last stage: what comes after it would change the pixels again")
+
+
+@pytest.mark.parametrize("line, rule", [
+    ("filter: {classes: cat}", "filter.classes: input should be a valid tuple, got 'cat'"),
+    ("filter: {classes: [1]}", "filter.classes.0: input should be a valid string, got 1"),
+    ("resize: {height: 8, width: 8, pad_color: [0, 0, 256]}", "pad_color.2: input should be less than or equal to 255, got 256"),
+    ("resize: {height: 8, width: 8, pad_color: [0, 0]}", "pad_color.2: required, but not given"),
+    ("tile: {height: 8, width: 8, overlap: 8}", "tile: overlap must be less than the shorter side of a tile (8), got 8"),
+])
+def test_lists_and_combinations_have_rules_too(complaint, line, rule):
+    assert complaint("decode", line).splitlines()[0].endswith(rule)
+
+
 def test_checking_stages_imports_no_heavy_package():
     """The DAG processor does it for every config, every half minute."""
     code = ("import sys; import beam_jobs.stages; "

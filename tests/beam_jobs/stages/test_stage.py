@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from pydantic import Field, ValidationError
 
-from beam_jobs.stages.stage import BoundStage, Example, Reject, Rejected, StageFailed, parameters, run_stages
+from beam_jobs.stages.stage import BoundStage, Example, Reject, Rejected, Skip, StageFailed, parameters, run_stages
+from pipeline_ops.contracts.errors import ConfigError
 
 IMAGE = np.zeros((2, 3, 1), np.uint8)
 EXAMPLE = Example("cat/1.png", "cat", b"bytes", IMAGE)
@@ -35,7 +36,8 @@ def test_parameters_are_frozen_and_checked_where_they_are_born():
 def test_stages_run_in_order_and_their_time_is_counted_by_name():
     spent = Counter()
     stages = [bind(lambda e, p: e.with_image(e.image + np.uint8(1)), "add"), bind(lambda e, p: e.with_image(e.image * np.uint8(3)), "triple")]
-    assert (run_stages(stages, EXAMPLE, spent).image == 3).all()
+    [example] = run_stages(stages, EXAMPLE, spent)
+    assert (example.image == 3).all()
     assert set(spent) == {"add", "triple"}
 
 
@@ -60,6 +62,9 @@ def test_a_bug_in_a_stage_names_stage_record_and_error():
 
 @pytest.mark.parametrize("result, fault", [
     (None, "a NoneType"),
+    ([EXAMPLE, None], "a NoneType"),
+    ([], "an empty list (to leave an example out, raise Skip)"),
+    ([EXAMPLE, EXAMPLE], "two examples with one key"),
     (EXAMPLE.with_image(IMAGE.astype(np.float32)), "an image of float32 [2, 3, 1]"),
     (EXAMPLE.with_image(IMAGE[:, :, 0]), "an image of uint8 [2, 3]"),
     (EXAMPLE.with_image(IMAGE[:0]), "an image of uint8 [0, 3, 1]"),
@@ -78,3 +83,44 @@ def test_want_of_memory_is_not_the_stages_fault():
 
     with pytest.raises(MemoryError):
         run_stages([bind(exhaust)], EXAMPLE, Counter())
+
+
+def test_an_error_of_the_config_is_passed_on_as_it_is():
+    def refuse(example, parameters):
+        raise ConfigError("amount must fit")
+
+    with pytest.raises(ConfigError, match="^amount must fit$"):
+        run_stages([bind(refuse)], EXAMPLE, Counter())
+
+
+def copies(example, parameters):
+    return [dataclasses.replace(example, key=f"{example.key}#{number}") for number in range(3)]
+
+
+def test_one_example_may_become_several_and_each_goes_through_the_rest():
+    brighten = bind(lambda e, p: e.with_image(e.image + np.uint8(1)), "brighten")
+    examples = run_stages([bind(copies, "copies"), brighten, brighten], EXAMPLE, Counter())
+    assert [example.key for example in examples] == ["cat/1.png#0", "cat/1.png#1", "cat/1.png#2"]
+    assert all((example.image == 2).all() for example in examples)
+
+
+def test_an_example_that_is_not_wanted_is_counted_and_the_others_stay():
+    def skip_the_second(example, parameters):
+        if example.key.endswith("#1"):
+            raise Skip("second")
+        return example
+
+    skipped = Counter()
+    examples = run_stages([bind(copies, "copies"), bind(skip_the_second, "choose")], EXAMPLE, Counter(), skipped)
+    assert [example.key for example in examples] == ["cat/1.png#0", "cat/1.png#2"]
+    assert skipped == {"choose: second": 1}
+
+
+def test_a_reject_goes_for_the_record_and_so_for_all_that_was_made_of_it():
+    def refuse_the_last(example, parameters):
+        if example.key.endswith("#2"):
+            raise Reject("last", "it is the last")
+        return example
+
+    with pytest.raises(Rejected):
+        run_stages([bind(copies, "copies"), bind(refuse_the_last, "choose")], EXAMPLE, Counter())

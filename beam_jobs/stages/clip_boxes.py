@@ -1,0 +1,32 @@
+"""Cuts boxes at the edge of the image, and drops those that are too small or of which too little is inside. No pixel changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from beam_jobs.stages.boxes import clipped
+from beam_jobs.stages.stage import Example, parameters
+
+
+@parameters
+class ClipBoxes:
+    min_visible: float = Field(0.0, ge=0, le=1)
+    """The share of a box's area that must lie in the image."""
+    min_side: float = Field(0.0, ge=0)
+    """Of the shorter side of a box, once it is cut, in pixels."""
+    min_area: float = Field(0.0, ge=0)
+    """Of a box, once it is cut, in pixels."""
+
+
+def clip_boxes(example: Example, parameters: ClipBoxes) -> Example:
+    """An example that loses all its boxes stays: it shows what is not to be found. `filter: {min_boxes: 1}` removes it."""
+    height, width, _ = example.image.shape
+    boxes = clipped(example.boxes, height, width, parameters.min_visible)
+    return example.with_boxes([box for box in boxes if box.area >= parameters.min_area
+                               and min(box.ymax - box.ymin, box.xmax - box.xmin) >= parameters.min_side])
+
+
+def check(parameters: ClipBoxes, task: str, class_names: Sequence[str]) -> str | None:
+    return None if task == "detection" else "is for detection, and the source gives labels without boxes; remove the stage"

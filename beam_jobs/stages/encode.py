@@ -1,0 +1,43 @@
+"""Says how an image is stored whose pixels a stage has changed. Without this stage that is PNG: no loss, and large for photographs.
+
+An image whose pixels no stage has changed keeps the bytes of its file, whatever is asked for here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import pydantic
+from pydantic import Field
+
+from beam_jobs.stages.stage import Example, parameters
+
+
+@parameters
+class Encode:
+    format: Literal["png", "jpeg"]
+    """png: without loss. jpeg: about a tenth of the size for photographs."""
+    quality: int = Field(90, ge=1, le=100)
+    """Of jpeg."""
+    sharp_colors: bool = False
+    """Of jpeg: store colours as finely as brightness (4:4:4), and not at half the resolution as cameras do (4:2:0)."""
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> Encode:
+        if self.format == "png" and (self.quality, self.sharp_colors) != (90, False):
+            raise ValueError("quality and sharp_colors are for the format jpeg, got them with png")
+        return self
+
+
+def encode(example: Example, parameters: Encode) -> Example:
+    """The same bytes on every try: neither encoder has anything but the pixels to go by."""
+    if example.is_original or parameters.format == "png":
+        return example
+    import numpy as np
+    import simplejpeg
+
+    is_grey = example.image.shape[2] == 1
+    colors, subsampling = ("GRAY", "Gray") if is_grey else ("RGB", "444" if parameters.sharp_colors else "420")
+    data = simplejpeg.encode_jpeg(np.ascontiguousarray(example.image), parameters.quality, colors, subsampling, fastdct=False)
+    return dataclasses.replace(example, encoded=data, is_original=True)

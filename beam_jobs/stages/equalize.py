@@ -1,0 +1,30 @@
+"""Brings out what is hidden in dark or flat images, such as X-rays: spreads brightness in each part of the image by itself.
+
+CLAHE, contrast-limited adaptive histogram equalisation (Zuiderveld, Graphics Gems IV, 1994). Colours keep their hue.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from beam_jobs.stages.stage import Example, parameters
+
+
+@parameters
+class Equalize:
+    limit: float = Field(2.0, ge=1, le=40)
+    """How much contrast may grow, at most, before it would be noise that grows: 1 changes little, 4 much."""
+    parts: int = Field(8, ge=1, le=64)
+    """The image is equalised in so many parts along each side; 1 is the whole image at once."""
+
+
+def equalize(example: Example, parameters: Equalize) -> Example:
+    """Of a grey image the grey, of RGB the lightness L of CIELAB."""
+    import cv2
+
+    clahe = cv2.createCLAHE(clipLimit=parameters.limit, tileGridSize=(parameters.parts, parameters.parts))
+    if example.image.shape[2] == 1:
+        return example.with_image(clahe.apply(example.image).reshape(example.image.shape))
+    lab = cv2.cvtColor(example.image, cv2.COLOR_RGB2LAB)
+    lab[:, :, 0] = clahe.apply(lab[:, :, 0])
+    return example.with_image(cv2.cvtColor(lab, cv2.COLOR_LAB2RGB))

@@ -1,0 +1,87 @@
+"""Keeps the examples that are wanted. The others are skipped: counted by reason, and held to no budget.
+
+Of an example for detection, `classes` keeps the boxes of these classes and drops the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pydantic
+from pydantic import Field
+
+from beam_jobs.stages.stage import Example, Names, Skip, parameters, unknown_classes
+
+
+@parameters
+class Filter:
+    min_side: int | None = Field(None, ge=1)
+    """Of the shorter side of the image, in pixels."""
+    max_side: int | None = Field(None, ge=1)
+    """Of the longer side of the image, in pixels."""
+    min_area: int | None = Field(None, ge=1)
+    """Of the image, in pixels."""
+    max_area: int | None = Field(None, ge=1)
+    """Of the image, in pixels."""
+    min_aspect: float | None = Field(None, gt=0)
+    """Width divided by height."""
+    max_aspect: float | None = Field(None, gt=0)
+    """Width divided by height."""
+    classes: Names | None = None
+    """The classes to keep."""
+    min_boxes: int | None = Field(None, ge=1)
+    """Of an example, once `classes` has been applied; for detection only."""
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> Filter:
+        if all(getattr(self, field.name) is None for field in dataclasses.fields(self)):
+            raise ValueError(f"needs at least one of {', '.join(field.name for field in dataclasses.fields(self))}")
+        for name in ("side", "area", "aspect"):
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if low is not None and high is not None and low > high:
+                raise ValueError(f"min_{name} must be at most max_{name} ({high:g}), got {low:g}")
+        return self
+
+
+def filter(example: Example, parameters: Filter) -> Example:
+    """Raises Skip: class, too_small, too_large, aspect, too_few_boxes."""
+    if parameters.classes is not None:
+        example = _of_classes(example, parameters.classes)
+    height, width, _ = example.image.shape
+    if _is_below(min(height, width), parameters.min_side) or _is_below(height * width, parameters.min_area):
+        raise Skip("too_small")
+    if _is_above(max(height, width), parameters.max_side) or _is_above(height * width, parameters.max_area):
+        raise Skip("too_large")
+    if _is_below(width / height, parameters.min_aspect) or _is_above(width / height, parameters.max_aspect):
+        raise Skip("aspect")
+    if example.boxes is not None and _is_below(len(example.boxes), parameters.min_boxes):
+        raise Skip("too_few_boxes")
+    return example
+
+
+def class_after(name: str, parameters: Filter) -> str | None:
+    return name if parameters.classes is None or name in parameters.classes else None
+
+
+def check(parameters: Filter, task: str, class_names: Sequence[str]) -> str | None:
+    if parameters.min_boxes is not None and task != "detection":
+        return "min_boxes is for detection, and the source gives labels without boxes; remove it"
+    return unknown_classes(parameters.classes or (), class_names)
+
+
+def _of_classes(example: Example, classes: Sequence[str]) -> Example:
+    if example.boxes is None:
+        if example.label not in classes:
+            raise Skip("class")
+        return example
+    kept = [box for box in example.boxes if box.label in classes]
+    return example if len(kept) == len(example.boxes) else example.with_boxes(kept)
+
+
+def _is_below(value: float, limit: float | None) -> bool:
+    return limit is not None and value < limit
+
+
+def _is_above(value: float, limit: float | None) -> bool:
+    return limit is not None and value > limit

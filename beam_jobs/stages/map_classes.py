@@ -1,0 +1,50 @@
+"""Gives classes other names, and so merges them; drops classes. Of labels, and of the labels of boxes.
+
+    - map_classes: {rename: {kitten: cat, puppy: dog}, drop: [unclear]}
+
+An example for classification whose class is dropped is skipped; one for detection loses the boxes of the class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pydantic
+
+from beam_jobs.stages.stage import Example, Names, Skip, parameters, unknown_classes
+
+
+@parameters
+class MapClasses:
+    rename: dict[str, str] = dataclasses.field(default_factory=dict)
+    """New names by old names. Two classes of one new name are one class."""
+    drop: Names | None = None
+    """The classes that are not wanted at all, by their old names."""
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> MapClasses:
+        if not self.rename and not self.drop:
+            raise ValueError("needs rename, drop, or both")
+        if both := sorted({*self.rename} & {*(self.drop or ())}):
+            raise ValueError(f"{', '.join(both)} can't be renamed and dropped")
+        return self
+
+
+def map_classes(example: Example, parameters: MapClasses) -> Example:
+    """Raises Skip: class."""
+    if example.boxes is None:
+        label = class_after(example.label, parameters)
+        if label is None:
+            raise Skip("class")
+        return dataclasses.replace(example, label=label)
+    named = [(box, class_after(box.label, parameters)) for box in example.boxes]
+    return example.with_boxes([dataclasses.replace(box, label=label) for box, label in named if label is not None])
+
+
+def class_after(name: str, parameters: MapClasses) -> str | None:
+    return None if name in (parameters.drop or ()) else parameters.rename.get(name, name)
+
+
+def check(parameters: MapClasses, task: str, class_names: Sequence[str]) -> str | None:
+    return unknown_classes([*parameters.rename, *(parameters.drop or ())], class_names)

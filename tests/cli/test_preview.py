@@ -1,0 +1,82 @@
+"""`preview`: one picture of what the stages do."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+
+from pipeline_ops.cli.main import main
+
+
+@pytest.fixture
+def config(config_file):
+    """Twelve images of 20x30 pixels, four broken files and a text in a pipeline of three stages."""
+    for label, level in (("0", 0), ("1", 255)):
+        (config_file.parent / "raw" / label / "a.png").unlink()
+        for index in range(6):
+            image = np.full((20, 30, 3), level, np.uint8)
+            (config_file.parent / "raw" / label / f"{index}.png").write_bytes(cv2.imencode(".png", image)[1].tobytes())
+        for index in range(2):
+            (config_file.parent / "raw" / label / f"broken{index}.png").write_bytes(b"no image")
+    values = yaml.safe_load(config_file.read_text())
+    values["preprocess"]["stages"] = ["decode", {"filter": {"classes": ["1", "0"], "max_side": 30}}, {"resize": {"height": 8, "width": 8}}]
+    config_file.write_text(yaml.safe_dump(values, sort_keys=False))
+    return config_file
+
+
+def run(config, capsys, *words: str) -> tuple[str, np.ndarray]:
+    """What was printed, and the picture."""
+    output = config.parent / "out" / "picture.png"
+    assert main(["preview", str(config), "--output", str(output), *words]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out.strip().removeprefix(f"{output}: "), cv2.imread(str(output))
+
+
+def test_the_whole_chain_is_shown(config, capsys):
+    printed, picture = run(config, capsys)
+    assert printed == "12 changed, 4 rejected by decode: not_image"
+    assert picture.shape[0] > 8 * 260
+    assert (picture == 0).all(axis=2).sum() > 6 * 260 * 170  # the black ones, before
+
+
+def test_one_stage_is_shown_alone(config, capsys):
+    assert run(config, capsys, "--stage", "filter")[0] == "4 rejected by decode: not_image, 12 unchanged, keeps its bytes"
+
+
+def test_what_is_skipped_is_said(config, capsys):
+    printed, _ = run(config, capsys, "--set", "preprocess.stages.1={filter: {classes: ['1']}}")
+    assert printed == "6 changed, 4 rejected by decode: not_image, 6 skipped by filter: class"
+
+
+def test_the_same_examples_are_shown_every_time_and_as_many_as_asked(config, capsys):
+    (_, once), (printed, again) = (run(config, capsys, "--examples", "3") for _ in range(2))
+    assert sum(int(part.split()[0]) for part in printed.split(", ")) == 3
+    assert (once == again).all()
+
+
+def test_the_copies_of_augment_stand_side_by_side(config, capsys):
+    _, picture = run(config, capsys, "--set", "preprocess.stages=[decode, {augment: {copies: 2, rotate90: true}}]")
+    assert 4 * 260 < picture.shape[1] < 5 * 260
+
+
+def test_a_stage_that_the_config_does_not_have_is_refused(config, capsys):
+    assert main(["preview", str(config), "--stage", "risize"]) == 78
+    assert "--stage risize: the config has no such stage; the nearest valid name is 'resize'" in capsys.readouterr().err
+
+
+def test_a_class_that_is_not_there_is_told_before_anything_is_drawn(config, capsys):
+    assert main(["preview", str(config), "--set", "preprocess.stages.1={filter: {classes: [nine]}}"]) == 78
+    assert "there is no class 'nine' before this stage" in capsys.readouterr().err
+
+
+def test_no_raw_data_are_the_datas_fault(config, capsys):
+    assert main(["preview", str(config), "--set", "preprocess.source.path=nowhere"]) == 65
+    assert "preprocess.source.path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["0", "201", "many"])
+def test_a_number_of_examples_that_makes_no_picture_is_refused(config, capsys, number):
+    with pytest.raises(SystemExit):
+        main(["preview", str(config), "--examples", number])
+    assert f"must be a number of 1 to 200, got {number}" in capsys.readouterr().err

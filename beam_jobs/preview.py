@@ -11,19 +11,19 @@ import hashlib
 import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cv2
 from PIL import Image, ImageDraw, ImageFont
 
 from beam_jobs.plan import Record, class_names_of, task_of
-from beam_jobs.sources import image_folder
+from beam_jobs.raw import read_raw
+from beam_jobs.sources import read_records
 from beam_jobs.stages import bind_stages, check_data
 from beam_jobs.stages.stage import BoundStage, Box, Example, Rejected, run_stages
 from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.config_text import nearest
-from pipeline_ops.contracts.errors import ConfigError, DataError, MachineError
+from pipeline_ops.contracts.errors import ConfigError, DataError
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.listing import Listing, list_raw_files
 
@@ -70,7 +70,7 @@ def preview(config: PipelineConfig, stage: str | None, num_examples: int) -> Pre
     """
     stages = config.preprocess.stages
     place = _place_of(stage, [each.name for each in stages])
-    listing = list_raw_files(config.path(config.preprocess.source.path), Layout(config.root, config.pipeline).listings)
+    listing = list_raw_files(config.path(config.preprocess.source.folder), Layout(config.root, config.pipeline).listings)
     records = _records_of(config, listing)
     if not records:
         raise DataError(f"{listing.folder}: there is no usable file to show; correct preprocess.source in {config.file}")
@@ -84,15 +84,11 @@ def preview(config: PipelineConfig, stage: str | None, num_examples: int) -> Pre
 
 def _records_of(config: PipelineConfig, listing: Listing) -> list[Record]:
     """What the source of the config finds."""
-    return image_folder.label_records(listing)[0]
+    return read_records(config.preprocess.source, listing)[0]
 
 
 def _read_example(record: Record, listing: Listing) -> Example:
-    try:
-        data = Path(record.file.path(listing.folder).decode("utf-8", "surrogateescape")).read_bytes()
-    except OSError as error:
-        raise MachineError(f"{record.key} could not be read: {error.strerror}; it was there a moment ago, so try again") from error
-    return Example(record.key, record.label, data, boxes=record.boxes, split="train")
+    return Example(record.key, record.label, read_raw(record.file, listing.folder), boxes=record.boxes, frame=record.frame)
 
 
 def _place_of(stage: str | None, names: Sequence[str]) -> int | None:

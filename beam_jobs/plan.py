@@ -1,7 +1,8 @@
 """Decides which record goes into which shard, before anything is read. Pure: no Beam, no files, no clock.
 
-A record's split follows from a hash of its key alone, so it never changes its split when others come or go. Inside a
-split the records stand in the order of another hash of their keys, cut into blocks that differ by at most one record.
+A record's split is the one that its source gives it, or follows from a hash of its key alone, so it never changes its
+split when others come or go. Inside a split the records stand in the order of another hash of their keys, cut into
+blocks that differ by at most one record.
 """
 
 from __future__ import annotations
@@ -11,25 +12,32 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from beam_jobs.raw import Raw
 from beam_jobs.stages.stage import Box
 from pipeline_ops.contracts.config import Split
 from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.listing import RawFile
-from pipeline_ops.contracts.shards import SPLITS, shard_name
+from pipeline_ops.contracts.shards import SPLITS, Task, shard_name
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """A raw file, and what is known of it: the name of its class, or the boxes in it; its own split, where one is given.
+    """A raw image, and what is known of it: the name of its class, or the boxes in it; its own split, where one is given.
 
-    `group` is what must not be torn apart by the split, such as the patient that several pictures show.
+    The boxes are for an image of the height and width in `frame`: (1, 1) for fractions, None for the pixels of the file
+    as it is stored. `group` is what must not be torn apart by the split, such as the patient that several pictures show.
     """
 
-    file: RawFile
+    file: Raw
     label: str = ""
     boxes: tuple[Box, ...] | None = None
     split: str | None = None
     group: str | None = None
+    frame: tuple[float, float] | None = None
+
+    @property
+    def labels(self) -> list[str]:
+        """That of the image, or those of its boxes."""
+        return [self.label] if self.boxes is None else [box.label for box in self.boxes]
 
     @property
     def key(self) -> str:
@@ -49,7 +57,7 @@ def plan_shards(records: Iterable[Record], split: Split, num_shards: int) -> lis
     """All shards of all splits; a split of fewer records than `num_shards` has empty shards."""
     by_split: dict[str, list[Record]] = {name: [] for name in SPLITS}
     for record in records:
-        by_split[split_of(record.key, split)].append(record)
+        by_split[record.split or split_of(record.key, split)].append(record)
     return [ShardPlan(name, shard_name(name, index, num_shards), block)
             for name in SPLITS for index, block in enumerate(_blocks(_in_order(by_split[name], split.seed), num_shards))]
 
@@ -77,29 +85,31 @@ def _hash(purpose: bytes, seed: int, key: str) -> int:
 
 def class_names_of(records: Iterable[Record]) -> list[str]:
     """Sorted; a label's index in the shards is its place here."""
-    return sorted({record.label for record in records})
+    return sorted({label for record in records for label in record.labels})
 
 
-def task_of(records: Sequence[Record]) -> str:
-    """"detection" where the records have boxes, otherwise "classification"."""
-    return "detection" if records and records[0].boxes is not None else "classification"
+def task_of(records: Iterable[Record]) -> Task:
+    """What the records can be learnt for. Those of one source all have boxes, or none of them has."""
+    return "detection" if any(record.boxes is not None for record in records) else "classification"
 
 
 def planned_labels(shards: Iterable[ShardPlan]) -> dict[str, Counter[str]]:
-    """Records by split and label."""
+    """Records by split and label; boxes for detection."""
     counts: dict[str, Counter[str]] = {name: Counter() for name in SPLITS}
     for shard in shards:
-        counts[shard.split].update(record.label for record in shard.records)
+        counts[shard.split].update(label for record in shard.records for label in record.labels)
     return counts
 
 
-def check_labels(labels: Mapping[str, Mapping[str, int]], class_names: Sequence[str], source: str) -> None:
-    """Checks that a model can be trained, validated and tested with so many examples of each class by split.
+def check_labels(labels: Mapping[str, Mapping[str, int]], class_names: Sequence[str], source: str, task: Task = "classification") -> None:
+    """Checks that a model can be trained, validated and tested with so many examples, or boxes, of each class by split.
 
     Raises:
-      DataError: fewer than two classes, an empty split, or a class that the model would never see.
+      DataError: fewer than two classes (one for detection), an empty split, or a class that the model would never see.
     """
-    if len(class_names) < 2:
+    if task == "detection" and not class_names:
+        raise DataError(f"{source}: a detector needs boxes, found none; correct the annotations, or preprocess.source")
+    if task == "classification" and len(class_names) < 2:
         raise DataError(f"{source}: a classifier needs two classes or more, found {', '.join(class_names) or 'none'}; "
                         "put the images of each class into a folder of its own")
     if missing := [name for name in class_names if not labels["train"].get(name)]:

@@ -18,7 +18,7 @@ from typing import NoReturn
 from beam_jobs.beam_log import quiet_import
 from beam_jobs.plan import ShardPlan, check_labels, class_names_of, plan_shards, planned_labels, task_of
 from beam_jobs.shard import Order
-from beam_jobs.sources.image_folder import label_records
+from beam_jobs.sources import read_records
 from beam_jobs.stages import bind_stages, check_data, check_stages
 from beam_jobs.stages.stage import BoundStage, class_names_after
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary, count_labels, figures_of
@@ -28,7 +28,7 @@ from pipeline_ops.contracts.files import write_whole
 from pipeline_ops.contracts.job import ArtifactDraft, Job, run_job
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.listing import Listing, list_raw_files
-from pipeline_ops.contracts.shards import QUARANTINE
+from pipeline_ops.contracts.shards import QUARANTINE, Task
 
 _NAMED_REJECTS = 10
 _log = logging.getLogger("beam_jobs.preprocess")
@@ -45,23 +45,24 @@ def preprocess(job: Job) -> ExitCode:
     config = Preprocess.model_validate(job.request.config)
     check_stages(config, Path(job.request.config_file))
     listing = _list_raw_files(job, config)
-    records, unlabelled = label_records(listing)
-    source_classes = class_names_of(records)
-    check_data(config, task_of(records), source_classes, Path(job.request.config_file))
+    records, unusable = read_records(config.source, listing)
+    source_classes = getattr(config.source, "class_names", None) or class_names_of(records)
+    task = task_of(records)
+    check_data(config, task, source_classes, Path(job.request.config_file))
     stages = bind_stages(config.stages)
     class_names = class_names_after(stages, source_classes)
     plans = plan_shards(records, config.split, config.shards)
     job.progress.report("plan", len(plans), len(plans), "shards")
     _log.info("%d files, %d classes, %d shards", len(listing.files), len(class_names), len(plans))
-    check_labels(_after_stages(planned_labels(plans), stages), class_names, str(listing.folder))
+    check_labels(_after_stages(planned_labels(plans), stages), class_names, str(listing.folder), task)
     with job.artifact() as draft:
         order = Order(listing.folder, draft.folder, tuple(config.stages), tuple(class_names))
         summaries = _build_shards(job, config, plans, order)
-        rejected = _in_order(unlabelled, summaries)
+        rejected = _in_order(unusable, summaries)
         _check_shapes(job, summaries)
-        _check_rejects(job, config, rejected, len(listing.files))
-        check_labels(count_labels(summaries), class_names, str(listing.folder))
-        _complete(draft, config, class_names, summaries, rejected)
+        _check_rejects(job, config, rejected, len(records) + len(unusable))
+        check_labels(count_labels(summaries), class_names, str(listing.folder), task)
+        _complete(draft, config, class_names, summaries, rejected, task)
     return ExitCode.SUCCESS
 
 
@@ -77,13 +78,14 @@ def _after_stages(labels: Mapping[str, Mapping[str, int]], stages: Sequence[Boun
 def _list_raw_files(job: Job, config: Preprocess) -> Listing:
     """The raw files that the request was made for."""
     job.progress.report("list")
-    folder = (Path(job.request.config_file).parent / Path(config.source.path).expanduser()).resolve()
+    folder = (Path(job.request.config_file).parent / Path(config.source.folder).expanduser()).resolve()
     listing = list_raw_files(folder, Layout(Path(job.request.root), job.request.pipeline).listings)
     job.progress.report("list", len(listing.files), len(listing.files), "files")
     if listing.digest != job.request.fingerprint.inputs["raw files"]:
         raise MachineError(f"{folder}: raw files changed while the run was starting; retry")
     if not listing.files:
-        raise DataError(f"{folder}: there are no files; put the images of each class into a folder of its own there, "
+        wanted = "the images of each class into a folder of its own" if config.source.type == "image_folder" else "the data set"
+        raise DataError(f"{folder}: there are no files; put {wanted} there, "
                         f"or correct preprocess.source.path in {job.request.config_file}")
     return listing
 
@@ -105,9 +107,9 @@ def _reporter(job: Job, total: int) -> Callable[[int, int], None]:
     return report
 
 
-def _in_order(unlabelled: Iterable[RejectedRecord], summaries: Iterable[ShardSummary]) -> list[RejectedRecord]:
+def _in_order(unusable: Iterable[RejectedRecord], summaries: Iterable[ShardSummary]) -> list[RejectedRecord]:
     """Everything that was kept out, by key."""
-    return sorted([*unlabelled, *(record for summary in summaries for record in summary.rejected)], key=lambda record: record.key)
+    return sorted([*unusable, *(record for summary in summaries for record in summary.rejected)], key=lambda record: record.key)
 
 
 def _check_shapes(job: Job, summaries: Iterable[ShardSummary]) -> None:
@@ -119,24 +121,24 @@ def _check_shapes(job: Job, summaries: Iterable[ShardSummary]) -> None:
                         f"add the stage `- resize: {{height: {one[0]}, width: {one[1]}}}` to preprocess.stages in {job.request.config_file}")
 
 
-def _check_rejects(job: Job, config: Preprocess, rejected: Sequence[RejectedRecord], num_files: int) -> None:
+def _check_rejects(job: Job, config: Preprocess, rejected: Sequence[RejectedRecord], num_records: int) -> None:
     """Raises DataError, with the first rejects and the place of the full list, where there are more than the budget."""
-    budget = config.rejects.budget(num_files)
+    budget = config.rejects.budget(num_records)
     if len(rejected) <= budget:
         return
     full_list = job.attempt.folder / "rejected.jsonl"
     _write_rejected(full_list, rejected)
     named = "\n".join(f"  {record.key}: {record.reason} ({record.stage}: {record.detail})" for record in rejected[:_NAMED_REJECTS])
     more = f"\n  and {len(rejected) - _NAMED_REJECTS} more" if len(rejected) > _NAMED_REJECTS else ""
-    raise DataError(f"{len(rejected)} of {num_files} raw files are unusable, and the budget is {budget}:\n{named}{more}\n"
+    raise DataError(f"{len(rejected)} of {num_records} raw files are unusable, and the budget is {budget}:\n{named}{more}\n"
                     f"All of them are in {full_list}. Mend or remove them, or raise preprocess.rejects in {job.request.config_file}")
 
 
 def _complete(draft: ArtifactDraft, config: Preprocess, class_names: Sequence[str], summaries: Sequence[ShardSummary],
-              rejected: Sequence[RejectedRecord]) -> None:
+              rejected: Sequence[RejectedRecord], task: Task) -> None:
     """Adds to the shards what else a data set has."""
     _write_rejected(draft.folder / QUARANTINE, rejected)
-    figures = figures_of(summaries, class_names, rejected)
+    figures = figures_of(summaries, class_names, rejected, task)
     draft.figures = figures.model_dump(mode="json")
     draft.num_examples = {summary.name: summary.num_examples for summary in summaries}
     draft.seeds = {"split": config.split.seed}

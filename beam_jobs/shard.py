@@ -12,6 +12,7 @@ from pathlib import Path
 from beam_jobs.io.example import serialise
 from beam_jobs.io.tfrecord import TFRecordWriter
 from beam_jobs.plan import Record, ShardPlan
+from beam_jobs.raw import read_raw
 from beam_jobs.stages import bind_stages
 from beam_jobs.stages.stage import Example, Rejected, run_stages
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
@@ -81,14 +82,8 @@ class ShardBuilder:
         return True
 
     def _read(self, record: Record, split: str) -> Example:
-        try:
-            with open(record.file.path(self._order.raw_folder), "rb", buffering=0) as file:
-                data = file.read()
-        except OSError as error:
-            raise MachineError(f"{record.key} could not be read: {error.strerror}; it was there when the run started, so retry") from error
-        if not record.file.holds(data):
-            raise MachineError(f"{record.key} has changed since the run started; retry")
-        return Example(record.key, record.label, data, boxes=record.boxes, split=split)
+        data = read_raw(record.file, self._order.raw_folder)
+        return Example(record.key, record.label, data, boxes=record.boxes, frame=record.frame, split=split)
 
 
 @dataclasses.dataclass

@@ -1,4 +1,4 @@
-"""Serialises examples as tf.train.Example without importing TensorFlow, which would cost every worker seconds.
+"""Serialises examples as tf.train.Example, and parses what others wrote, without importing TensorFlow, which would cost every worker seconds.
 
 The messages are declared in a descriptor pool of their own, so they don't clash with TensorFlow's in a process that
 has both. Map entries are written in the order of their keys, so equal examples are equal bytes.
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 from beam_jobs.stages.stage import Example
 from pipeline_ops.contracts.shards import (
@@ -59,8 +60,21 @@ def _add_boxes(feature: Any, example: Example, labels: Mapping[str, int]) -> Non
     feature[BOX_YMAX].float_list.value.extend(box.ymax / height for box in boxes)
     feature[BOX_XMAX].float_list.value.extend(box.xmax / width for box in boxes)
     feature[BOX_LABEL].int64_list.value.extend(labels[box.label] for box in boxes)
-    feature[BOX_IS_CROWD].int64_list.value.extend(box.is_crowd for box in boxes)
-    feature[BOX_IS_DIFFICULT].int64_list.value.extend(box.is_difficult for box in boxes)
+    feature[BOX_IS_CROWD].int64_list.value.extend(int(box.is_crowd) for box in boxes)
+    feature[BOX_IS_DIFFICULT].int64_list.value.extend(int(box.is_difficult) for box in boxes)
+
+
+def parse(record: bytes) -> dict[str, list]:
+    """The features of a tf.train.Example, by name: lists of bytes, float or int, empty where nothing is set.
+
+    Raises:
+      ValueError: the bytes are no such message.
+    """
+    try:
+        features = _TrainExample.FromString(record).features.feature
+    except DecodeError as error:
+        raise ValueError(f"not a tf.train.Example: {error}") from None
+    return {name: list(getattr(feature, kind).value) if (kind := feature.WhichOneof("kind")) else [] for name, feature in features.items()}
 
 
 def encode_png(image_HWC: np.ndarray) -> bytes:

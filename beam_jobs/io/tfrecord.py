@@ -70,10 +70,10 @@ class TFRecordWriter:
 def frame(record: bytes) -> bytes:
     """A record as it stands in the file."""
     length = struct.pack("<Q", len(record))
-    return b"".join((length, _masked_crc(length), record, _masked_crc(record)))
+    return b"".join((length, masked_crc(length), record, masked_crc(record)))
 
 
-def _masked_crc(data: bytes) -> bytes:
+def masked_crc(data: bytes) -> bytes:
     """A CRC over data that holds its own CRC is weak, hence the mask."""
     crc = google_crc32c.value(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -10,17 +10,18 @@ A folder without files is no class: what holds no file is not part of a data set
 from __future__ import annotations
 
 from beam_jobs.plan import Record
-from beam_jobs.statistics.summary import RejectedRecord
+from beam_jobs.sources.collect import Collector, Found
 from pipeline_ops.contracts.listing import Listing
+from pipeline_ops.contracts.sources import ImageFolderSource
 
 
-def label_records(listing: Listing) -> tuple[list[Record], list[RejectedRecord]]:
+def read_records(_source: ImageFolderSource, listing: Listing) -> Found:
     """The files with their labels, and those that have none."""
-    records, rejected = [], []
+    collector = Collector()
     for file in listing.files:
         label, separator, _ = file.key.partition("/")
         if separator:
-            records.append(Record(file, label))
+            collector.add(Record(file, label), file.key)
         else:
-            rejected.append(RejectedRecord(key=file.key, stage="source", reason="no_label", detail="lies in no class folder"))
-    return records, rejected
+            collector.reject(file.key, "no_label", "lies in no class folder")
+    return collector.found()

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
-from beam_jobs.stages.stage import Color, Example, Reject, parameters
+from beam_jobs.stages.given_boxes import settle_boxes
+from beam_jobs.stages.stage import Box, Color, Example, Reject, parameters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +35,10 @@ class Decode:
 
 
 def decode(example: Example, parameters: Decode) -> Example:
-    """Raises Reject: empty, not_image, too_large, truncated, corrupt."""
+    """Boxes come out in pixels of the upright image, wherever and however they were given.
+
+    Raises Reject: empty, not_image, too_large, truncated, corrupt; size_mismatch, box_outside.
+    """
     data = example.encoded
     if not data:
         raise Reject("empty", "the file has no bytes")
@@ -51,7 +55,7 @@ def decode(example: Example, parameters: Decode) -> Example:
         image, is_kept = _decode_other(data, parameters.channels), header.is_kept
     if image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
         raise Reject("corrupt", f"the header says {header.width}x{header.height} pixels, the data {image.shape[1]}x{image.shape[0]}")
-    return dataclasses.replace(example, image=image, is_original=is_kept)
+    return dataclasses.replace(example, image=image, is_original=is_kept, boxes=_settled_boxes(example, header), frame=None)
 
 
 class _Header(NamedTuple):
@@ -93,6 +97,19 @@ def _orientation(data: bytes) -> int:
         return 1
     with _open_with_pillow(data) as image:
         return image.getexif().get(0x0112, 1)
+
+
+def _settled_boxes(example: Example, header: _Header) -> tuple[Box, ...] | None:
+    """After decoding, because Pillow may have to decode a PNG to find its EXIF."""
+    if example.boxes is None:
+        return None
+    stored, orientation = (header.height, header.width), 1
+    if not header.is_kept and not header.is_plain_jpeg:
+        with _open_with_pillow(example.encoded) as image:
+            orientation = image.getexif().get(0x0112, 1)
+            if image.format == "TIFF" and orientation in (5, 6, 7, 8):  # of this format alone, Pillow tells the upright size
+                stored = stored[::-1]
+    return settle_boxes(example.boxes, example.frame, stored, orientation)
 
 
 def _read_png_header(data: bytes) -> _Header:

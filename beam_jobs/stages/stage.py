@@ -70,7 +70,8 @@ class Example:
     file's own bytes go into the shard; otherwise `image` does, encoded once, after the last stage.
 
     An example for classification has a `label` and no boxes; one for detection has `boxes`, maybe none of them, and the
-    empty label.
+    empty label. Until `decode` has run, the boxes are as their source gives them, for an image of the height and width
+    in `frame`: (1, 1) for fractions, None for the pixels of the file; see `given_boxes.py`.
 
     `split` is the one that the example will be in: train, validation or test.
     """
@@ -82,6 +83,7 @@ class Example:
     is_original: bool = True
     boxes: tuple[Box, ...] | None = None
     split: str = "train"
+    frame: tuple[float, float] | None = None
 
     def with_image(self, image: np.ndarray) -> Example:
         """This example with other pixels."""

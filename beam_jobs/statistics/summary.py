@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel
 
-from pipeline_ops.contracts.shards import SPLITS, DatasetFigures
+from pipeline_ops.contracts.shards import SPLITS, DatasetFigures, Task
 
 
 class RejectedRecord(BaseModel, frozen=True):
@@ -48,7 +48,8 @@ def count_labels(summaries: Iterable[ShardSummary]) -> dict[str, Counter[str]]:
     return counts
 
 
-def figures_of(summaries: Sequence[ShardSummary], class_names: Sequence[str], rejected: Sequence[RejectedRecord]) -> DatasetFigures:
+def figures_of(summaries: Sequence[ShardSummary], class_names: Sequence[str], rejected: Sequence[RejectedRecord],
+               task: Task = "classification") -> DatasetFigures:
     """The figures of a data set whose images all have the same shape; `rejected` are those of the source and of all shards."""
     labels = count_labels(summaries)
     nanoseconds: Counter[str] = Counter()
@@ -57,6 +58,7 @@ def figures_of(summaries: Sequence[ShardSummary], class_names: Sequence[str], re
         nanoseconds.update(summary.nanoseconds)
         skipped.update(summary.skipped)
     return DatasetFigures(
+        task=task,
         class_names=list(class_names),
         image_shape=next(shape for summary in summaries for shape, _ in summary.shapes),
         num_examples={split: sum(summary.num_examples for summary in summaries if summary.split == split) for split in SPLITS},

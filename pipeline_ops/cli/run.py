@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def check_source(config: PipelineConfig) -> None:
     """Raises DataError if there are no raw data: better now than after Airflow has started."""
-    folder = config.path(config.preprocess.source.path)
+    folder = config.path(config.preprocess.source.folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; it is named by preprocess.source.path in {config.file}")
 

@@ -10,34 +10,17 @@ Relative paths in a config are relative to the folder of the config file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from pipeline_ops.contracts.config_text import ConfigText, nearest
 from pipeline_ops.contracts.errors import ConfigError
-
-
-def operational(default: Any, **constraints: Any) -> Any:
-    """A field that cannot change what comes out, only where, when or how patiently it is made."""
-    return Field(default, json_schema_extra={"operational": True}, **constraints)
-
-
-class Section(BaseModel):
-    """Base of every part of the config: frozen, strict about types, and without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
-
-    def fingerprinted(self) -> dict[str, Any]:
-        """This section as JSON, without what is operational."""
-        kept = {}
-        for name, field in type(self).model_fields.items():
-            if not (field.json_schema_extra or {}).get("operational"):
-                value = getattr(self, name)
-                kept[name] = value.fingerprinted() if isinstance(value, Section) else self.model_dump(mode="json", include={name})[name]
-        return kept
+from pipeline_ops.contracts.section import Section, operational
+from pipeline_ops.contracts.sources import AnySource
 
 
 class TaskSection(Section):
@@ -51,14 +34,6 @@ class TaskSection(Section):
 
 
 # Preprocess ---------------------------------------------------------------------------------------------------------
-
-
-class ImageFolderSource(Section):
-    """Raw images in one folder per class; the folder's name is the label."""
-
-    type: Literal["image_folder"]
-    path: str
-    """The folder that holds the class folders."""
 
 
 class Stage(Section):
@@ -123,7 +98,7 @@ class BeamRunner(Section):
 class Preprocess(TaskSection):
     """Raw data to sharded TFRecords."""
 
-    source: ImageFolderSource
+    source: AnySource = Field(discriminator="type")
     stages: list[Stage] = Field(min_length=1)
     split: Split
     shards: int = Field(8, ge=1, le=10_000)
@@ -339,33 +314,50 @@ def load_config(file: Path | str, overrides: Mapping[str, Any] | None = None) ->
 
 
 def _describe(text: ConfigText, problem: Mapping[str, Any]) -> str:
-    location = list(problem["loc"])
-    key = ".".join(map(str, location))
+    location, section = _without_tags(problem["loc"])
     match problem["type"]:
         case "extra_forbidden":
-            known = _known_keys(location[:-1])
-            rule = f"unknown key; {nearest(str(location[-1]), known)}"
+            rule = f"unknown key; {nearest(str(location[-1]), section.model_fields)}"
+        case "union_tag_invalid":
+            location, known = [*location, "type"], [tag.strip(" '") for tag in problem["ctx"]["expected_tags"].split(",")]
+            rule = f"unknown type {problem['ctx']['tag']!r}; {nearest(problem['ctx']['tag'], known)}"
+        case "union_tag_not_found":
+            location, rule = [*location, "type"], "required, but not given"
         case "missing":
             rule = "required, but not given"
         case "value_error":
             rule = str(problem["ctx"]["error"])
         case _:
             rule = f"{problem['msg'][0].lower()}{problem['msg'][1:]}, got {problem['input']!r}"
+    key = ".".join(map(str, location))
     return f"{text.place(location)}: {key + ': ' if key else ''}{rule}"
 
 
-def _known_keys(location: list) -> list[str]:
-    """The valid keys of the section at a place in the config."""
+def _without_tags(location: Sequence[str | int]) -> tuple[list[str | int], Any]:
+    """A place as the YAML has it, and the class of the innermost section on the way there.
+
+    Where several sections are possible, pydantic puts the value of their `type` into the place.
+    """
     section: Any = PipelineConfig
-    for part in location:
-        if isinstance(part, int):
-            continue
-        section = _section_of(section.model_fields[part].annotation)
-    return list(section.model_fields)
+    plain, parts = [], list(location)
+    while parts:
+        part = parts.pop(0)
+        plain.append(part)
+        field = None if isinstance(part, int) else section.model_fields.get(part)
+        if field is not None and field.discriminator and parts:
+            section = _member(field, parts.pop(0))
+        elif field is not None:
+            section = _section_of(field.annotation) or section
+    return plain, section
 
 
-def _section_of(annotation: Any) -> type[Section]:
-    """The Section class inside `X`, `X | None`, `list[X]` or `Annotated[X, ...]`."""
+def _member(field: FieldInfo, tag: str) -> type[Section]:
+    """The section among several that a tag stands for."""
+    return next(member for member in get_args(field.annotation) if tag in get_args(member.model_fields[field.discriminator].annotation))
+
+
+def _section_of(annotation: Any) -> type[Section] | None:
+    """The Section class inside `X`, `X | None`, `list[X]` or `Annotated[X, ...]`; None for anything else."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
-    return next(found for argument in annotation.__args__ if argument is not type(None) and (found := _section_of(argument)))
+    return next((found for argument in get_args(annotation) if (found := _section_of(argument))), None)

@@ -73,7 +73,7 @@ def list_raw_files(folder: Path, indexes: Path) -> Listing:
     settled_ns = time.time_ns() - _UNSETTLED_NS
     try:
         for path, stat in _walk(root):
-            key = _as_key(os.path.relpath(path, root))
+            key = key_of(os.path.relpath(path, root))
             signature = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
             known = index.get(key)
             entries[key] = known if known and known[:3] == signature else [*signature, _digest(path)]
@@ -109,7 +109,8 @@ def _walk(folder: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
                 raise DataError(f"{os.fsdecode(entry.path)}: neither a file nor a folder, or a link that leads nowhere; remove it")
 
 
-def _as_key(relative: bytes) -> str:
+def key_of(relative: bytes) -> str:
+    """The key of the file that has this path below its folder."""
     text = relative.replace(b"%", b"%25").decode("utf-8", "surrogateescape")
     return "".join(f"%{ord(c) - 0xDC00:02X}" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in text)
 

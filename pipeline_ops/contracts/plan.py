@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pipeline_ops.contracts import foreign
-from pipeline_ops.contracts.config import PipelineConfig, TaskSection
+from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.figures import ModelFigures
 from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code, versions_of
 from pipeline_ops.contracts.layout import Layout
@@ -39,11 +39,19 @@ class JobKind:
     code: Callable[[PipelineConfig], list[str]]
 
 
+_SHARED_BY_SOURCES = {"csv": ("manifest",), "jsonl": ("manifest",), "tfds": ("packed",), "tfrecord": ("packed", "label_map")}
+
+
+def _code_of_source(kind: str) -> list[str]:
+    names = ("collect", kind, *_SHARED_BY_SOURCES.get(kind, ()))
+    return ["beam_jobs/raw.py", "beam_jobs/stages/given_boxes.py", *(f"beam_jobs/sources/{name}.py" for name in names)]
+
+
 KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
         "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c"),
         lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/shard.py", "beam_jobs/io",
-                        "beam_jobs/statistics", f"beam_jobs/sources/{config.preprocess.source.type}.py", "beam_jobs/stages/stage.py",
+                        "beam_jobs/statistics", *_code_of_source(config.preprocess.source.type), "beam_jobs/stages/stage.py",
                         "beam_jobs/stages/boxes.py", *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
@@ -86,12 +94,12 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     inputs = {name: _as_input(manifests[name]) for name in kind.reads}
     digests = {name: entry.digest for name, entry in inputs.items()}
     if job == "preprocess":
-        digests["raw files"] = list_raw_files(config.path(section.source.path), layout.listings).digest
+        digests["raw files"] = list_raw_files(config.path(section.source.folder), layout.listings).digest
     if job == "evaluate" and (champion := _baseline(config, layout, inputs["train"])):
         inputs["champion"] = champion
         digests["champion"] = champion.digest
     stages = [stage.name for stage in section.stages] if job == "preprocess" else []
-    fingerprint = Fingerprint(config=_fingerprinted_config(job, section), inputs=digests,
+    fingerprint = Fingerprint(config=section.fingerprinted(), inputs=digests,
                               code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()) | foreign.code_of(stages),
                               versions=versions_of(kind.packages) | foreign.distributions_of(stages))
     request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file), config=section.model_dump(mode="json"),
@@ -130,13 +138,6 @@ def _why_anew(request: Request, layout: Layout) -> str:
 
 def _as_input(manifest: str) -> Input:
     return Input(uri=manifest, digest=read_manifest(manifest).digest)
-
-
-def _fingerprinted_config(job: str, section: TaskSection) -> dict:
-    fingerprinted = section.fingerprinted()
-    if job == "preprocess":
-        del fingerprinted["source"]["path"]  # where the raw files are does not matter, their digest is among the inputs
-    return fingerprinted
 
 
 def _baseline(config: PipelineConfig, layout: Layout, challenger: Input) -> Input | None:

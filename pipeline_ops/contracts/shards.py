@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.contracts.manifest import Manifest, ManifestFile
 
+Task = Literal["classification", "detection"]
 SPLITS = ("train", "validation", "test")
 QUARANTINE = "quarantine.jsonl"
 """One line per rejected record: {"key", "stage", "reason", "detail"}."""
@@ -47,7 +48,7 @@ class DatasetFigures(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    task: Literal["classification", "detection"] = "classification"
+    task: Task = "classification"
     class_names: list[str]
     image_shape: tuple[int, int, int]
     num_examples: dict[str, int]

@@ -1,0 +1,73 @@
+"""Where a record's image bytes are, and how to get them: a file of its own, or a place inside a TFRecord file.
+
+A plan holds these small values in place of images; the worker that builds a shard reads the bytes. Called by `shard.py`,
+and by whoever needs the bytes of one record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+from beam_jobs.io.example import parse
+from beam_jobs.io.tfrecord_reader import Damaged, read_record
+from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.contracts.listing import RawFile
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PackedImage:
+    """An image inside a tf.train.Example of a TFRecord file.
+
+    `num_bytes` and `digest` are the image's own, as a RawFile's are; `container` is the key of the TFRecord file,
+    `offset` where the record begins in it, and `feature` the one that holds the image.
+    """
+
+    key: str
+    num_bytes: int
+    digest: str
+    container: RawFile
+    offset: int
+    feature: str
+
+    def holds(self, content: bytes) -> bool:
+        """Whether this is the image that was there when the source was read."""
+        return digest_image(content) == self.digest
+
+
+Raw = RawFile | PackedImage
+
+
+def digest_image(content: bytes) -> str:
+    """As the listing digests a file, so that equal images have equal digests wherever they lie."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def read_raw(raw: Raw, folder: Path) -> bytes:
+    """The image file's bytes; `folder` is that of the listing.
+
+    Raises:
+      MachineError: it can't be read, or is not what it was when the run started.
+    """
+    try:
+        content = _read_packed(raw, folder) if isinstance(raw, PackedImage) else _read_file(raw, folder)
+    except OSError as error:
+        raise MachineError(f"{raw.key} could not be read: {error.strerror}; it was there when the run started, so retry") from error
+    if content is None or not raw.holds(content):
+        raise MachineError(f"{raw.key} has changed since the run started; retry")
+    return content
+
+
+def _read_file(raw: RawFile, folder: Path) -> bytes:
+    with open(raw.path(folder), "rb", buffering=0) as file:
+        return file.read()
+
+
+def _read_packed(raw: PackedImage, folder: Path) -> bytes | None:
+    """None where there is something else by now."""
+    try:
+        values = parse(read_record(raw.container.path(folder), raw.offset)).get(raw.feature)
+    except (Damaged, ValueError):
+        return None
+    return values[0] if values and isinstance(values[0], bytes) else None

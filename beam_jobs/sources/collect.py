@@ -1,0 +1,187 @@
+"""What the sources share: the records that a source has found, and those that it can't use, each with its reason.
+
+Nothing is dropped in silence, and nothing that is wrong with one record ends the job. An image with a box that can't be
+right is kept out as a whole: a detector would learn that what the box stood for is background. Only a box without any
+extent, which is a slip of the mouse in most sets, is kept out alone; the quarantine names it as `<image>#box-<index>`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from beam_jobs.plan import Record
+from beam_jobs.raw import read_raw
+from beam_jobs.stages.given_boxes import Size, check_given
+from beam_jobs.stages.stage import Box, Reject
+from beam_jobs.statistics.summary import RejectedRecord
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.listing import Listing, RawFile, key_of
+
+Found = tuple[list[Record], list[RejectedRecord]]
+
+_DETAIL_CHARACTERS = 300
+_SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
+
+
+class Collector:
+    """Gathers a source's records; `class_names` are all that there may be, or None for any."""
+
+    def __init__(self, class_names: Iterable[str] | None = None):
+        self._class_names = None if class_names is None else frozenset(class_names)
+        self._records: dict[str, Record] = {}
+        self._places: dict[str, list[str]] = {}
+        self._rejected: list[RejectedRecord] = []
+
+    @contextlib.contextmanager
+    def rejects(self, key: str) -> Iterator[None]:
+        """Whatever the block raises as Reject becomes a rejected record with this key."""
+        try:
+            yield
+        except Reject as reject:
+            self.reject(key, reject.reason, reject.detail)
+
+    def reject(self, key: str, reason: str, detail: str) -> None:
+        self._rejected.append(RejectedRecord(key=_printable(key), stage="source", reason=reason, detail=_printable(detail)[:_DETAIL_CHARACTERS]))
+
+    def add(self, record: Record, place: str) -> None:
+        """Takes a record; `place` says where it is named.
+
+        Raises:
+          Reject: a label that is no class, or a box that can't be right.
+        """
+        for label in record.labels:
+            self._check_label(label)
+        boxes = record.boxes
+        for box in boxes or ():
+            check_given(box, record.frame)
+        self._places.setdefault(record.key, []).append(place)
+        if len(self._places[record.key]) == 1:
+            self._records[record.key] = record
+
+    def found(self) -> Found:
+        """All records, and all that is none, by key. A key that was there twice is none: which of the two would it be?"""
+        kept, refused = [], {rejected.key for rejected in self._rejected}
+        for key, record in sorted(self._records.items()):
+            if len(self._places[key]) > 1:
+                self.reject(key, "duplicate", f"named more than once: {', '.join(self._places[key])}")
+            elif key in refused:
+                self.reject(key, "duplicate", f"{self._places[key][0]} names it as well, and that could be used")
+            else:
+                kept.append(self._without_empty_boxes(record))
+        return kept, sorted(self._rejected, key=lambda rejected: rejected.key)
+
+    def _without_empty_boxes(self, record: Record) -> Record:
+        empty = [index for index, box in enumerate(record.boxes or ()) if box.xmin == box.xmax or box.ymin == box.ymax]
+        if not empty:
+            return record
+        for index in empty:
+            box = record.boxes[index]
+            self.reject(f"{record.key}#box-{index}", "box_empty", f"{box.label}: x {box.xmin:g} to {box.xmax:g}, y {box.ymin:g} to {box.ymax:g}")
+        return Record(record.file, record.label, tuple(box for index, box in enumerate(record.boxes) if index not in empty),
+                      record.split, record.group, record.frame)
+
+    def _check_label(self, label: str) -> None:
+        if not label or _printable(label) != label:
+            raise Reject("no_label", f"{label!r} is no name of a class")
+        if self._class_names is not None and label not in self._class_names:
+            raise Reject("unknown_class", f"{label!r} is not among preprocess.source.class_names")
+
+
+class Files:
+    """The listed files by the paths that annotations use for them."""
+
+    def __init__(self, listing: Listing):
+        self._folder, self._by_key = listing.folder, {file.key: file for file in listing.files}
+
+    def image(self, folder: str, path: Any) -> RawFile:
+        """The image with a path below a folder of the source. Raises Reject: malformed, missing_image."""
+        key = self.key(folder, path)
+        if key not in self._by_key:
+            raise Reject("missing_image", f"there is no file {key}")
+        return self._by_key[key]
+
+    def key(self, folder: str, path: Any) -> str:
+        """Raises Reject: malformed."""
+        if not isinstance(path, str) or not path:
+            raise Reject("malformed", f"a path must be text, got {path!r}")
+        try:
+            return key_of(os.fsencode(posixpath.normpath(posixpath.join(folder, path))))
+        except UnicodeEncodeError:
+            raise Reject("malformed", f"{path!r} can't be the name of a file") from None
+
+    def get(self, key: str) -> RawFile | None:
+        return self._by_key.get(key)
+
+    def read(self, path: str, named_by: str) -> bytes:
+        """A file that the config names.
+
+        Raises:
+          DataError: there is none.
+          MachineError: it has changed since it was listed.
+        """
+        file = self.get(self.key(".", path))
+        if file is None:
+            raise DataError(f"{self._folder / path}: there is no such file; it is named by preprocess.source.{named_by}")
+        return read_raw(file, self._folder)
+
+
+def make_box(coordinates: Iterable[Any], label: Any, is_difficult: Any = 0, is_crowd: Any = 0) -> Box:
+    """A box of ymin, xmin, ymax, xmax as a file has them. Raises Reject: malformed."""
+    return Box(*map(number, coordinates), text(label), flag(is_difficult), flag(is_crowd))
+
+
+def number(value: Any) -> float:
+    """A number, or text that is one. Raises Reject: malformed."""
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool) and "_" not in str(value)[:_DETAIL_CHARACTERS]:
+        with contextlib.suppress(ValueError, OverflowError):
+            return float(value)
+    raise Reject("malformed", f"{_shortened(value)} is no number")
+
+
+def text(value: Any) -> str:
+    """Raises Reject: malformed."""
+    if not isinstance(value, str):
+        raise Reject("malformed", f"{_shortened(value)} is no text")
+    return value.strip()
+
+
+def flag(value: Any) -> bool:
+    """0 or 1, as number or text. Raises Reject: malformed."""
+    if value in (0, 1):  # True and False are, too
+        return bool(value)
+    if value in ("0", "1", ""):
+        return value == "1"
+    raise Reject("malformed", f"{_shortened(value)} must be 0 or 1")
+
+
+def size_of(height: Any, width: Any) -> Size | None:
+    """The size of an annotated image; None where it is not given, or given as 0 as some tools do. Raises Reject: malformed."""
+    if height in (None, "") or width in (None, ""):
+        return None
+    height, width = number(height), number(width)
+    return (height, width) if height > 0 and width > 0 else None
+
+
+def split_named(value: Any) -> str | None:
+    """Raises Reject: unknown_split."""
+    if value in (None, ""):
+        return None
+    if not isinstance(value, str) or value not in _SPLITS:
+        raise Reject("unknown_split", f"{_shortened(value)}; splits are {', '.join(_SPLITS)}")
+    return _SPLITS[value]
+
+
+def _shortened(value: Any) -> str:
+    try:
+        return repr(value)[:80]
+    except ValueError:  # of a number with thousands of digits
+        return f"a {type(value).__name__} too large to print"
+
+
+def _printable(text: str) -> str:
+    """JSON and UTF-8 have no place for half a surrogate pair."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,63 @@
+"""A manifest of JSON lines, one object per image; other keys than ours are not looked at.
+
+    {"path": "cat/1.jpg", "label": "cat", "split": "train", "group": "cat 7"}
+    {"path": "2.jpg", "boxes": [{"xmin": 1, "ymin": 2, "xmax": 30, "ymax": 40, "label": "cat", "is_crowd": false}], "width": 640, "height": 480}
+
+`split` and `group` may be missing, and so may `width` and `height`, which are checked against the file. An empty list
+of boxes is an image without boxes; no list at all is a mistake.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from beam_jobs.sources.collect import Collector, Files, Found, make_box
+from beam_jobs.sources.manifest import CORNERS, Entry, add_entry, key_or_place
+from beam_jobs.stages.stage import Box, Reject
+from pipeline_ops.contracts.listing import Listing
+from pipeline_ops.contracts.sources import JsonlSource
+
+
+def read_records(source: JsonlSource, listing: Listing) -> Found:
+    """Raises DataError: there is no such file."""
+    collector, files = Collector(source.class_names), Files(listing)
+    for number, line in enumerate(files.read(source.manifest, "manifest").split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        place, key = f"{source.manifest}:{number}", f"{source.manifest}:{number}"
+        try:
+            value = _parse(line)
+            key = key_or_place(value.get("path"), place, source, files)
+            add_entry(_entry_of(value, source), place, source, collector, files)
+        except Reject as reject:
+            collector.reject(key, reject.reason, f"line {number}: {reject.detail}")
+    return collector.found()
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
+    except (ValueError, RecursionError) as error:
+        raise Reject("malformed", f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise Reject("malformed", f"must be an object, got {type(value).__name__}")
+    return value
+
+
+def _entry_of(value: dict[str, Any], source: JsonlSource) -> Entry:
+    image = {name: value.get(name) for name in ("path", "split", "group", "height", "width")}
+    if source.task == "classification":
+        return Entry(label=value.get("label"), **image)
+    boxes = value.get("boxes")
+    if not isinstance(boxes, list):
+        raise Reject("malformed", "must have a list of boxes, which may be empty")
+    return Entry(boxes=tuple(map(_box_of, boxes)), **image)
+
+
+def _box_of(value: Any) -> Box:
+    if not isinstance(value, dict):
+        raise Reject("malformed", "a box must be an object with xmin, ymin, xmax, ymax and label")
+    if missing := [name for name in (*CORNERS, "label") if name not in value]:
+        raise Reject("malformed", f"a box lacks {', '.join(missing)}")
+    return make_box([value[name] for name in CORNERS], value["label"], value.get("is_difficult", 0), value.get("is_crowd", 0))

@@ -1,0 +1,134 @@
+"""A data set that TensorFlow Datasets has prepared: any builder by name or class, with an image and a label or objects.
+
+TensorFlow Datasets says where the files are and what is in them; the files are TFRecords, which we read ourselves, so
+no worker imports TensorFlow. Nothing is ever downloaded or prepared here. Data sets in another file format, such as
+array_record, are refused.
+
+    image                                             the image, as the builder has encoded it
+    label                                             a ClassLabel: classification
+    objects: bbox, label, is_crowd, is_difficult      detection; the last two may be missing
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from beam_jobs.plan import Record
+from beam_jobs.sources.collect import Collector, Files, Found, make_box
+from beam_jobs.sources.packed import Features, add_containers, flags, floats, integers, packed_image
+from beam_jobs.stages.given_boxes import FRACTIONS
+from beam_jobs.stages.stage import Reject
+from pipeline_ops.contracts.config_text import nearest
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.listing import Listing, RawFile
+from pipeline_ops.contracts.sources import TfdsPart, TfdsSource
+
+_IMAGE, _LABEL, _OBJECTS = "image", "label", "objects"
+
+
+def read_records(source: TfdsSource, listing: Listing) -> Found:
+    """Raises DataError: the data set is not prepared, has no such split, or is not of a kind that we can read."""
+    builder = _prepared_builder(source, listing.folder)
+    schema = _schema_of(builder)
+    collector, files = Collector(source.class_names), Files(listing)
+    for part in source.parts:
+        make = functools.partial(_make_record, split=part.split, schema=schema)
+        add_containers(_containers(builder, part, files, listing), listing.folder, collector, make)
+    return collector.found()
+
+
+def _prepared_builder(source: TfdsSource, folder: Path) -> Any:
+    """The builder; `folder` is that of the data set inside TensorFlow Datasets' own."""
+    name, _, version = source.builder.partition(":")
+    try:
+        builder = _builder_of(name, version or None, str(folder.parent))
+        is_prepared = builder.is_prepared()
+    except Exception as error:  # a builder is anybody's code
+        first_line = next(iter(str(error).splitlines()), "")
+        raise DataError(f"TensorFlow Datasets has no {source.builder} in {folder.parent}: {type(error).__name__}: {first_line}; prepare it, "
+                        "or correct preprocess.source.builder") from error
+    if not is_prepared:
+        raise DataError(f"{source.builder} is not prepared in {folder.parent}: call download_and_prepare of the builder once; "
+                        "this job downloads nothing")
+    if builder.info.file_format.value != "tfrecord":
+        raise DataError(f"{builder.data_dir}: prepared as {builder.info.file_format.value}, and only tfrecord is read; prepare it with "
+                        "file_format='tfrecord'")
+    return builder
+
+
+def _builder_of(name: str, version: str | None, data_dir: str) -> Any:
+    import tensorflow_datasets
+
+    plain, _, config = name.partition("/")
+    if "." not in plain:
+        return tensorflow_datasets.builder(f"{name}:{version}" if version else name, data_dir=data_dir, try_gcs=False)
+    module, _, class_name = plain.rpartition(".")
+    builder_class = getattr(importlib.import_module(module), class_name)
+    return builder_class(data_dir=data_dir, config=config or None, version=version)
+
+
+def _containers(builder: Any, part: TfdsPart, files: Files, listing: Listing) -> Iterator[RawFile]:
+    """The files of one of the builder's splits."""
+    if part.name not in builder.info.splits:
+        raise DataError(f"{builder.info.full_name} has no split {part.name}; {nearest(part.name, builder.info.splits)}")
+    for path in builder.info.splits[part.name].filepaths:
+        key = files.key(".", str(Path(path).absolute().relative_to(listing.folder)))
+        container = files.get(key)
+        if container is None:
+            raise DataError(f"{path}: missing, though {builder.info.full_name} says that it has it; prepare the data set again")
+        yield container
+
+
+@dataclasses.dataclass(frozen=True)
+class _Schema:
+    """`names` of the classes, by number; `has_objects`: boxes, and no label of the whole image."""
+
+    names: Sequence[str]
+    has_objects: bool
+
+
+def _schema_of(builder: Any) -> _Schema:
+    """Raises DataError: there is no image, or nothing to learn from it."""
+    import tensorflow_datasets
+
+    kinds = tensorflow_datasets.features
+    features = _by_name(builder.info.features)
+    objects = _by_name(getattr(features.get(_OBJECTS), "feature", None))
+    has_objects = isinstance(objects.get("bbox"), kinds.BBoxFeature)
+    label = objects.get(_LABEL) if has_objects else features.get(_LABEL)
+    if not isinstance(features.get(_IMAGE), kinds.Image) or not isinstance(label, kinds.ClassLabel):
+        raise DataError(f"{builder.info.full_name}: needs the features image (Image), and label (ClassLabel) or objects with bbox and label; "
+                        f"it has {', '.join(features)}")
+    if has_objects and getattr(objects["bbox"].bbox_format, "value", "REL_YXYX") != "REL_YXYX":
+        raise DataError(f"{builder.info.full_name}: its boxes are {objects['bbox'].bbox_format.value}; only REL_YXYX, the default, is read")
+    return _Schema(label.names, has_objects)
+
+
+def _by_name(features: Any) -> dict[str, Any]:
+    """Those of a FeaturesDict; none of anything else, such as a single feature."""
+    return dict(features.items()) if hasattr(features, "items") else {}
+
+
+def _make_record(container: RawFile, offset: int, key: str, features: Features, split: str | None, schema: _Schema) -> Record:
+    image = packed_image(container, offset, key, _IMAGE, features)
+    if not schema.has_objects:
+        return Record(image, _name_of(integers(features, _LABEL, 1)[0], schema), split=split)
+    labels = features.get(f"{_OBJECTS}/{_LABEL}", [])
+    count = len(labels)
+    names = [_name_of(label, schema) for label in integers(features, f"{_OBJECTS}/{_LABEL}", count)]
+    edges = floats(features, f"{_OBJECTS}/bbox", 4 * count)
+    difficult, crowd = (flags(features, f"{_OBJECTS}/{name}", count) for name in ("is_difficult", "is_crowd"))
+    boxes = tuple(make_box(edges[4 * index : 4 * index + 4], names[index], difficult[index], crowd[index]) for index in range(count))
+    return Record(image, boxes=boxes, split=split, frame=FRACTIONS)
+
+
+def _name_of(label: int, schema: _Schema) -> str:
+    """Raises Reject: no_label. Splits without labels have -1."""
+    if not 0 <= label < len(schema.names):
+        raise Reject("no_label", f"the label {label} is none of {len(schema.names)} classes")
+    return schema.names[label]

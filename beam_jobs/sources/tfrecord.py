@@ -1,0 +1,120 @@
+"""TFRecords that are there already: shards of ours, and what the scripts of the TensorFlow Object Detection API write.
+
+The features are those of `contracts/shards.py`, which are the API's, and `image/class/text`, `image/object/class/text`.
+A class is named by its text; by its number in the label map; or, in shards of ours, by its index in `class_names` of the
+manifest.json beside them. The key of a record is its `image/key`, `image/filename` or `image/source_id`, the first that
+is there, and otherwise its place: `<file>#<index>`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from beam_jobs.plan import Record
+from beam_jobs.raw import read_raw
+from beam_jobs.sources.collect import Collector, Files, Found, make_box
+from beam_jobs.sources.label_map import parse_label_map
+from beam_jobs.sources.packed import Features, add_containers, flags, floats, integers, packed_image
+from beam_jobs.stages.given_boxes import FRACTIONS, Size
+from beam_jobs.stages.stage import Box, Reject
+from pipeline_ops.contracts import manifest, shards
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.listing import Listing, RawFile
+from pipeline_ops.contracts.sources import TfrecordSource
+
+_KEYS = (shards.KEY, "image/filename", "image/source_id")
+_TEXT, _BOX_TEXT = "image/class/text", "image/object/class/text"
+_EDGES = (shards.BOX_YMIN, shards.BOX_XMIN, shards.BOX_YMAX, shards.BOX_XMAX)
+
+Names = Mapping[int, str]
+
+
+def read_records(source: TfrecordSource, listing: Listing) -> Found:
+    """Raises DataError: a pattern matches no file, or the label map can't be used."""
+    collector = Collector(source.class_names)
+    names = _class_names(source, listing)
+    for container, split in _containers(source, listing):
+        make = functools.partial(_make_record, task=source.task, split=split, names=names)
+        add_containers([container], listing.folder, collector, make)
+    return collector.found()
+
+
+def _containers(source: TfrecordSource, listing: Listing) -> list[tuple[RawFile, str | None]]:
+    """Each file once, with its split."""
+    found: dict[str, tuple[RawFile, str | None]] = {}
+    for index, part in enumerate(source.parts):
+        files = [file for file in listing.files if fnmatchcase(file.key, part.files)]
+        if not files:
+            raise DataError(f"{listing.folder}: no file matches {part.files}; it is named by preprocess.source.parts.{index}.files")
+        if twice := [file.key for file in files if file.key in found]:
+            raise DataError(f"{listing.folder}: {twice[0]} belongs to two parts; correct preprocess.source.parts.{index}.files, now {part.files}")
+        found |= {file.key: (file, part.split) for file in files}
+    return [found[key] for key in sorted(found)]
+
+
+def _class_names(source: TfrecordSource, listing: Listing) -> Names:
+    files = Files(listing)
+    if source.label_map is not None:
+        return parse_label_map(files.read(source.label_map, "label_map"), source.label_map)
+    if (file := files.get(manifest.NAME)) is None:
+        return {}
+    try:
+        figures = shards.DatasetFigures.model_validate(json.loads(read_raw(file, listing.folder))["figures"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}  # some other tool's manifest: only ours says what the numbers mean
+    return dict(enumerate(figures.class_names))
+
+
+def _make_record(container: RawFile, offset: int, place: str, features: Features, task: str, split: str | None, names: Names) -> Record:
+    image = packed_image(container, offset, _key_of(features) or place, shards.ENCODED, features)
+    if task == "classification":
+        return Record(image, _labels(features, _TEXT, shards.LABEL, 1, names)[0], split=split)
+    boxes, frame = _boxes_of(features, names)
+    return Record(image, boxes=boxes, split=split, frame=frame)
+
+
+def _key_of(features: Features) -> str | None:
+    for name in _KEYS:
+        if (values := features.get(name)) and isinstance(values[0], bytes) and values[0]:
+            return _decoded(values[0], name)
+    return None
+
+
+def _boxes_of(features: Features, names: Names) -> tuple[tuple[Box, ...], Size]:
+    """In pixels where the record says the size of the image, and in fractions where it does not."""
+    count = len(features.get(shards.BOX_YMIN, []))
+    edges = zip(*(floats(features, edge, count) for edge in _EDGES), strict=True)
+    labels = _labels(features, _BOX_TEXT, shards.BOX_LABEL, count, names)
+    difficult, crowd = flags(features, shards.BOX_IS_DIFFICULT, count), flags(features, shards.BOX_IS_CROWD, count)
+    height, width = frame = _frame_of(features)
+    return tuple(make_box((ymin * height, xmin * width, ymax * height, xmax * width), *rest)
+                 for (ymin, xmin, ymax, xmax), *rest in zip(edges, labels, difficult, crowd, strict=True)), frame
+
+
+def _frame_of(features: Features) -> Size:
+    if not features.get(shards.HEIGHT) or not features.get(shards.WIDTH):
+        return FRACTIONS
+    [height], [width] = integers(features, shards.HEIGHT, 1), integers(features, shards.WIDTH, 1)
+    return (float(height), float(width)) if height > 0 and width > 0 else FRACTIONS
+
+
+def _labels(features: Features, text: str, number: str, count: int, names: Names) -> Sequence[str]:
+    """Raises Reject: malformed, unknown_class."""
+    if texts := features.get(text):
+        if len(texts) != count or not all(isinstance(value, bytes) for value in texts):
+            raise Reject("malformed", f"the feature {text} must hold {count} texts, and holds {len(texts)} values")
+        return [_decoded(value, text) for value in texts]
+    numbers = integers(features, number, count)
+    if unknown := [value for value in numbers if value not in names]:
+        raise Reject("unknown_class", f"the class {unknown[0]} has no name: not in {text}, and not in preprocess.source.label_map")
+    return [names[value] for value in numbers]
+
+
+def _decoded(value: bytes, feature: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise Reject("malformed", f"the feature {feature} is not UTF-8: {value[:40]!r}") from None

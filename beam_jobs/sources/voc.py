@@ -1,0 +1,113 @@
+"""Pascal VOC: one XML file per image, and lists of images by split.
+
+    <source>/JPEGImages/2007_000027.jpg
+    <source>/Annotations/2007_000027.xml
+    <source>/ImageSets/Main/train.txt     one name per line, `2007_000027`; maybe val.txt and test.txt, or none at all
+
+Image and annotation belong together by name. Coordinates are taken as they stand, without subtracting the 1 that VOC's
+own development kit counts pixels from, as TensorFlow's converters do and as most tools that write VOC mean them.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from pathlib import Path
+
+from beam_jobs.plan import Record
+from beam_jobs.raw import read_raw
+from beam_jobs.sources.collect import Collector, Files, Found, flag, make_box, size_of
+from beam_jobs.stages.given_boxes import Size
+from beam_jobs.stages.stage import Box, Reject
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.listing import Listing, RawFile, key_of
+from pipeline_ops.contracts.sources import ImageSets, VocSource
+
+_IMAGES, _ANNOTATIONS, _LISTS = "JPEGImages/", "Annotations/", "ImageSets/Main/"
+_CORNERS = ("ymin", "xmin", "ymax", "xmax")
+
+
+def read_records(source: VocSource, listing: Listing) -> Found:
+    """Raises DataError: there is neither an image nor an annotation where they have to be."""
+    images, annotations = _by_name(listing, _IMAGES), _by_name(listing, _ANNOTATIONS, ".xml")
+    if not images or not annotations:
+        raise DataError(f"{listing.folder}: a VOC source has the folders JPEGImages and Annotations with files in them; "
+                        "correct preprocess.source.path")
+    lists = _read_lists(source.image_sets, listing)
+    collector = Collector(source.class_names)
+    for name in sorted({*images, *annotations, *(lists or ())}):
+        candidates, [annotation] = images.get(name, []), annotations.get(name, [None])
+        is_listed = lists is None or name in lists
+        if not is_listed and source.unlisted == "ignore":
+            continue
+        with collector.rejects(candidates[0].key if candidates else annotation.key if annotation else f"{_IMAGES}{name}"):
+            if not is_listed:
+                raise Reject("unlisted", f"{name} is in none of the lists in {_LISTS}; add it to one, or see preprocess.source.unlisted")
+            split = _only(lists[name]) if lists is not None else None
+            collector.add(_make_record(listing.folder, candidates, annotation, split), name)
+    return collector.found()
+
+
+def _by_name(listing: Listing, folder: str, suffix: str = "") -> dict[str, list[RawFile]]:
+    """The files of a folder by their names without suffix."""
+    found = defaultdict(list)
+    for file in listing.files:
+        if file.key.startswith(folder) and file.key.endswith(suffix):
+            found[posixpath.splitext(file.key.removeprefix(folder))[0]].append(file)
+    return dict(found)
+
+
+def _read_lists(names: ImageSets | None, listing: Listing) -> dict[str, list[str]] | None:
+    """The splits that each image is listed for; None where there are no lists to go by."""
+    if names is None:
+        return None
+    files, found, splits = Files(listing), defaultdict(list), dict(names)
+    present = {split: file for split, name in splits.items() if (file := files.get(f"{_LISTS}{name}.txt"))}
+    for split, file in present.items():
+        for line in read_raw(file, listing.folder).splitlines():
+            if line.strip():
+                found[key_of(line.strip())].append(split)
+    return dict(found) if present else None
+
+
+def _only(splits: list[str]) -> str:
+    if len(splits) > 1:
+        raise Reject("contradictory_split", f"listed more than once: for {', '.join(splits)}")
+    return splits[0]
+
+
+def _make_record(folder: Path, images: list[RawFile], annotation: RawFile | None, split: str | None) -> Record:
+    if not images:
+        raise Reject("missing_image", "there is no image of this name in JPEGImages")
+    if annotation is None:
+        raise Reject("no_annotation", "there is no XML file of this name in Annotations")
+    if len(images) > 1:
+        raise Reject("ambiguous_image", f"the annotation may be for each of {', '.join(image.key for image in images)}")
+    boxes, frame = parse_annotation(read_raw(annotation, folder))
+    return Record(images[0], boxes=boxes, split=split, frame=frame)
+
+
+def parse_annotation(content: bytes) -> tuple[tuple[Box, ...], Size | None]:
+    """The boxes of one XML file, and the height and width that it gives the image.
+
+    Raises:
+      Reject: malformed.
+    """
+    if b"<!ENTITY" in content:
+        raise Reject("malformed", "declares an XML entity, which no annotation needs")
+    try:
+        root = ElementTree.fromstring(content)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the latter two: an encoding that does not exist
+        raise Reject("malformed", f"no well-formed XML: {error}") from None
+    if root.tag != "annotation":
+        raise Reject("malformed", f"the XML is a <{root.tag}> and not an <annotation>")
+    return tuple(map(_box_of, root.findall("object"))), size_of(root.findtext("size/height"), root.findtext("size/width"))
+
+
+def _box_of(element: ElementTree.Element) -> Box:
+    """Parts of a person, which have boxes of their own inside their object's, are not looked at."""
+    label, corners = element.findtext("name"), [element.findtext(f"bndbox/{corner}") for corner in _CORNERS]
+    if label is None or None in corners:
+        raise Reject("malformed", "an <object> without <name>, or without a <bndbox> of xmin, ymin, xmax and ymax")
+    return make_box(corners, label, is_difficult=flag((element.findtext("difficult") or "0").strip()))

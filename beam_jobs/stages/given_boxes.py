@@ -1,0 +1,101 @@
+"""From boxes as a source gives them to pixels of the upright image. Called by the sources, and by `decode`.
+
+Annotations belong to the image as it is stored: the tools that draw boxes, and TensorFlow's decoders, ignore EXIF's
+orientation. Only where an annotation gives the size of the image, and it is that of the upright and not of the stored
+one, were the boxes drawn on the upright image. Where the two sizes are equal, they count as drawn on the stored one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from beam_jobs.stages.stage import Box, Reject
+
+FRACTIONS = (1.0, 1.0)
+"""The frame of boxes whose coordinates are fractions of the image."""
+
+_TOLERANCE_PIXELS = 1.0
+"""A box that leaves the image by no more is clipped: tools round, and Pascal VOC counts pixels from 1."""
+
+Size = tuple[float, float]  # height, width
+
+
+def check_given(box: Box, frame: Size | None) -> None:
+    """Checks what can be told without the image.
+
+    Raises:
+      Reject: box_not_finite, box_inverted, box_outside.
+    """
+    if not all(map(math.isfinite, (box.ymin, box.xmin, box.ymax, box.xmax))):
+        raise Reject("box_not_finite", _text(box))
+    if box.xmin > box.xmax or box.ymin > box.ymax:
+        raise Reject("box_inverted", _text(box))
+    if frame and frame != FRACTIONS:
+        _check_inside(box, frame)
+
+
+def settle_boxes(boxes: Iterable[Box], frame: Size | None, stored: tuple[int, int], orientation: int) -> tuple[Box, ...]:
+    """The boxes in pixels of the upright image, inside of it.
+
+    Args:
+      boxes: as the source gives them.
+      frame: height and width that they are given for; FRACTIONS, or None for the stored image.
+      stored: height and width of the image before it is turned.
+      orientation: EXIF's, 1 to 8; any other value means upright, as decoders have it.
+
+    Raises:
+      Reject: size_mismatch, box_outside.
+    """
+    upright = stored[::-1] if orientation in (5, 6, 7, 8) else stored
+    if frame == FRACTIONS:
+        boxes = [_scaled(box, stored) for box in boxes]
+    elif frame is not None and frame not in (stored, upright):
+        raise Reject("size_mismatch", f"annotated as {frame[1]:g}x{frame[0]:g}, but the image has {stored[1]}x{stored[0]} pixels")
+    if orientation in _TURNS and frame in (None, FRACTIONS, stored):
+        boxes = [_turned(box, stored, orientation) for box in boxes]
+    return tuple(_clipped(box, upright) for box in boxes)
+
+
+_TURNS = {  # from a point (x, y) of a stored image of height h and width w to the upright one
+    2: lambda x, y, h, w: (w - x, y),
+    3: lambda x, y, h, w: (w - x, h - y),
+    4: lambda x, y, h, w: (x, h - y),
+    5: lambda x, y, h, w: (y, x),
+    6: lambda x, y, h, w: (h - y, x),
+    7: lambda x, y, h, w: (h - y, w - x),
+    8: lambda x, y, h, w: (y, w - x),
+}
+
+
+def _turned(box: Box, stored: Size, orientation: int) -> Box:
+    xs, ys = zip(*(_TURNS[orientation](x, y, *stored) for x, y in ((box.xmin, box.ymin), (box.xmax, box.ymax))), strict=True)
+    return dataclasses.replace(box, ymin=min(ys), xmin=min(xs), ymax=max(ys), xmax=max(xs))
+
+
+def _scaled(box: Box, size: Size) -> Box:
+    height, width = size
+    return dataclasses.replace(box, ymin=box.ymin * height, xmin=box.xmin * width, ymax=box.ymax * height, xmax=box.xmax * width)
+
+
+def _clipped(box: Box, size: Size) -> Box:
+    """Raises Reject: box_outside."""
+    height, width = size
+    if 0 <= box.ymin < box.ymax <= height and 0 <= box.xmin < box.xmax <= width:
+        return box
+    _check_inside(box, size)
+    clipped = dataclasses.replace(box, ymin=max(box.ymin, 0.0), xmin=max(box.xmin, 0.0), ymax=min(box.ymax, height), xmax=min(box.xmax, width))
+    if clipped.ymin >= clipped.ymax or clipped.xmin >= clipped.xmax:
+        raise Reject("box_outside", f"{_text(box)} leaves nothing inside {width:g}x{height:g} pixels")
+    return clipped
+
+
+def _check_inside(box: Box, size: Size) -> None:
+    height, width = size
+    if min(box.ymin, box.xmin) < -_TOLERANCE_PIXELS or box.ymax > height + _TOLERANCE_PIXELS or box.xmax > width + _TOLERANCE_PIXELS:
+        raise Reject("box_outside", f"{_text(box)} in an image of {width:g}x{height:g} pixels")
+
+
+def _text(box: Box) -> str:
+    return f"{box.label}: x {box.xmin:g} to {box.xmax:g}, y {box.ymin:g} to {box.ymax:g}"

@@ -1,0 +1,27 @@
+"""The base of every part of a pipeline config, and the mark of what can't change what comes out. Used by the config's classes only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+def operational(default: Any, **constraints: Any) -> Any:
+    """A field that cannot change what comes out, only where, when or how patiently it is made."""
+    return Field(default, json_schema_extra={"operational": True}, **constraints)
+
+
+class Section(BaseModel):
+    """Base of every part of the config: frozen, strict about types, and without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+
+    def fingerprinted(self) -> dict[str, Any]:
+        """This section as JSON, without what is operational."""
+        kept = {}
+        for name, field in type(self).model_fields.items():
+            if not (field.json_schema_extra or {}).get("operational"):
+                value = getattr(self, name)
+                kept[name] = value.fingerprinted() if isinstance(value, Section) else self.model_dump(mode="json", include={name})[name]
+        return kept

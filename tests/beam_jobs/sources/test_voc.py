@@ -1,0 +1,166 @@
+"""Pascal VOC: what becomes a record, and what is kept out for which reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from beam_jobs.stages.stage import Box
+from pipeline_ops.contracts.errors import DataError
+
+SIZE = "<size><width>40</width><height>30</height></size>"
+
+
+def an_object(xmin=1, ymin=2, xmax=30, ymax=20, name="cat", more="") -> str:
+    corners = f"<xmin>{xmin}</xmin><ymin>{ymin}</ymin><xmax>{xmax}</xmax><ymax>{ymax}</ymax>"
+    return f"<object><name>{name}</name>{more}<bndbox>{corners}</bndbox></object>"
+
+
+def annotation(*objects: str, size: str = SIZE) -> str:
+    return f"<annotation>{size}{''.join(objects)}</annotation>"
+
+
+@pytest.fixture
+def one(raw):
+    """One image `1` with an annotation of one's own, beside a good one."""
+    raw.add("JPEGImages/good.jpg")
+    raw.add("Annotations/good.xml", annotation(an_object()))
+
+    def one(content: str | bytes, **source):
+        raw.add("JPEGImages/1.jpg")
+        raw.add("Annotations/1.xml", content)
+        records, rejected = raw.read(type="voc", **source)
+        assert "JPEGImages/good.jpg" in records
+        return records.get("JPEGImages/1.jpg"), rejected
+
+    return one
+
+
+def test_boxes_are_taken_as_they_stand(one):
+    record, rejected = one(annotation(an_object(1.5, 2, 30, 20), an_object(0, 0, 40, 30, "dog", "<difficult>1</difficult>")))
+    assert record.boxes == (Box(2, 1.5, 20, 30, "cat"), Box(0, 0, 30, 40, "dog", is_difficult=True))
+    assert (record.frame, record.split, rejected) == ((30, 40), None, {})
+
+
+def test_an_image_without_objects_is_an_example_without_boxes(one):
+    assert one(annotation())[0].boxes == ()
+
+
+def test_the_boxes_of_a_persons_parts_are_not_the_persons(one):
+    part = "<part><name>head</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></part>"
+    assert one(annotation(an_object(more=part)))[0].boxes == (Box(2, 1, 20, 30, "cat"),)
+
+
+@pytest.mark.parametrize("size", ["", "<size/>", "<size><width>0</width><height>0</height></size>"])
+def test_a_size_that_is_not_given_is_not_checked(one, size):
+    assert one(annotation(an_object(xmax=9999), size=size))[0].frame is None
+
+
+@pytest.mark.parametrize("content, reason, detail", [
+    ("", "malformed", "no well-formed XML: no element found"),
+    ("<annotation><object>", "malformed", "no well-formed XML"),
+    ("I am a text", "malformed", "no well-formed XML: syntax error: line 1"),
+    (b"\xff\xfe\x00\x01", "malformed", "no well-formed XML"),
+    ("<?xml version='1.0' encoding='klingon'?><annotation/>", "malformed", "no well-formed XML"),
+    ("<html/>", "malformed", "the XML is a <html> and not an <annotation>"),
+    ('<!DOCTYPE a [<!ENTITY b "c">]><annotation/>', "malformed", "declares an XML entity"),
+    (annotation("<object/>"), "malformed", "an <object> without <name>"),
+    (annotation("<object><name>cat</name><bndbox><xmin>1</xmin></bndbox></object>"), "malformed", "without a <bndbox> of xmin"),
+    (annotation(an_object(xmin="one")), "malformed", "'one' is no number"),
+    (annotation(an_object(xmin="1_0")), "malformed", "'1_0' is no number"),
+    (annotation(an_object(xmin="")), "malformed", "'' is no number"),
+    (annotation(an_object(more="<difficult>maybe</difficult>")), "malformed", "'maybe' must be 0 or 1"),
+    (annotation(an_object(), size="<size><width>x</width><height>1</height></size>"), "malformed", "'x' is no number"),
+    (annotation(an_object(xmin="nan")), "box_not_finite", "cat: x nan to 30"),
+    (annotation(an_object(xmax="1e999")), "box_not_finite", "x 1 to inf"),
+    (annotation(an_object(xmin=30, xmax=1)), "box_inverted", "cat: x 30 to 1, y 2 to 20"),
+    (annotation(an_object(ymin=21)), "box_inverted", "y 21 to 20"),
+    (annotation(an_object(xmax=42)), "box_outside", "x 1 to 42, y 2 to 20 in an image of 40x30 pixels"),
+    (annotation(an_object(ymin=-1.5)), "box_outside", "y -1.5 to 20"),
+    (annotation(an_object(name="")), "no_label", "'' is no name of a class"),
+])
+def test_a_bad_annotation_keeps_its_image_out_with_the_reason(one, content, reason, detail):
+    record, rejected = one(content)
+    assert record is None
+    assert list(rejected) == ["JPEGImages/1.jpg"]
+    assert rejected["JPEGImages/1.jpg"][0] == reason
+    assert detail in rejected["JPEGImages/1.jpg"][1]
+
+
+def test_a_box_without_extent_is_kept_out_alone_and_named(one):
+    record, rejected = one(annotation(an_object(), an_object(5, 6, 5, 6), an_object(7, 7, 9, 9)))
+    assert len(record.boxes) == 2
+    assert rejected == {"JPEGImages/1.jpg#box-1": ("box_empty", "cat: x 5 to 5, y 6 to 6")}
+
+
+def test_a_class_that_is_not_in_the_config_is_kept_out(one):
+    record, rejected = one(annotation(an_object(), an_object(name="cow")), class_names=["cat", "dog"])
+    assert record is None
+    assert rejected == {"JPEGImages/1.jpg": ("unknown_class", "'cow' is not among preprocess.source.class_names")}
+
+
+def test_an_image_without_annotation_and_an_annotation_without_image_are_named(raw):
+    raw.add("JPEGImages/1.jpg")
+    raw.add("JPEGImages/2.jpg")
+    raw.add("Annotations/2.xml", annotation())
+    raw.add("Annotations/3.xml", annotation())
+    records, rejected = raw.read(type="voc")
+    assert list(records) == ["JPEGImages/2.jpg"]
+    assert {key: reason for key, (reason, _) in rejected.items()} == {"JPEGImages/1.jpg": "no_annotation", "Annotations/3.xml": "missing_image"}
+
+
+def test_two_images_of_one_name_are_ambiguous(one, raw):
+    raw.add("JPEGImages/1.png")
+    assert one(annotation())[1]["JPEGImages/1.jpg"] == (
+        "ambiguous_image", "the annotation may be for each of JPEGImages/1.jpg, JPEGImages/1.png")
+
+
+@pytest.fixture
+def listed(raw):
+    for name in "abcd":
+        raw.add(f"JPEGImages/{name}.jpg")
+        raw.add(f"Annotations/{name}.xml", annotation())
+    raw.add("ImageSets/Main/train.txt", "a\n\n")
+    raw.add("ImageSets/Main/val.txt", "b\r\n")
+    raw.add("ImageSets/Main/trainval.txt", "a\nb\n")
+    raw.add("ImageSets/Main/test.txt", "c")
+    return raw
+
+
+def splits(records) -> dict[str, str | None]:
+    return {key.removeprefix("JPEGImages/"): record.split for key, record in records.items()}
+
+
+def test_the_lists_are_the_splits_and_what_is_in_none_is_named(listed):
+    records, rejected = listed.read(type="voc")
+    assert splits(records) == {"a.jpg": "train", "b.jpg": "validation", "c.jpg": "test"}
+    assert rejected["JPEGImages/d.jpg"][0] == "unlisted"
+
+
+def test_what_is_in_no_list_can_be_ignored(listed):
+    records, rejected = listed.read(type="voc", unlisted="ignore")
+    assert (len(records), rejected) == (3, {})
+
+
+def test_lists_of_other_names(listed):
+    assert splits(listed.read(type="voc", image_sets={"train": "trainval", "validation": "none"})[0]) == {
+        "a.jpg": "train", "b.jpg": "train", "c.jpg": "test"}
+
+
+def test_without_lists_the_config_splits(listed):
+    assert set(splits(listed.read(type="voc", image_sets=None)[0]).values()) == {None}
+
+
+def test_an_image_in_two_lists_would_leak_and_is_kept_out(listed):
+    listed.add("ImageSets/Main/test.txt", "c\na")
+    assert listed.read(type="voc")[1]["JPEGImages/a.jpg"] == ("contradictory_split", "listed more than once: for train, test")
+
+
+def test_a_listed_name_without_files_is_named(listed):
+    listed.add("ImageSets/Main/test.txt", "c\nzebra")
+    assert listed.read(type="voc")[1]["JPEGImages/zebra"][0] == "missing_image"
+
+
+def test_a_folder_that_is_not_voc_is_told(raw):
+    raw.add("cat/1.jpg")
+    with pytest.raises(DataError, match="a VOC source has the folders JPEGImages and Annotations"):
+        raw.read(type="voc")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 
-from beam_jobs.plan import Record, check_labels, class_names_of, plan_shards, planned_labels, split_of
+from beam_jobs.plan import Record, check_labels, class_names_of, plan_shards, planned_labels, split_of, task_of
+from beam_jobs.stages.stage import Box
 from pipeline_ops.contracts.config import Split
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.listing import RawFile
@@ -69,6 +71,25 @@ def test_a_key_keeps_its_split_over_versions_of_this_code():
     splits = [split_of(f"cat/{index}.png", SPLIT) for index in range(24)]
     assert [index for index, split in enumerate(splits) if split == "validation"] == [1, 6, 10, 20]
     assert [index for index, split in enumerate(splits) if split == "test"] == [4, 5, 7, 16, 17]
+
+
+def test_a_record_with_a_split_of_its_own_is_in_that_one():
+    given = [dataclasses.replace(record, split="test") for record in records(50)]
+    others = [dataclasses.replace(record, file=RawFile(f"other/{record.key}", 1, "")) for record in records(50)]
+    planned = keys_by_split(plan_shards([*given, *others], SPLIT, 2))
+    assert {record.key for record in given} <= set(planned["test"])
+    assert {split: set(keys) - {record.key for record in given} for split, keys in planned.items()} == {
+        split: set(keys) for split, keys in keys_by_split(plan_shards(others, SPLIT, 2)).items()}
+
+
+def test_a_detector_needs_one_class_and_its_boxes_are_counted():
+    boxed = [dataclasses.replace(record, label="", boxes=(Box(0, 0, 1, 1, "cell"),) * (index % 3)) for index, record in enumerate(records(60))]
+    assert (task_of(boxed), class_names_of(boxed)) == ("detection", ["cell"])
+    labels = planned_labels(plan_shards(boxed, SPLIT, 1))
+    assert sum(counts["cell"] for counts in labels.values()) == 60
+    check_labels(labels, ["cell"], "raw", "detection")
+    with pytest.raises(DataError, match="raw: a detector needs boxes, found none"):
+        check_labels(labels, [], "raw", "detection")
 
 
 def test_one_class_is_no_classification():

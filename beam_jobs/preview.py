@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import cv2
 from PIL import Image, ImageDraw, ImageFont
 
-from beam_jobs.plan import Record, class_names_of, task_of
+from beam_jobs.plan import class_names_of, task_of
 from beam_jobs.raw import read_raw
 from beam_jobs.sources import read_records
 from beam_jobs.stages import bind_stages, check_data
@@ -25,7 +25,7 @@ from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.config_text import nearest
 from pipeline_ops.contracts.errors import ConfigError, DataError
 from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.listing import Listing, list_raw_files
+from pipeline_ops.contracts.listing import list_raw_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,24 +71,17 @@ def preview(config: PipelineConfig, stage: str | None, num_examples: int) -> Pre
     stages = config.preprocess.stages
     place = _place_of(stage, [each.name for each in stages])
     listing = list_raw_files(config.path(config.preprocess.source.folder), Layout(config.root, config.pipeline).listings)
-    records = _records_of(config, listing)
+    records, _ = read_records(config.preprocess.source, listing)
     if not records:
         raise DataError(f"{listing.folder}: there is no usable file to show; correct preprocess.source in {config.file}")
-    check_data(config.preprocess, task_of(records), class_names_of(records), config.file)
+    class_names = getattr(config.preprocess.source, "class_names", None) or class_names_of(records)
+    check_data(config.preprocess, task_of(records), class_names, config.file)
     bound = bind_stages(stages)
     chosen = sorted(records, key=lambda record: hashlib.blake2b(record.key.encode(), person=b"preview").digest())[:num_examples]
     # Of the whole chain, "before" is the image as decode gives it; so it is where decode itself is asked for.
     first, last = (1, len(bound)) if place is None else (max(place, 1), place + 1)
-    return draw((_read_example(record, listing) for record in chosen), bound[:first], bound[first:last])
-
-
-def _records_of(config: PipelineConfig, listing: Listing) -> list[Record]:
-    """What the source of the config finds."""
-    return read_records(config.preprocess.source, listing)[0]
-
-
-def _read_example(record: Record, listing: Listing) -> Example:
-    return Example(record.key, record.label, read_raw(record.file, listing.folder), boxes=record.boxes, frame=record.frame)
+    examples = (Example(record.key, record.label, read_raw(record.file, listing.folder), boxes=record.boxes, frame=record.frame) for record in chosen)
+    return draw(examples, bound[:first], bound[first:last])
 
 
 def _place_of(stage: str | None, names: Sequence[str]) -> int | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 
-from beam_jobs.plan import Record, check_labels, class_names_of, num_shards_of, plan_data_set, plan_shards, planned_labels
+from beam_jobs.plan import Record, check_labels, class_names_of, num_shards_of, plan_data_set, plan_shards, planned_labels, task_of
+from beam_jobs.stages.stage import Box
 from pipeline_ops.contracts.config import Preprocess
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.listing import RawFile
@@ -101,6 +103,16 @@ def test_a_target_size_gives_as_many_shards_as_it_takes_and_never_fewer_than_ask
 def test_a_train_split_too_small_for_its_shards_is_told():
     with pytest.raises(DataError, match="the train split has 3 records, too few for 4 shards; add images, or lower preprocess.shards"):
         plan_data_set({"train": records(3), "validation": records(3), "test": records(3)}, config(shards=4))
+
+
+def test_a_detector_needs_one_class_and_its_boxes_are_counted():
+    boxed = [dataclasses.replace(record, label="", boxes=(Box(0, 0, 1, 1, "cell"),) * (index % 3)) for index, record in enumerate(records(60))]
+    assert (task_of(boxed), class_names_of(boxed)) == ("detection", ["cell"])
+    labels = planned_labels({"train": boxed[:40], "validation": boxed[40:50], "test": boxed[50:]})
+    assert sum(counts["cell"] for counts in labels.values()) == 60
+    check_labels(labels, ["cell"], "raw", "detection")
+    with pytest.raises(DataError, match="raw: a detector needs boxes, found none"):
+        check_labels(labels, [], "raw", "detection")
 
 
 def test_one_class_is_no_classification():

@@ -83,6 +83,23 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
     ("  model: digits_cnn", "  model: digits_cnn\n  optimizer: {name: adam, momentum: 0.9}", "momentum is for the optimizer sgd, got it with adam"),
     ("pipeline: small", "pipeline: small\nschedule: hourly", "small.yaml:2: schedule: schedule must be a cron expression of five fields"),
     ("pipeline: small", "pipeline: small\nstorage: {root: 's3://bucket'}", "small.yaml:2: storage.root: storage.root must be a local folder"),
+    ("type: image_folder", "type: image_foldr",
+     "small.yaml:3: preprocess.source.type: unknown type 'image_foldr'; the nearest valid name is 'image_folder'"),
+    ("type: image_folder", "type: zip",
+     "preprocess.source.type: unknown type 'zip'; valid names are coco, csv, image_folder, jsonl, tfds, tfrecord, voc"),
+    ("type: image_folder", "type: [voc]", "small.yaml:3: preprocess.source.type: unknown type"),
+    ("{type: image_folder, path: raw}", "{path: raw}", "small.yaml:3: preprocess.source.type: required, but not given"),
+    ("type: image_folder, path", "type: image_folder, pth", "small.yaml:3: preprocess.source.path: required, but not given"),
+    ("type: image_folder, path", "type: image_folder, pth", "small.yaml:3: preprocess.source.pth: unknown key; the nearest valid name is 'path'"),
+    ("type: image_folder", "type: voc, unlistd: ignore", "preprocess.source.unlistd: unknown key; the nearest valid name is 'unlisted'"),
+    ("type: image_folder", "type: voc, image_sets: {trian: x}", "source.image_sets.trian: unknown key; the nearest valid name is 'train'"),
+    ("{type: image_folder, path: raw}", "\n    type: coco\n    path: raw\n    parts:\n      - {annotation: a.json}",
+     "small.yaml:7: preprocess.source.parts.0.annotation: unknown key; the nearest valid name is 'annotations'"),
+    ("type: image_folder", "type: coco, parts: [{annotations: a, split: val}]",
+     "preprocess.source.parts.0.split: input should be 'train', 'validation'"),
+    ("type: image_folder", "type: voc, class_names: [a, b, a]", "preprocess.source.class_names: must name each class once, got a more than once"),
+    ("path: raw", "path: 'gs://bucket/raw'", "preprocess.source.path: must be a local folder, got gs://bucket/raw; copy or mount the data"),
+    ("type: image_folder", "type: tfds, parts: [{name: train}], builder: 'voc==1'", "preprocess.source.builder: string should match pattern"),
     ("pipeline: small", "pipeline: small\ntrain: {}", "small.yaml:7: train stands twice, first in line 2"),
     ("stages: [decode]", "stages: [decode", "small.yaml:5: not valid YAML: "),
 ])
@@ -169,3 +186,16 @@ def test_the_larger_budget_for_rejects_counts(max_count, max_fraction, num_recor
 def test_the_nearest_name_is_told_and_otherwise_all():
     assert nearest("epoch", ["epochs", "seed"]) == "the nearest valid name is 'epochs'"
     assert nearest("zzz", ["epochs", "seed"]) == "valid names are epochs, seed"
+
+
+@pytest.mark.parametrize("builder, folder", [
+    ("voc", "data/voc"), ("voc/2007:4.0.0", "data/voc"), ("my_package.sets.MyCells", "data/my_cells"), ("sets.COCOLike2:1.0.0", "data/coco_like2")])
+def test_a_tfds_source_lists_the_folder_of_its_data_set(load, builder, folder):
+    source = load("type: image_folder, path: raw", f"type: tfds, path: data, parts: [{{name: train}}], builder: '{builder}'").preprocess.source
+    assert source.folder == folder
+
+
+def test_where_the_raw_files_are_is_not_fingerprinted_and_what_they_mean_is(load):
+    here, there = (load("type: image_folder, path: raw", f"type: voc, path: {path}").preprocess.fingerprinted() for path in ("here", "there"))
+    assert here == there
+    assert load("type: image_folder, path: raw", "type: voc, path: here, class_names: [a]").preprocess.fingerprinted() != here

@@ -46,7 +46,7 @@ def test_an_image_without_annotations_has_no_boxes(read):
 
 
 def test_parts_have_splits_of_their_own(raw):
-    for name, split in (("train", "train"), ("val", "validation")):
+    for name in ("train", "val"):
         raw.add(f"{name}/1.jpg")
         raw.add(f"{name}.json", json.dumps({"images": [an_image(1, "1.jpg")], "annotations": [], "categories": []}))
     parts = [{"annotations": "train.json", "images": "train", "split": "train"}, {"annotations": "val.json", "images": "val", "split": "validation"}]
@@ -88,7 +88,7 @@ def test_what_is_wrong_with_one_image_keeps_that_one_out(read, image, annotation
 def test_images_that_share_an_id_are_all_kept_out(read):
     records, rejected = read([an_image(), an_image(7, "8.jpg")], [an_annotation()])
     assert records == {}
-    assert rejected == {key: ("duplicate", "2 images have the id 7") for key in ("train/7.jpg", "train/8.jpg")}
+    assert rejected == dict.fromkeys(("train/7.jpg", "train/8.jpg"), ("duplicate", "2 images have the id 7"))
 
 
 def test_a_file_that_two_images_name_is_kept_out(read):

@@ -55,7 +55,7 @@ def test_boxes_may_be_fractions(read):
     ({"path": "3.jpg", "boxes": []}, "3.jpg", "missing_image", "there is no file 3.jpg"),
     ({"path": "1.jpg"}, "1.jpg", "malformed", "must have a list of boxes, which may be empty"),
     ({"path": "1.jpg", "boxes": ["box"]}, "1.jpg", "malformed", "a box must be an object"),
-    ({"path": "1.jpg", "boxes": [{"xmin": 1, "label": "cat"}]}, "1.jpg", "malformed", "line 2: a box lacks ymin, xmax, ymax"),
+    ({"path": "1.jpg", "boxes": [{"xmin": 1, "label": "cat"}]}, "1.jpg", "malformed", "line 2: a box lacks ymin, ymax, xmax"),
     ({"path": "1.jpg", "boxes": [BOX | {"xmin": None}]}, "1.jpg", "malformed", "None is no number"),
     ({"path": "1.jpg", "boxes": [BOX | {"xmin": 10**400}]}, "1.jpg", "malformed", "is no number"),
     ({"path": "1.jpg", "boxes": [BOX | {"label": 7}]}, "1.jpg", "malformed", "7 is no text"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 import yaml
 from pydantic import TypeAdapter
 
@@ -20,8 +21,6 @@ from beam_jobs.stages.stage import Box
 from pipeline_ops.contracts.errors import DataError, ExitCode
 from pipeline_ops.contracts.listing import list_raw_files
 from pipeline_ops.contracts.sources import AnySource
-
-tfds = pytest.importorskip("tensorflow_datasets")
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +36,17 @@ def cells():
 @pytest.fixture(scope="module")
 def data_dir(cells, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tensorflow_datasets")
-    builders = [cells.MyCells(data_dir=folder), cells.Words(data_dir=folder), *(cells.Labelled(data_dir=folder, config=c) for c in ("small", "large"))]
-    for builder in builders:
+    labelled = (cells.Labelled(data_dir=folder, config=config) for config in ("small", "large"))
+    for builder in (cells.MyCells(data_dir=folder), cells.Words(data_dir=folder), *labelled):
         builder.download_and_prepare()
     return folder
 
 
 @pytest.fixture
 def read(data_dir, tmp_path):
-    def read(builder: str, *parts: str | dict, path: Path = data_dir, **more):
-        config = TypeAdapter(AnySource).validate_python({
-            "type": "tfds", "path": str(path), "builder": builder, "parts": [{"name": part} if isinstance(part, str) else part for part in parts], **more})
+    def read(builder: str, *parts: str | dict, path: Path = data_dir):
+        parts = [{"name": part} if isinstance(part, str) else part for part in parts]
+        config = TypeAdapter(AnySource).validate_python({"type": "tfds", "path": str(path), "builder": builder, "parts": parts})
         listing = list_raw_files(Path(config.folder), tmp_path / "listings")
         records, rejected = read_records(config, listing)
         return {record.key: record for record in records}, rejected, listing.folder

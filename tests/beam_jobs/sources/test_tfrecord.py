@@ -78,9 +78,10 @@ def test_what_the_object_detection_api_writes_goes_through_the_whole_job(pipelin
     subprocess.run([sys.executable, "-c", WRITE_AS_THE_API_DOES, str(pipeline.raw)], check=True, capture_output=True)
     pipeline.add("map.pbtxt", LABEL_MAP.encode())
     config = yaml.safe_load(pipeline.config_file.read_text())
+    splits = {"train": "train", "val": "validation", "test": "test"}
     config["preprocess"]["source"] = {
         "type": "tfrecord", "path": "../raw", "task": "detection", "label_map": "map.pbtxt",
-        "parts": [{"files": "train.record", "split": "train"}, {"files": "val.record", "split": "validation"}, {"files": "test.record", "split": "test"}]}
+        "parts": [{"files": f"{name}.record", "split": split} for name, split in splits.items()]}
     config["preprocess"]["stages"] = ["decode"]
     pipeline.config_file.write_text(yaml.safe_dump(config))
     outcome = pipeline.run(runner={"mode": "multi_threading", "workers": 2})

@@ -1,0 +1,33 @@
+"""What the page on sources shows is true."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+from pydantic import TypeAdapter
+
+from beam_jobs.sources import CATALOGUE
+from pipeline_ops.contracts.fingerprint import CODE_ROOT
+from pipeline_ops.contracts.sources import AnySource
+
+PAGE = (CODE_ROOT / "beam_jobs" / "sources" / "README.md").read_text()
+EXAMPLES = [yaml.safe_load(block)["source"] for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+
+
+@pytest.mark.parametrize("source", EXAMPLES, ids=lambda source: source["type"])
+def test_an_example_is_a_valid_source(source):
+    TypeAdapter(AnySource).validate_python(source, strict=True)
+
+
+def test_every_source_is_on_the_page():
+    assert {name for name in CATALOGUE if f"**`{name}`**" in PAGE} == set(CATALOGUE)
+
+
+def test_every_reason_for_a_reject_is_on_the_page():
+    code = "".join(file.read_text() for file in [*(CODE_ROOT / "beam_jobs" / "sources").glob("*.py"), CODE_ROOT / "beam_jobs/stages/given_boxes.py",
+                                                 CODE_ROOT / "beam_jobs/io/tfrecord_reader.py"])
+    reasons = set(re.findall(r'(?:Reject|Damaged)\("(\w+)"', code)) | set(re.findall(r'reject\([^"\n]*(?:f"[^"]*")?[^"\n]*"(\w+)", ', code))
+    assert len(reasons) > 15
+    assert {reason for reason in reasons if f"`{reason}`" not in PAGE} == set()

@@ -10,6 +10,7 @@ import functools
 import gzip
 import hashlib
 import json
+import sys
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -65,7 +66,19 @@ def read_index(file: Path) -> dict[str, Entry]:
     """By key. Raises DataError if it is not such an index."""
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
-            entries = (Entry(*json.loads(line)) for line in lines)
+            share = _Shared()
+            entries = (share(Entry(*json.loads(line))) for line in lines)
             return {entry.key: entry for entry in entries}
     except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
         raise DataError(f"{file}: the index can't be read: {error}; remove the data set that it is in, and start a new run") from error
+
+
+class _Shared:
+    """Lets entries share equal names and counts: half of the memory of a million of them."""
+
+    def __init__(self):
+        self._labels: dict[tuple, Mapping[str, int]] = {}
+
+    def __call__(self, entry: Entry) -> Entry:
+        labels = self._labels.setdefault(tuple(entry.labels.items()), entry.labels)
+        return entry._replace(split=sys.intern(entry.split), shard=sys.intern(entry.shard), annotation=sys.intern(entry.annotation), labels=labels)

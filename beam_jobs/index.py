@@ -6,6 +6,7 @@ it. It holds what is needed to count and to skip a record without opening its sh
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -20,6 +21,8 @@ from beam_jobs.plan import Record
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.files import write_whole
 
+_ANNOTATION = tuple(field.name for field in dataclasses.fields(Record) if field.name not in ("file", "split", "group"))
+"""What a record says of its image. Its split stands in the index by itself; its group is in no example."""
 _COMPRESSION = 1  # most of a line are digests, which no level makes smaller
 
 
@@ -48,11 +51,11 @@ class Entry(NamedTuple):
 
 def annotation_digest(record: Record) -> str:
     """16 hex digits over what the source says of a record, as far as it goes into the shard."""
-    return _digest_annotation(record.label) if record.boxes is None else _digest_annotation.__wrapped__((record.label, record.boxes))
+    return _digest_annotation(tuple(getattr(record, name) for name in _ANNOTATION))
 
 
 @functools.lru_cache(maxsize=4096)
-def _digest_annotation(annotation: object) -> str:
+def _digest_annotation(annotation: tuple) -> str:
     return hashlib.blake2b(repr(annotation).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -68,9 +71,12 @@ def read_index(file: Path) -> dict[str, Entry]:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             share = _Shared()
             entries = (share(Entry(*json.loads(line))) for line in lines)
-            return {entry.key: entry for entry in entries}
+            found = {entry.key: entry for entry in entries}
     except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
         raise DataError(f"{file}: the index can't be read: {error}; remove the data set that it is in, and start a new run") from error
+    if not found:
+        raise DataError(f"{file}: the index is empty, and no data set is; remove the data set that it is in, and start a new run")
+    return found
 
 
 class _Shared:

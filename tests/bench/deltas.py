@@ -33,10 +33,10 @@ _LIST = """
 import resource, sys, time
 from pathlib import Path
 from pipeline_ops.contracts.listing import list_raw_files
-start = time.monotonic()
+start, cpu = time.monotonic(), time.process_time()
 listing = list_raw_files(Path(sys.argv[1]), Path(sys.argv[2]))
 digest = listing.digest
-print(len(listing.files), time.monotonic() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+print(len(listing.files), time.monotonic() - start, time.process_time() - cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 """
 
 
@@ -50,8 +50,8 @@ def bench_listing(folder: Path, num_files: int) -> None:
     time.sleep(2.5)  # files that were just written are read again
     for what in ("first time", "unchanged"):
         argv = [sys.executable, "-c", _LIST, str(folder / "tiny"), str(folder / "index")]
-        count, seconds, gigabytes = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
-        print(f"list {int(count):>9,} files, {what:<11} {float(seconds):7.2f} s, {float(gigabytes):.2f} GB")
+        count, seconds, cpu, gigabytes = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
+        print(f"list {int(count):>9,} files, {what:<11} {float(seconds):7.2f} s wall {float(cpu):7.2f} s CPU {float(gigabytes):.2f} GB")
     shutil.rmtree(folder / "tiny")
 
 

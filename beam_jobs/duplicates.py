@@ -19,8 +19,7 @@ from beam_jobs.plan import Record
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.contracts.shards import SPLITS
 
-STAGE, DUPLICATE = "duplicates", "duplicate"
-"""How the quarantine names those that were removed."""
+_STAGE, _DUPLICATE = "duplicates", "duplicate"
 _HASH_BITS = 64
 
 
@@ -51,9 +50,9 @@ def remove_duplicates(by_split: Mapping[str, Sequence[Record]], pictures: Mappin
                 continue
             picture = _as_number(pictures.get(record.file.digest, ""))
             if equal := first.get(record.file.digest):
-                reasons[record.key] = RejectedRecord(key=record.key, stage=STAGE, reason=DUPLICATE, detail=f"equal to {equal.key}")
+                reasons[record.key] = RejectedRecord(key=record.key, stage=_STAGE, reason=_DUPLICATE, detail=f"equal to {equal.key}")
             elif max_bits is not None and picture is not None and (like := near.find(picture, meaning_of(record))):
-                reasons[record.key] = RejectedRecord(key=record.key, stage=STAGE, reason=DUPLICATE, detail=f"near {like}")
+                reasons[record.key] = RejectedRecord(key=record.key, stage=_STAGE, reason=_DUPLICATE, detail=f"near {like}")
             else:
                 first[record.file.digest] = record
                 kept[split].append(record)
@@ -61,6 +60,11 @@ def remove_duplicates(by_split: Mapping[str, Sequence[Record]], pictures: Mappin
                     near.add(picture, meaning_of(record), record.key)
     kept_out = sorted((record for records in by_split.values() for record in records if record.key in reasons), key=lambda record: record.key)
     return Decision(kept, tuple(kept_out), tuple(reasons[record.key] for record in kept_out))
+
+
+def is_removed_copy(record: RejectedRecord) -> bool:
+    """Whether a line of the quarantine is an image that is not bad, only there once more: no reason to fail."""
+    return (record.stage, record.reason) == (_STAGE, _DUPLICATE)
 
 
 def meaning_of(record: Record) -> tuple:
@@ -80,7 +84,7 @@ def _conflicts(by_split: Mapping[str, Iterable[Record]]) -> dict[str, RejectedRe
             for record in members:
                 other = next(member for member in members if meaning_of(member) != meaning_of(record))
                 detail = f"equal to {other.key}, which is {_in_words(other)}, while this is {_in_words(record)}"
-                reasons[record.key] = RejectedRecord(key=record.key, stage=STAGE, reason="conflicting_labels", detail=detail)
+                reasons[record.key] = RejectedRecord(key=record.key, stage=_STAGE, reason="conflicting_labels", detail=detail)
     return reasons
 
 

@@ -65,11 +65,14 @@ def summaries_of_unchanged(delta: Delta, before: DataSetBefore) -> list[ShardSum
 
 def _summary_of(split: str, entries: Sequence[Entry], rejected: list[RejectedRecord], figures: DatasetFigures) -> ShardSummary:
     labels: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     for entry in entries:
         labels.update(entry.labels)
+        skipped.update(entry.skipped)
     first = min((entry.key for entry in entries if entry.num_examples), default=None)
     return ShardSummary(split=split, name=f"{split} as before", num_examples=sum(entry.num_examples for entry in entries), labels=labels,
-                        shapes=[] if first is None else [(figures.image_shape, first)], rejected=rejected, nanoseconds={})
+                        shapes=[] if first is None else [(figures.image_shape, first)], rejected=rejected, skipped=skipped,
+                        nanoseconds={})
 
 
 def _rejected_before(before: DataSetBefore, keys: set[str]) -> list[RejectedRecord]:
@@ -90,10 +93,10 @@ def entries_of(plans: Iterable[ShardPlan], summaries: Iterable[ShardSummary], pi
     """The index entries of shards that were just built; `pictures` are perceptual hashes by content."""
     for plan, summary in zip(plans, summaries, strict=True):
         position = 0
-        for record, (num_examples, labels) in zip(plan.records, summary.outcomes, strict=True):
+        for record, (num_examples, labels, skipped) in zip(plan.records, summary.outcomes, strict=True):
             place = (plan.name, position) if num_examples else ("", 0)
             yield Entry(record.key, record.file.digest, annotation_digest(record), plan.split, *place, num_examples, labels,
-                        pictures.get(record.file.digest, ""))
+                        pictures.get(record.file.digest, ""), skipped)
             position += num_examples
 
 

@@ -6,10 +6,12 @@ it. It holds what is needed to count and to skip a record without opening its sh
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gzip
 import hashlib
 import json
+import sys
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +21,8 @@ from beam_jobs.plan import Record
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.files import write_whole
 
+_ANNOTATION = tuple(field.name for field in dataclasses.fields(Record) if field.name not in ("file", "split", "group"))
+"""What a record says of its image. Its split stands in the index by itself; its group is in no example."""
 _COMPRESSION = 1  # most of a line are digests, which no level makes smaller
 
 
@@ -27,7 +31,7 @@ class Entry(NamedTuple):
 
     A record that was kept out has no examples and the shard "". `split` is "" where the collection kept it out, so that no
     split can be equal to it. `labels` counts by class name: examples, or boxes for detection. `picture` is the perceptual
-    hash of the image, as 16 hex digits, where one was asked for.
+    hash of the image, as 16 hex digits, where one was asked for; `skipped` counts the examples that stages did not want.
     """
 
     key: str
@@ -39,6 +43,7 @@ class Entry(NamedTuple):
     num_examples: int = 0
     labels: Mapping[str, int] = {}
     picture: str = ""
+    skipped: Mapping[str, int] = {}
 
     @property
     def positions(self) -> range:
@@ -47,11 +52,11 @@ class Entry(NamedTuple):
 
 def annotation_digest(record: Record) -> str:
     """16 hex digits over what the source says of a record, as far as it goes into the shard."""
-    return _digest_annotation(record.label) if record.boxes is None else _digest_annotation.__wrapped__((record.boxes, record.frame))
+    return _digest_annotation(tuple(getattr(record, name) for name in _ANNOTATION))
 
 
 @functools.lru_cache(maxsize=4096)
-def _digest_annotation(annotation: object) -> str:
+def _digest_annotation(annotation: tuple) -> str:
     return hashlib.blake2b(repr(annotation).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -65,7 +70,22 @@ def read_index(file: Path) -> dict[str, Entry]:
     """By key. Raises DataError if it is not such an index."""
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
-            entries = (Entry(*json.loads(line)) for line in lines)
-            return {entry.key: entry for entry in entries}
+            share = _Shared()
+            entries = (share(Entry(*json.loads(line))) for line in lines)
+            found = {entry.key: entry for entry in entries}
     except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
         raise DataError(f"{file}: the index can't be read: {error}; remove the data set that it is in, and start a new run") from error
+    if not found:
+        raise DataError(f"{file}: the index is empty, and no data set is; remove the data set that it is in, and start a new run")
+    return found
+
+
+class _Shared:
+    """Lets entries share equal names and counts: half of the memory of a million of them."""
+
+    def __init__(self):
+        self._labels: dict[tuple, Mapping[str, int]] = {}
+
+    def __call__(self, entry: Entry) -> Entry:
+        labels = self._labels.setdefault(tuple(entry.labels.items()), entry.labels)
+        return entry._replace(split=sys.intern(entry.split), shard=sys.intern(entry.shard), annotation=sys.intern(entry.annotation), labels=labels)

@@ -19,7 +19,7 @@ from typing import NoReturn
 from beam_jobs.balance import class_weights
 from beam_jobs.beam_log import quiet_import
 from beam_jobs.delta import Delta, plan_delta
-from beam_jobs.duplicates import DUPLICATE, Decision, remove_duplicates
+from beam_jobs.duplicates import Decision, is_removed_copy, remove_duplicates
 from beam_jobs.generations import (
     DataSetBefore,
     entries_of,
@@ -83,7 +83,7 @@ def preprocess(job: Job) -> ExitCode:
         summaries = [*unchanged, *built]
         rejected = _in_order([*unusable, *collection.rejected], summaries)
         _check_shapes(job, summaries)
-        _check_rejects(job, config, [record for record in rejected if record.reason != DUPLICATE], len(records) + len(unusable))
+        _check_rejects(job, config, [record for record in rejected if not is_removed_copy(record)], len(records) + len(unusable))
         check_labels(count_labels(summaries), class_names, str(listing.folder), task)
         draft.num_examples = {summary.name: summary.num_examples for summary in built}
         _complete(draft, config, figures_of(summaries, class_names, rejected, task), delta, rejected)

@@ -104,17 +104,16 @@ class _Counts:
     rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)
     skipped: Counter[str] = dataclasses.field(default_factory=Counter)
     nanoseconds: Counter[str] = dataclasses.field(default_factory=Counter)
-    outcomes: list[tuple[int, dict[str, int]]] = dataclasses.field(default_factory=list)
+    outcomes: list[tuple[int, dict[str, int], dict[str, int]]] = dataclasses.field(default_factory=list)
 
     @contextlib.contextmanager
     def outcome_of_record(self) -> Iterator[None]:
         """Notes what the record that is added inside has become, for the index."""
-        num_before, labels_before = self.num_examples, self.labels
-        self.labels = Counter()
+        num_before, labels_before, skipped_before = self.num_examples, self.labels, self.skipped
+        self.labels, self.skipped = Counter(), Counter()
         yield
-        self.outcomes.append((self.num_examples - num_before, dict(self.labels)))
-        labels_before.update(self.labels)
-        self.labels = labels_before
+        self.outcomes.append((self.num_examples - num_before, dict(self.labels), dict(self.skipped)))
+        self.labels, self.skipped = labels_before + self.labels, skipped_before + self.skipped
 
     def add(self, example: Example) -> None:
         self.labels.update([example.label] if example.boxes is None else [box.label for box in example.boxes])

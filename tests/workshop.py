@@ -28,7 +28,7 @@ from pipeline_ops.contracts.plan import KINDS, JobPlan, plan_job
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.request import write_request
-from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL, QUARANTINE, DatasetFigures, shard_paths
+from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL, QUARANTINE, DatasetFigures, shard_paths, shards_of
 
 DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 NUM_REFERENCES = 16
@@ -114,6 +114,18 @@ class Workshop:
         train = self.train(model)
         self.run(self.plan("export", train, self.evaluate(train, **overrides)))
         return train
+
+
+def remove_from_tests(dataset: str, folder: Path, positions: Sequence[int]) -> str:
+    """A copy of a data set of which a later generation has removed some examples from the first test shard; its URI."""
+    uri = copy_dataset(dataset, folder)
+    manifest = read_manifest(uri)
+    first = shards_of(manifest, "test")[0].path
+    figures = DatasetFigures.model_validate(manifest.figures)
+    counts = figures.num_examples | {"test": figures.num_examples["test"] - len(positions)}
+    changed = figures.model_copy(update={"removed": {first: list(positions)}, "num_examples": counts})
+    write_manifest(folder, manifest.model_copy(update={"figures": changed.model_dump(mode="json")}))
+    return uri
 
 
 def work_of(job: str):

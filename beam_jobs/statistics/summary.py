@@ -38,8 +38,8 @@ class ShardSummary(BaseModel, frozen=True):
     skipped: dict[str, int] = {}
     """Examples that a stage did not want, by `<stage>: <reason>`."""
     nanoseconds: dict[str, int]
-    outcomes: list[tuple[int, dict[str, int]]] = []
-    """For each record of the plan, in order: how many examples it has become, and what it has added to `labels`."""
+    outcomes: list[tuple[int, dict[str, int], dict[str, int]]] = []
+    """For each record of the plan, in order: how many examples it has become, and what it has added to `labels` and `skipped`."""
 
 
 def count_labels(summaries: Iterable[ShardSummary]) -> dict[str, Counter[str]]:

@@ -139,6 +139,7 @@ def _why_anew(request: Request, layout: Layout) -> str:
     if not made:
         return "never made before"
     changes = request.fingerprint.changes_since(read_manifest(made[-1]).fingerprint)
+    changes = [change for change in changes if not change.startswith(f"inputs {BASE} ")]  # which one is gone on from is no reason to run
     return "; ".join(changes) or "the last artifact is gone"
 
 

@@ -46,7 +46,8 @@ def _scalar_schema(field: dict[str, Any]) -> dict[str, Any] | None:
     choices = field.get("anyOf", [])
     scalars = [choice for choice in choices if choice.get("type") in _SCALARS]
     if len(scalars) == 1 and {"type": "null"} in choices:
-        return {"type": ["null", scalars[0]["type"]]} | {key: scalars[0][key] for key in _BOUNDS if key in scalars[0]}
+        schema = {"type": ["null", scalars[0]["type"]]} | {key: scalars[0][key] for key in _BOUNDS if key in scalars[0]}
+        return schema | {"enum": [*schema["enum"], None]} if "enum" in schema else schema
     return None
 
 

@@ -134,6 +134,7 @@ def test_the_request_covers_the_data_set_that_is_gone_on_from(animals, encode):
     first = run(animals)
     change(animals, encode)
     plan = animals.plan()
+    assert plan.reason == "inputs raw files changed"
     assert plan.request.inputs["base"].digest == first.manifest.digest
     assert plan.request.fingerprint.inputs["base"] == first.manifest.digest
     assert run(animals).manifest.inputs["base"].uri == str(first.artifact / "manifest.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -171,6 +172,24 @@ def test_a_split_of_few_records_has_a_shard_for_each(animals, read_records):
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     assert {len(read_records(outcome.artifact / name)) for name in outcome.shards if not name.startswith("train")} == {1}
     assert len([name for name in outcome.shards if name.startswith("train")]) == 20
+
+
+def test_a_target_size_makes_as_many_shards_as_it_takes(animals):
+    sizes = []
+    for megabytes in (1.0, 0.002):
+        trains = [file.num_bytes for file in animals.run(shard_megabytes=megabytes).manifest.files if file.path.startswith("train")]
+        sizes.append(sum(trains) / len(trains))
+    assert sizes[1] < 2500 < sizes[0]
+
+
+def test_folders_that_belong_together_lie_in_one_split(pipeline, encode):
+    for index in range(120):
+        pipeline.add(f"{'cat' if index % 2 else 'dog'}/scene{index % 12}/{index}.png", encode(seed=index))
+    outcome = pipeline.run(split__group_by="parent_folder", split__stratify=True, shards=1)
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    found = [set(re.findall(rb"scene\d+", (outcome.artifact / name).read_bytes())) for name in outcome.shards]
+    assert [len(scenes) for scenes in found] == [2, 8, 2]  # test, train, validation
+    assert len(set.union(*found)) == 12
 
 
 def test_a_train_split_too_small_for_its_shards_is_told(animals):

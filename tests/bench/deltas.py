@@ -3,8 +3,9 @@
     python tests/bench/deltas.py [--images 12000] [--listed 1000000] [--rounds 3]
 
 Makes its own data in a temporary folder, and removes it: `--listed` tiny files, and `--images` JPEG files of about
-40 kB that the job decodes, resizes to 320x320 and encodes anew. Start-up is what a run that only removes a file takes:
-it reads and writes everything but images. All figures are wall time of whole processes, except for CPU where said.
+40 kB that the job decodes, resizes to 320x320 and encodes anew. Start-up is what a run for a single new file takes, with
+the import of Beam, its workers, the index and the links. Work is CPU time of whole processes: wall time says little on a
+machine that does other things, too.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _LIST = """
 import resource, sys, time
 from pathlib import Path
 from pipeline_ops.contracts.listing import list_raw_files
-start = time.monotonic()
+start, cpu = time.monotonic(), time.process_time()
 listing = list_raw_files(Path(sys.argv[1]), Path(sys.argv[2]))
 digest = listing.digest
-print(len(listing.files), time.monotonic() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+print(len(listing.files), time.monotonic() - start, time.process_time() - cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 """
 
 
@@ -48,9 +49,9 @@ def bench_listing(folder: Path, num_files: int) -> None:
             (part / f"{index:07d}.jpg").write_bytes(b"%d" % index)
     time.sleep(2.5)  # files that were just written are read again
     for what in ("first time", "unchanged"):
-        output = subprocess.run([sys.executable, "-c", _LIST, str(folder / "tiny"), str(folder / "index")], check=True, capture_output=True, text=True)
-        count, seconds, gigabytes = output.stdout.split()
-        print(f"list {int(count):>9,} files, {what:<11} {float(seconds):7.2f} s, {float(gigabytes):.2f} GB")
+        argv = [sys.executable, "-c", _LIST, str(folder / "tiny"), str(folder / "index")]
+        count, seconds, cpu, gigabytes = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
+        print(f"list {int(count):>9,} files, {what:<11} {float(seconds):7.2f} s wall {float(cpu):7.2f} s CPU {float(gigabytes):.2f} GB")
     shutil.rmtree(folder / "tiny")
 
 
@@ -98,7 +99,7 @@ class Bench:
 
 
 def bench_changes(folder: Path, num_images: int, rounds: int) -> None:
-    """A full run, then rounds of: one file gone; one in a hundred changed; nothing changed."""
+    """A full run, then rounds of: one file gone; one new; one in a hundred new; nothing changed."""
     bench = Bench(folder)
     for index in range(num_images):
         bench.photograph(index)
@@ -108,39 +109,26 @@ def bench_changes(folder: Path, num_images: int, rounds: int) -> None:
     print(f"first listing of {num_images:,} images {time.monotonic() - start:.2f} s")
     full = bench.run()
     print(f"full run           {full[0]:7.2f} s wall {full[1]:7.2f} s CPU")
-    fixed, small, nothing = [], [], []
+    gone, one, small, nothing = [], [], [], []
     for number in range(rounds):
         next(iter(sorted((bench.raw / "class_00").iterdir()))).unlink()
-        fixed.append(bench.run())
+        gone.append(bench.run())
+        bench.photograph(num_images * (number + 1))
+        one.append(bench.run())
         for index in range(num_images // 100):
-            bench.photograph(num_images * (number + 1) + index)
+            bench.photograph(num_images * (number + 1) + 1 + index)
         small.append(bench.run())
         time.sleep(2.5)
         bench.plan()
         start = time.monotonic()
         assert bench.plan().is_cached
         nothing.append(time.monotonic() - start)
-    for what, costs in (("one file gone", fixed), ("1 % changed", small)):
+    for what, costs in (("one file gone", gone), ("one file new", one), ("1 % new", small)):
         print(f"{what:<18} {statistics.median(wall for wall, _ in costs):7.2f} s wall {statistics.median(cpu for _, cpu in costs):7.2f} s CPU")
     print(f"nothing changed    {statistics.median(nothing):7.2f} s wall, listing and all")
-    start_up = statistics.median(cpu for _, cpu in fixed)
-    import_beam = _import_beam()
-    share = (statistics.median(cpu for _, cpu in small) - start_up - import_beam) / (full[1] - start_up - import_beam)
-    print(f"import of Beam     {import_beam:7.2f} s CPU")
-    print(f"1 % changed is {share:.1%} of the full run's work beyond start-up, by CPU")
-
-
-def _import_beam() -> float:
-    """CPU seconds: a run that builds nothing does not import it, and any other has to."""
-    costs = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        code = "import cv2, simplejpeg; from beam_jobs.beam_log import quiet_import\nwith quiet_import(): import beam_jobs.pipeline"
-        subprocess.run([sys.executable, "-c", code], check=True, stderr=subprocess.DEVNULL)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        bare = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        costs.append(bare)
-    return statistics.median(costs)
+    start_up = statistics.median(cpu for _, cpu in one)
+    share = (statistics.median(cpu for _, cpu in small) - start_up) / (full[1] - start_up)
+    print(f"1 % new is {share:.1%} of the full run's work beyond start-up, by CPU")
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline_ops.contracts.errors import DataError, MachineError
-from pipeline_ops.contracts.files import copy_file, crc32c_of, exclusive_lock, read_json, staging_folder, write_json, write_whole
+from pipeline_ops.contracts.files import copy_file, crc32c_of, exclusive_lock, link_file, read_json, staging_folder, write_json, write_whole
 from pipeline_ops.contracts.registry import Registry
 
 DISK_BYTES = 64 << 10
@@ -201,3 +201,24 @@ def test_an_error_in_the_block_frees_the_lock(tmp_path):
     for _ in range(2):
         with pytest.raises(DataError), exclusive_lock(tmp_path / "lock", "the data"):
             raise DataError("no more")
+
+
+# Links --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_linked_file_is_the_same_file(tmp_path):
+    (tmp_path / "shard").write_bytes(b"1")
+    link_file(tmp_path / "shard", tmp_path / "other")
+    assert (tmp_path / "shard").stat().st_ino == (tmp_path / "other").stat().st_ino
+
+
+def test_a_file_of_another_disk_is_copied(small_disk, tmp_path):
+    (tmp_path / "shard").write_bytes(b"1")
+    link_file(tmp_path / "shard", small_disk / "other")
+    assert (small_disk / "other").read_bytes() == b"1"
+
+
+def test_a_copy_for_which_there_is_no_room_is_a_machine_failure(small_disk, tmp_path):
+    (tmp_path / "shard").write_bytes(b"x" * 2 * DISK_BYTES)
+    with pytest.raises(MachineError, match="could not write .*other: No space left on device"):
+        link_file(tmp_path / "shard", small_disk / "other")

@@ -107,3 +107,9 @@ def test_an_input_is_the_one_that_was_planned_with_or_refused(tmp_path):
     fill(tmp_path, a=b"2")
     with pytest.raises(DataError, match=f"but was {manifest.digest} when this job was planned; start a new run"):
         read_input(entry)
+
+
+def test_a_file_that_another_manifest_knows_is_not_read_again(tmp_path):
+    manifest = fill(tmp_path, a=b"1", b=b"2")
+    known = manifest.file("a").model_copy(update={"crc32c": "from the other"})
+    assert list_files(tmp_path, known={"a": known}) == [known, manifest.file("b")]

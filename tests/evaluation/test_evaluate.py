@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from workshop import copy_dataset, read_examples
+from workshop import copy_dataset, read_examples, remove_from_tests
 
 from pipeline_ops.contracts.errors import DataError, ExitCode
 from pipeline_ops.contracts.figures import METRICS, REPORT, EvaluationFigures
@@ -166,6 +166,13 @@ def test_a_champion_with_the_classes_in_another_order_is_not_compared(workshop, 
 def test_an_evaluation_is_not_repeated_once_the_challenger_is_the_champion(workshop):
     train = workshop.publish("good")
     assert workshop.plan("evaluate", train).is_cached
+
+
+def test_examples_that_a_later_generation_has_removed_are_not_asked(workshop, tmp_path):
+    uri = remove_from_tests(workshop.dataset, tmp_path / "later", [0, 2, 24])
+    code, folder = workshop.run(workshop.plan("evaluate", workshop.train("good", dataset=uri), dataset=uri, evaluate__gate=LENIENT))
+    assert code == ExitCode.SUCCESS
+    assert figures_of(folder).num_examples == sum(sum(row) for row in figures_of(folder).challenger.confusion) == 97
 
 
 def test_the_keys_of_the_mistakes_are_those_of_the_examples(workshop):

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
+from workshop import remove_from_tests
 
-from pipeline_ops.contracts.manifest import read_manifest
+from pipeline_ops.contracts.manifest import read_manifest, write_manifest
 from pipeline_ops.contracts.shards import DatasetFigures, shard_paths, shards_of
 
 BATCH = 60
+DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 
 
 REMOVED = ((0, 3, 174), (), (5,), tuple(range(20, 60)))
@@ -108,3 +111,19 @@ def test_training_never_sees_an_image_that_is_removed(split):
 
     seen = {image.tobytes() for x, _ in batches(split, 4 * split.steps_per_epoch(BATCH)) for image in x}
     assert seen <= images(examples_of(split))
+
+
+def test_training_opens_a_data_set_without_what_was_removed_from_it(dataset, tmp_path):
+    """The splits of a worker, as its manifest says them."""
+    from pipeline_ops.contracts.config import load_config
+    from pipeline_ops.contracts.plan import plan_job
+    from pipeline_ops.training.worker import open_splits
+
+    uri = remove_from_tests(dataset, tmp_path / "later", [1, 2])
+    manifest = read_manifest(uri)
+    validation = shards_of(manifest, "validation")[1].path
+    write_manifest(tmp_path / "later", manifest.model_copy(update={"figures": manifest.figures | {"removed": {validation: [3]}}}))
+    config = load_config(DIGITS, {"storage.root": str(tmp_path / "root")})
+    train, found, _ = open_splits(plan_job("train", config, "run", {"preprocess": uri}).request)
+    assert train.removed == ((), (), (), ())
+    assert found.removed == ((), (3,), (), ())

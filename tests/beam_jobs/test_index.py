@@ -1,0 +1,48 @@
+"""The index of a data set."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+
+import pytest
+
+from beam_jobs.index import Entry, annotation_digest, read_index, write_index
+from beam_jobs.plan import Record
+from beam_jobs.stages.stage import Box
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.listing import RawFile
+
+ENTRIES = [
+    Entry("cat/2.png", "c2", "a1", "train", "train-00000-of-00001.tfrecord", 4, 3, {"cat": 2, "dog": 1}, "00ff00ff00ff00ff"),
+    Entry("cat/1.png", "c1", "a1", "test"),
+    Entry("cat/é\n.png", "c3", "a1", ""),
+]
+RECORD = Record(RawFile("cat/1.png", 1, "c"), "cat", boxes=(Box(0, 0, 1, 1, "cat"),))
+
+
+def test_an_index_is_read_as_it_was_written(tmp_path):
+    write_index(tmp_path / "index", ENTRIES)
+    assert read_index(tmp_path / "index") == {entry.key: entry for entry in ENTRIES}
+    assert list(read_index(tmp_path / "index")["cat/2.png"].positions) == [4, 5, 6]
+
+
+def test_equal_entries_are_equal_bytes_in_whatever_order_they_come(tmp_path):
+    write_index(tmp_path / "one", ENTRIES)
+    write_index(tmp_path / "other", reversed(ENTRIES))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+
+
+@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"[1, 2]\n"), gzip.compress(b'{"key": 1}\n'), gzip.compress(b'["a"')[:-4]])
+def test_what_is_no_index_is_told_with_what_to_do(tmp_path, content):
+    (tmp_path / "index").write_bytes(content)
+    with pytest.raises(DataError, match="index: the index .*; remove the data set that it is in, and start a new run"):
+        read_index(tmp_path / "index")
+
+
+@pytest.mark.parametrize("changes, is_other", [
+    ({"label": "dog"}, True), ({"boxes": None}, True), ({"boxes": ()}, True), ({"boxes": (Box(0, 0, 1, 2, "cat"),)}, True),
+    ({"boxes": (Box(0, 0, 1, 1, "cat", is_difficult=True),)}, True), ({"split": "test"}, False), ({"group": "g"}, False),
+    ({"file": RawFile("cat/1.png", 2, "other")}, False)])
+def test_an_annotation_is_what_the_source_says_of_the_image(changes, is_other):
+    assert (annotation_digest(dataclasses.replace(RECORD, **changes)) != annotation_digest(RECORD)) is is_other

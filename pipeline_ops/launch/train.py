@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from pipeline_ops.contracts.config import Train
-from pipeline_ops.contracts.errors import ExitCode, MachineError, TrainyardError
+from pipeline_ops.contracts.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.contracts.figures import TENSORBOARD, TrainingFigures
 from pipeline_ops.contracts.files import read_json, write_json
 from pipeline_ops.contracts.gang import STATE, CandidateSpec, Fork, worker_digest_name
@@ -44,9 +44,19 @@ def train(job: Job) -> ExitCode:
 
 
 def check_dataset(job: Job) -> None:
-    """Shards that are not what their manifest says would train a wrong model. Raises MachineError, since preprocessing can mend it."""
+    """Refuses what would train a wrong model, or none.
+
+    Raises:
+      ConfigError: the data are for another task than the model.
+      MachineError: shards are not what their manifest says; preprocessing can mend that.
+    """
     uri = job.request.inputs["preprocess"].uri
-    damage = find_damage(uri, read_manifest(uri), checksums=True)
+    manifest = read_manifest(uri)
+    task = DatasetFigures.model_validate(manifest.figures).task
+    if task != "classification":
+        raise ConfigError(f"the data set is for {task}, and train.model {job.request.config['model']} is for classification; "
+                          f"there is no model for {task} yet")
+    damage = find_damage(uri, manifest, checksums=True)
     if damage:
         raise MachineError(f"the data set is damaged: {'; '.join(damage[:5])}; clear the task preprocess, and it is made again")
 

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.figures import WEIGHTS, TrainingFigures
-from pipeline_ops.contracts.manifest import find_damage, read_manifest
+from pipeline_ops.contracts.manifest import find_damage, read_manifest, write_manifest
 from pipeline_ops.contracts.processes import ProcessIdentity, group_members, kill_group, start_detached
 from pipeline_ops.contracts.progress import ProgressReader
 from pipeline_ops.contracts.request import read_status
@@ -200,6 +200,16 @@ def test_an_error_in_the_config_is_not_tried_again(start):
     assert "there is no model 'digits_cn'" in message
     assert "the nearest valid name is 'digits_cnn'" in message
     assert not [m for m in ProgressReader(job.job.attempt.progress).new() if m.phase == "restart"]
+
+
+def test_boxes_are_refused_by_a_classifier_before_anything_is_trained(dataset, make_job_in, tmp_path):
+    copy = tmp_path / "dataset"
+    shutil.copytree(Path(dataset).parent, copy)
+    manifest = read_manifest(copy / "manifest.json")
+    write_manifest(copy, manifest.model_copy(update={"figures": manifest.figures | {"task": "detection"}}))
+    running = RunningJob(make_job_in(tmp_path / "job", str(copy / "manifest.json"))("attempt", **QUICK))
+    assert running.end() == ExitCode.CONFIG
+    assert "the data set is for detection, and train.model digits_cnn is for classification" in read_status(running.job.attempt).message
 
 
 def test_a_damaged_shard_is_named_before_anything_is_trained(dataset, make_job_in, tmp_path):

@@ -63,7 +63,7 @@ class _BuildShard(beam.DoFn):
 
         cv2.setNumThreads(1)  # its threads would fight with the workers for the same cores
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # a broken image is a reject with a reason, not a line on stderr
-        self._builder = ShardBuilder(self._order, self._scratch / _TALLY)
+        self._builder = ShardBuilder(self._order, self._scratch / _TALLY, self._scratch)
 
     def process(self, pickled: bytes) -> Iterator[str]:
         """Never raises: Beam would print each error four times over, and hand the driver nothing but text."""

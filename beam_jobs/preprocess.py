@@ -1,34 +1,36 @@
 """The preprocess job: `python -m beam_jobs.preprocess --request <path>`. Started by the preprocess operator.
 
-Raw files in; out comes a data set: the shards of three splits, a quarantine that names every record that was kept out,
-and figures. It makes all of it or nothing: one changed file means all shards anew.
+Raw files in; out comes a data set: the shards of three splits, a quarantine that keeps every record that was kept out,
+statistics, a schema, a page that shows all that, and figures. It makes all of it or nothing: one changed file means all shards anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from beam_jobs.beam_log import quiet_import
+from beam_jobs.describe import describe, read_reference
 from beam_jobs.plan import ShardPlan, check_labels, class_names_of, plan_shards, planned_labels
+from beam_jobs.quarantine import MAX_BYTES, FragmentWriter, check_rejects, write_quarantine
 from beam_jobs.shard import Order
 from beam_jobs.sources.image_folder import label_records
 from beam_jobs.stages import check_stages
+from beam_jobs.statistics.dataset import collect_statistics, find_duplicates
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary, count_labels, figures_of
 from pipeline_ops.contracts.config import Preprocess
 from pipeline_ops.contracts.errors import DataError, ExitCode, MachineError
-from pipeline_ops.contracts.files import write_whole
 from pipeline_ops.contracts.job import ArtifactDraft, Job, run_job
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.listing import Listing, list_raw_files
-from pipeline_ops.contracts.shards import QUARANTINE
+from pipeline_ops.contracts.shards import DatasetFigures
 
-_NAMED_REJECTS = 10
 _log = logging.getLogger("beam_jobs.preprocess")
 
 
@@ -37,7 +39,8 @@ def preprocess(job: Job) -> ExitCode:
 
     Raises:
       ConfigError: a stage, or one of its parameters, is not what it has to be.
-      DataError: too many unusable files, an empty split, a class without examples, or images of different shapes.
+      DataError: too many unusable files, an empty split, a class without examples, images of different shapes, or data that
+        is not what the champion's data was.
       MachineError: a disk or a worker failed, or a raw file changed meanwhile.
     """
     config = Preprocess.model_validate(job.request.config)
@@ -49,14 +52,19 @@ def preprocess(job: Job) -> ExitCode:
     job.progress.report("plan", len(plans), len(plans), "shards")
     _log.info("%d files, %d classes, %d shards", len(listing.files), len(class_names), len(plans))
     check_labels(planned_labels(plans), class_names, str(listing.folder))
-    with job.artifact() as draft:
+    reference = read_reference(job.request.inputs)
+    with job.artifact() as draft, _scratch(job) as scratch:
         order = Order(listing.folder, draft.folder, tuple(config.stages), tuple(class_names))
-        summaries = _build_shards(job, config, plans, order)
+        summaries = _build_shards(job, config, plans, order, scratch)
         rejected = _in_order(unlabelled, summaries)
         _check_shapes(job, summaries)
-        _check_rejects(job, config, rejected, len(listing.files))
+        check_rejects(rejected, plans, len(listing.files), config.rejects, job.attempt.folder / "rejected.jsonl", job.request.config_file)
         check_labels(count_labels(summaries), class_names, str(listing.folder))
-        _complete(draft, config, class_names, summaries, rejected)
+        _keep_unlabelled(unlabelled, listing, scratch)
+        write_quarantine(draft.folder, rejected, scratch)
+        figures = _complete(draft, config, class_names, summaries, rejected)
+        duplicates = find_duplicates(plans, without=(record.key for record in rejected))
+        describe(job, config, draft.folder, figures, collect_statistics(summaries, figures, duplicates), reference)
     return ExitCode.SUCCESS
 
 
@@ -74,12 +82,18 @@ def _list_raw_files(job: Job, config: Preprocess) -> Listing:
     return listing
 
 
-def _build_shards(job: Job, config: Preprocess, plans: Sequence[ShardPlan], order: Order) -> list[ShardSummary]:
+@contextlib.contextmanager
+def _scratch(job: Job) -> Iterator[Path]:
+    """A folder for what workers tell the driver. Below the storage root, which workers on other hosts see, too."""
+    with tempfile.TemporaryDirectory(prefix="shards-", dir=job.attempt.folder, ignore_cleanup_errors=True) as scratch:
+        yield Path(scratch)
+
+
+def _build_shards(job: Job, config: Preprocess, plans: Sequence[ShardPlan], order: Order, scratch: Path) -> list[ShardSummary]:
     # Beam takes longer to import than all of the above to run, and most mistakes have shown themselves by now.
     with quiet_import():
         from beam_jobs.pipeline import build_shards
-    with tempfile.TemporaryDirectory(prefix="shards-", dir=job.attempt.folder, ignore_cleanup_errors=True) as scratch:
-        return build_shards(plans, order, config.runner, Path(scratch), _reporter(job, sum(len(plan.records) for plan in plans)))
+    return build_shards(plans, order, config.runner, scratch, _reporter(job, sum(len(plan.records) for plan in plans)))
 
 
 def _reporter(job: Job, total: int) -> Callable[[int, int], None]:
@@ -105,32 +119,24 @@ def _check_shapes(job: Job, summaries: Iterable[ShardSummary]) -> None:
                         f"add the stage `- resize: {{height: {one[0]}, width: {one[1]}}}` to preprocess.stages in {job.request.config_file}")
 
 
-def _check_rejects(job: Job, config: Preprocess, rejected: Sequence[RejectedRecord], num_files: int) -> None:
-    """Raises DataError, with the first rejects and the place of the full list, where there are more than the budget."""
-    budget = config.rejects.budget(num_files)
-    if len(rejected) <= budget:
-        return
-    full_list = job.attempt.folder / "rejected.jsonl"
-    _write_rejected(full_list, rejected)
-    named = "\n".join(f"  {record.key}: {record.reason} ({record.stage}: {record.detail})" for record in rejected[:_NAMED_REJECTS])
-    more = f"\n  and {len(rejected) - _NAMED_REJECTS} more" if len(rejected) > _NAMED_REJECTS else ""
-    raise DataError(f"{len(rejected)} of {num_files} raw files are unusable, and the budget is {budget}:\n{named}{more}\n"
-                    f"All of them are in {full_list}. Mend or remove them, or raise preprocess.rejects in {job.request.config_file}")
+def _keep_unlabelled(unlabelled: Sequence[RejectedRecord], listing: Listing, scratch: Path) -> None:
+    """The source has refused them before any worker saw them."""
+    files = {file.key: file for file in listing.files} if unlabelled else {}
+    with FragmentWriter(scratch, "source") as fragment:
+        for record in unlabelled:
+            with open(files[record.key].path(listing.folder), "rb") as file:
+                fragment.add(record, record.key, file.read(MAX_BYTES), files[record.key].num_bytes)
 
 
 def _complete(draft: ArtifactDraft, config: Preprocess, class_names: Sequence[str], summaries: Sequence[ShardSummary],
-              rejected: Sequence[RejectedRecord]) -> None:
-    """Adds to the shards what else a data set has."""
-    _write_rejected(draft.folder / QUARANTINE, rejected)
+              rejected: Sequence[RejectedRecord]) -> DatasetFigures:
+    """Adds to the shards what the manifest says of them."""
     figures = figures_of(summaries, class_names, rejected)
     draft.figures = figures.model_dump(mode="json")
     draft.num_examples = {summary.name: summary.num_examples for summary in summaries}
     draft.seeds = {"split": config.split.seed}
     _log.info("%s; %d kept out", ", ".join(f"{count} {split}" for split, count in figures.num_examples.items()), len(rejected))
-
-
-def _write_rejected(file: Path, rejected: Iterable[RejectedRecord]) -> None:
-    write_whole(file, "".join(record.model_dump_json() + "\n" for record in rejected).encode())
+    return figures
 
 
 def main() -> NoReturn:

@@ -12,8 +12,10 @@ from pathlib import Path
 from beam_jobs.io.example import serialise
 from beam_jobs.io.tfrecord import TFRecordWriter
 from beam_jobs.plan import Record, ShardPlan
+from beam_jobs.quarantine import FragmentWriter
 from beam_jobs.stages import bind_stages
 from beam_jobs.stages.stage import Example, Rejected, run_stages
+from beam_jobs.statistics.measure import Ruler
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
 from beam_jobs.tally import Notes
 from pipeline_ops.contracts.config import Stage
@@ -34,10 +36,10 @@ class Order:
 
 
 class ShardBuilder:
-    """Builds one shard after another, and notes in the file `tally` how far it is."""
+    """Builds one shard after another, notes in the file `tally` how far it is, and leaves bad records in `fragments`."""
 
-    def __init__(self, order: Order, tally: Path):
-        self._order, self._tally = order, tally
+    def __init__(self, order: Order, tally: Path, fragments: Path):
+        self._order, self._tally, self._fragments = order, tally, fragments
         self._stages = bind_stages(order.stages)
         self._labels = {name: index for index, name in enumerate(order.class_names)}
 
@@ -52,26 +54,32 @@ class ShardBuilder:
           Stopped: the driver has given up.
         """
         counts, notes = _Counts(), Notes(self._tally)
-        with TFRecordWriter(self._order.target / plan.name) as writer:
+        with FragmentWriter(self._fragments, plan.name) as quarantine, TFRecordWriter(self._order.target / plan.name) as writer:
             for record in plan.records:
-                is_kept = self._add(record, writer, counts)
+                is_kept = self._add(record, writer, quarantine, counts)
                 notes.add(is_rejected=not is_kept)
                 if len(counts.shapes) > 1:
                     break
         notes.flush()
         return ShardSummary(split=plan.split, name=plan.name, num_examples=counts.num_examples, labels=counts.labels,
-                            shapes=list(counts.shapes.items()), rejected=counts.rejected, nanoseconds=counts.nanoseconds)
+                            shapes=list(counts.shapes.items()), rejected=counts.rejected, nanoseconds=counts.nanoseconds,
+                            measured=counts.ruler.measured())
 
-    def _add(self, record: Record, writer: TFRecordWriter, counts: _Counts) -> bool:
+    def _add(self, record: Record, writer: TFRecordWriter, quarantine: FragmentWriter, counts: _Counts) -> bool:
         """Takes one record from its file to the shard; False if a stage has kept it out."""
         try:
             with _timed(counts.nanoseconds, "read"):
                 raw = self._read(record)
-            example = run_stages(self._stages, raw, counts.nanoseconds)
+            decoded = run_stages(self._stages[:1], raw, counts.nanoseconds)
+            example = run_stages(self._stages[1:], decoded, counts.nanoseconds)
+            with _timed(counts.nanoseconds, "measure"):
+                counts.ruler.add(decoded.image.shape, len(raw.encoded), example)
             with _timed(counts.nanoseconds, "write"):
                 writer.write(serialise(example, self._labels))
         except Rejected as reject:
-            counts.rejected.append(RejectedRecord(key=record.key, stage=reject.stage, reason=reject.reason, detail=reject.detail))
+            rejected = RejectedRecord(key=record.key, stage=reject.stage, reason=reject.reason, detail=reject.detail)
+            counts.rejected.append(rejected)
+            quarantine.add(rejected, record.file.key, raw.encoded)
             return False
         except MemoryError as error:
             raise MachineError(f"out of memory at {record.key}: {error}; give the host more, or lower preprocess.runner.workers") from error
@@ -100,6 +108,7 @@ class _Counts:
     shapes: dict[Shape, str] = dataclasses.field(default_factory=dict)
     rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)
     nanoseconds: Counter[str] = dataclasses.field(default_factory=Counter)
+    ruler: Ruler = dataclasses.field(default_factory=Ruler)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel
 
+from beam_jobs.statistics.measure import Measured
 from pipeline_ops.contracts.shards import SPLITS, DatasetFigures
 
 
@@ -36,6 +37,7 @@ class ShardSummary(BaseModel, frozen=True):
     """Every (height, width, channels) that was met, with the key of its first image."""
     rejected: list[RejectedRecord]
     nanoseconds: dict[str, int]
+    measured: Measured = Measured()
 
 
 def count_labels(summaries: Iterable[ShardSummary]) -> dict[str, Counter[str]]:

@@ -15,12 +15,16 @@ from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_co
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.listing import list_raw_files
 from pipeline_ops.contracts.manifest import Input, Manifest, find_damage, read_manifest
+from pipeline_ops.contracts.reference import find_reference
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.request import Request
 
 JOBS = ("preprocess", "train", "evaluate", "export")
 """In the order in which a DAG runs them."""
 
+_PAGE = ("pipeline_ops/contracts/page.py", "pipeline_ops/contracts/page.css", "pipeline_ops/contracts/page_head.html",
+         "pipeline_ops/contracts/svg.py")
+"""What the pages of two jobs share."""
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 
 
@@ -40,9 +44,10 @@ class JobKind:
 
 KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
-        "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c"),
+        "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c", "jinja2"),
         lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/shard.py", "beam_jobs/io",
-                        "beam_jobs/statistics", f"beam_jobs/sources/{config.preprocess.source.type}.py", "beam_jobs/stages/stage.py",
+                        "beam_jobs/statistics", "beam_jobs/quarantine.py", "beam_jobs/describe.py", *_PAGE,
+                        f"beam_jobs/sources/{config.preprocess.source.type}.py", "beam_jobs/stages/stage.py",
                         *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
@@ -50,7 +55,7 @@ KINDS: Mapping[str, JobKind] = {
                         f"pipeline_ops/models/{config.train.model}.py"]),
     "evaluate": JobKind(
         "pipeline_ops.evaluation.evaluate", ("preprocess", "train"), (*_TENSORFLOW, "jinja2", "pillow"),
-        lambda config: ["pipeline_ops/evaluation", "pipeline_ops/input/served.py"]),
+        lambda config: ["pipeline_ops/evaluation", "pipeline_ops/input/served.py", *_PAGE]),
     "export": JobKind(
         "pipeline_ops.export.export", ("train", "evaluate"), _TENSORFLOW, lambda config: ["pipeline_ops/export", "pipeline_ops/input/served.py"]),
 }
@@ -92,6 +97,10 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     fingerprint = Fingerprint(config=_fingerprinted_config(job, section), inputs=digests,
                               code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()),
                               versions=versions_of(kind.packages))
+    if job == "preprocess":
+        reference = find_reference(config, layout, fingerprint)
+        inputs |= reference.inputs
+        fingerprint = fingerprint.model_copy(update={"inputs": digests | reference.digests})
     request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file), config=section.model_dump(mode="json"),
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)

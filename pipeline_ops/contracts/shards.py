@@ -1,7 +1,7 @@
 """The one place that makes shard names and knows what is in a data set's manifest.
 
 A data set's artifact holds `train-00000-of-00008.tfrecord` and so on for each split, `quarantine.jsonl` with what was
-rejected, and these figures.
+rejected and a quarantine shard with its bytes, its statistics, its schema, a page that shows all that, and these figures.
 """
 
 from __future__ import annotations
@@ -36,6 +36,20 @@ BOX_IS_DIFFICULT = "image/object/difficult"  # int64, 0 or 1
 
 def shard_name(split: str, index: int, num_shards: int) -> str:
     return f"{split}-{index:05d}-of-{num_shards:05d}.tfrecord"
+
+
+QUARANTINE_SHARD = shard_name("quarantine", 0, 1)
+"""The same records as in QUARANTINE, in the same order, with their bytes: tf.train.Examples of these features."""
+QUARANTINE_KEY = "quarantine/key"  # bytes, UTF-8
+QUARANTINE_STAGE = "quarantine/stage"
+QUARANTINE_REASON = "quarantine/reason"
+QUARANTINE_DETAIL = "quarantine/detail"
+QUARANTINE_SOURCE = "quarantine/source"  # bytes, UTF-8: the path of the file below the source's folder
+QUARANTINE_NUM_BYTES = "quarantine/num_bytes"  # int64: of the original
+QUARANTINE_CONTENT = "quarantine/content"  # bytes: the original, or its beginning
+STATISTICS = "statistics.json"
+SCHEMA = "schema.json"
+DATA_PAGE = "data.html"
 
 
 class DatasetFigures(BaseModel):

@@ -64,21 +64,26 @@ def _findings(data: PageData) -> Iterator[tuple[bool, str]]:
     statistics, figures = data.statistics, data.figures
     yield from _findings_of_comparison(data)
     if figures.num_rejected:
-        yield False, f"{figures.num_rejected:,} of {sum(figures.num_examples.values()) + figures.num_rejected:,} records are in quarantine."
+        total = sum(figures.num_examples.values()) + figures.num_rejected
+        yield False, f"{figures.num_rejected:,} of {_many(total, 'record is', 'records are')} in quarantine."
     else:
         yield True, "No record was kept out."
     duplicates = statistics.duplicates
-    if duplicates.num_groups_across_splits:
-        yield False, f"{duplicates.num_groups_across_splits:,} images are in more than one split, so a test may ask what was trained."
+    if across := duplicates.num_groups_across_splits:
+        yield False, f"{_many(across, 'image is', 'images are')} in more than one split, so a test may ask what was trained."
     elif duplicates.num_groups:
-        yield False, f"{duplicates.num_superfluous:,} files are copies of others in their split."
+        yield False, f"{_many(duplicates.num_superfluous, 'file is a copy', 'files are copies')} of others in their split."
     else:
         yield True, "No two files are the same."
     missing = merge_splits(statistics.splits).missing
     if missing.get(NO_LABEL):
-        yield False, f"{missing[NO_LABEL]:,} examples have no label."
+        yield False, f"{_many(missing[NO_LABEL], 'example has', 'examples have')} no label."
     if missing.get(NO_BOXES):
-        yield True, f"{missing[NO_BOXES]:,} examples have no box: they are background."
+        yield True, f"{_many(missing[NO_BOXES], 'example has', 'examples have')} no box: nothing but background."
+
+
+def _many(count: int, one: str, more: str) -> str:
+    return f"{count:,} {one if count == 1 else more}"
 
 
 def _findings_of_comparison(data: PageData) -> Iterator[tuple[bool, str]]:

@@ -10,7 +10,7 @@ from beam_jobs.statistics.histogram import FEATURES, Histogram
 from pipeline_ops.contracts.svg import Axis, line, round_ticks, short, text
 
 _WIDTH, _HEIGHT = 330, 158
-_LEFT, _RIGHT, _TOP, _BOTTOM = 42, 8, 8, 22
+_LEFT, _RIGHT, _TOP, _BOTTOM = 42, 16, 8, 22
 _MAX_LABELS = 6
 
 
@@ -75,4 +75,11 @@ def _labels(feature: str, shown: range, x: Axis) -> list[Markup]:
     edges = FEATURES[feature].edges
     inner = [(index, edges[bin_index - 1]) for index, bin_index in enumerate([*shown, shown[-1] + 1]) if 1 <= bin_index <= len(edges)]
     step = -(-len(inner) // _MAX_LABELS)
-    return [text("middle", x(index), _HEIGHT - 5, short(edge) if edge < 10_000 else f"{edge / 1000:.3g}k") for index, edge in inner[::step]]
+    return [text("middle", x(index), _HEIGHT - 5, _rounded(edge)) for index, edge in inner[::step]]
+
+
+def _rounded(edge: float) -> str:
+    """As much of an edge as there is room for: `724`, `16.4k`, `0.84`, `3.2e-5`."""
+    if edge >= 1000:
+        return f"{edge / 1000:.3g}k" if edge < 1e6 else f"{edge / 1e6:.3g}M"
+    return short(float(f"{edge:.3g}" if edge >= 1 else f"{edge:.2g}"))

@@ -17,6 +17,8 @@ from beam_jobs.statistics.histogram import FEATURES, Histogram, Meter, merge
 if TYPE_CHECKING:
     import numpy as np
 
+_ROWS = 64
+"""That many rows of an image, or up to twice as many, tell its brightness as well as all of them, at a fraction of the time."""
 NO_LABEL, NO_BOXES = "no_label", "no_boxes"
 _BOX = [name for name, feature in FEATURES.items() if feature.of == "box"]
 _OTHERS = [name for name, feature in FEATURES.items() if feature.of != "box"]
@@ -93,10 +95,11 @@ class Ruler:
 
 
 def brightness_and_contrast(image_HWC: np.ndarray) -> tuple[float, float]:
-    """Mean and standard deviation over all pixels and channels, 0 to 255 and 0 to 127.5."""
+    """Mean and standard deviation over pixels and channels, 0 to 255 and 0 to 127.5; of a large image, over every n-th row."""
     import cv2
 
-    mean, deviation = cv2.meanStdDev(image_HWC.reshape(image_HWC.shape[0], -1))
+    rows = image_HWC[:: max(1, image_HWC.shape[0] // _ROWS)]
+    mean, deviation = cv2.meanStdDev(rows.reshape(rows.shape[0], -1))
     return float(mean[0, 0]), float(deviation[0, 0])
 
 

@@ -27,6 +27,12 @@ def test_brightness_and_contrast_are_mean_and_deviation_of_all_values(shape):
     assert brightness_and_contrast(image) == pytest.approx((image.mean(), image.std()))
 
 
+def test_of_a_large_image_evenly_spread_rows_are_measured():
+    image = np.zeros((1000, 30, 3), np.uint8)
+    image[500:] = 200
+    assert brightness_and_contrast(image) == pytest.approx((100, 100), abs=2)
+
+
 def test_a_raw_image_is_measured_as_it_was_before_the_stages():
     features = measure(example()).features
     found = {name: features[name].minimum for name in ("image_height", "image_width", "image_aspect", "image_megapixels", "image_bytes")}

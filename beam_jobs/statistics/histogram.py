@@ -43,9 +43,9 @@ FEATURES: dict[str, Feature] = {
     "image_height": Feature("Image height", "px", _SIDES, 1),
     "image_aspect": Feature("Image width / height", "", _geometric(2**-3.25, 2**0.5, 14)),  # 1 is in the middle of a bin
     "image_megapixels": Feature("Image size", "MP", _geometric(0.001, 2, 17)),
-    "image_bytes": Feature("File size", "bytes", _geometric(256, 2, 19), 1),
-    "brightness": Feature("Brightness", "of 255", tuple(float(edge) for edge in range(12, 252, 12)), of="example"),
-    "contrast": Feature("Contrast", "of 128", tuple(float(edge) for edge in range(6, 126, 6)), of="example"),
+    "image_bytes": Feature("File size", "bytes", _geometric(256, 2**0.5, 37), 1),
+    "brightness": Feature("Brightness", "of 255", tuple(float(edge) for edge in range(8, 256, 8)), of="example"),
+    "contrast": Feature("Contrast", "of 128", tuple(float(edge) for edge in range(4, 128, 4)), of="example"),
     "boxes_per_image": Feature("Boxes per image", "", (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100, 200, 500), 1, of="example"),
     "box_width": Feature("Box width", "of the image", _FRACTIONS, of="box"),
     "box_height": Feature("Box height", "of the image", _FRACTIONS, of="box"),

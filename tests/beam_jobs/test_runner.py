@@ -46,6 +46,14 @@ def test_not_a_byte_depends_on_whether_the_runner_is_embedded_or_portable(animal
     assert portable.contents == wanted
 
 
+def test_an_endpoint_where_nobody_listens_is_a_reason_to_retry(animals):
+    options = {"job_endpoint": "localhost:1", "environment_type": "LOOPBACK", "job_server_timeout": 2}
+    outcome = animals.run(runner={"name": "portable", "options": options})
+    assert outcome.exit_code is ExitCode.RETRY
+    assert "the runner portable failed" in outcome.message
+    assert not outcome.artifact.exists()
+
+
 def test_an_option_that_beam_does_not_take_is_the_configs_fault(animals):
     outcome = animals.run(runner={"name": "portable", "options": {"environment_type": "LOOPBACK", "job_server_timeout": "soon"}})
     assert outcome.exit_code is ExitCode.CONFIG

@@ -74,18 +74,27 @@ def collect_statistics(summaries: Sequence[ShardSummary], figures: DatasetFigure
                 for split, measured in by_split.items()})
 
 
-def find_duplicates(plans: Iterable[ShardPlan], without: Iterable[str] = ()) -> Duplicates:
+def find_duplicates(plans: Sequence[ShardPlan], without: Iterable[str] = ()) -> Duplicates:
     """Groups the records of a plan by the digest of their content; `without` are keys that don't count."""
-    kept_out, found = set(without), defaultdict(list)
-    for plan in plans:
+    kept_out = set(without)
+    repeated = _repeated(record.file.digest for plan in plans for record in plan.records if record.key not in kept_out)
+    found = defaultdict(list)
+    for plan in plans if repeated else ():
         for record in plan.records:
-            if record.key not in kept_out:
+            if record.file.digest in repeated and record.key not in kept_out:
                 found[record.file.digest].append((record.key, plan.split))
-    groups = [_group(members) for members in found.values() if len(members) > 1]
-    across = [group for group in groups if len(set(group.splits)) > 1]
+    groups = [_group(members) for members in found.values()]
     groups.sort(key=lambda group: (len(set(group.splits)) == 1, group.keys))
-    return Duplicates(num_groups=len(groups), num_groups_across_splits=len(across), groups=groups[:_NAMED_GROUPS],
-                      num_superfluous=sum(len(group.keys) - 1 for group in groups))
+    return Duplicates(num_groups=len(groups), num_groups_across_splits=sum(len(set(group.splits)) > 1 for group in groups),
+                      groups=groups[:_NAMED_GROUPS], num_superfluous=sum(len(group.keys) - 1 for group in groups))
+
+
+def _repeated(digests: Iterable[str]) -> set[str]:
+    """Those that come more than once. Most don't, so no list of members is kept for them: there may be millions."""
+    seen, repeated = set(), set()
+    for digest in digests:
+        (repeated if digest in seen else seen).add(digest)
+    return repeated
 
 
 def _group(members: Iterable[tuple[str, str]]) -> DuplicateGroup:

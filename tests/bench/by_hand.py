@@ -23,7 +23,7 @@ import google_crc32c
 import numpy as np
 import simplejpeg
 
-from beam_jobs.io.example import _TrainExample
+from beam_jobs.io.example import pack
 
 HEIGHT, WIDTH = 240, 320
 NUM_SHARDS = 64
@@ -64,12 +64,7 @@ def build(out: Path, chain: str, encoding: str, shard: tuple[int, list[tuple[str
                 continue
             if chain == "resize":
                 data = resize(data, encoding)
-            example = _TrainExample()
-            feature = example.features.feature
-            feature["image/encoded"].bytes_list.value.append(data)
-            feature["image/key"].bytes_list.value.append(key.encode())
-            feature["image/class/label"].int64_list.value.append(label)
-            record = example.SerializeToString(deterministic=True)
+            record = pack({"image/encoded": data, "image/key": key.encode(), "image/class/label": label})
             length = struct.pack("<Q", len(record))
             file.write(b"".join((length, masked(length), record, masked(record))))
             count += 1

@@ -37,8 +37,10 @@ test-all: install-dev ## with the slow tests
 check: install-dev ## lint
 	@$(PYTHON) -m ruff check .
 
-bench: install data ## compare the chain with a plain script
-	@$(PYTHON) tests/bench/chain.py $(ARGS)
+bench: install data ## compare the chain with a plain script, the preprocess job with a hand-written program, and deltas with full runs
+	@$(PYTHON) tests/bench/chain.py
+	@$(PYTHON) tests/bench/preprocess.py $(ARGS)
+	@$(PYTHON) tests/bench/deltas.py
 
 lock: ## lock the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate -o requirements.txt pyproject.toml

@@ -12,8 +12,9 @@ Near images with different labels both stay: a hash of 64 bits is no proof that 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from beam_jobs.plan import Record
 from beam_jobs.statistics.summary import RejectedRecord
@@ -30,6 +31,13 @@ class Decision:
     by_split: Mapping[str, list[Record]]
     kept_out: tuple[Record, ...] = ()
     rejected: tuple[RejectedRecord, ...] = ()
+    """For each that does not stay, in the same order."""
+
+    @property
+    def without_copies(self) -> Iterator[Record]:
+        """All records but the copies that were removed: what stays, and what is rejected because it contradicts itself."""
+        yield from itertools.chain.from_iterable(self.by_split.values())
+        yield from (record for record, rejected in zip(self.kept_out, self.rejected, strict=True) if not is_removed_copy(rejected))
 
 
 def remove_duplicates(by_split: Mapping[str, Sequence[Record]], pictures: Mapping[str, str], max_bits: int | None) -> Decision:

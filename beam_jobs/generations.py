@@ -16,6 +16,8 @@ from pydantic import ValidationError
 from beam_jobs.delta import Base, Delta
 from beam_jobs.index import Entry, annotation_digest, read_index
 from beam_jobs.plan import Record, ShardPlan
+from beam_jobs.quarantine import carry_over
+from beam_jobs.statistics.measure import Ruler, numbers_from_text
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.files import link_file
@@ -23,7 +25,7 @@ from pipeline_ops.contracts.generations import BASE
 from pipeline_ops.contracts.job import ArtifactDraft
 from pipeline_ops.contracts.manifest import Manifest, read_input
 from pipeline_ops.contracts.request import Request
-from pipeline_ops.contracts.shards import INDEX, QUARANTINE, SPLITS, DatasetFigures
+from pipeline_ops.contracts.shards import INDEX, QUARANTINE, QUARANTINE_SHARD, SPLITS, DatasetFigures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +68,16 @@ def summaries_of_unchanged(delta: Delta, before: DataSetBefore) -> list[ShardSum
 def _summary_of(split: str, entries: Sequence[Entry], rejected: list[RejectedRecord], figures: DatasetFigures) -> ShardSummary:
     labels: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
+    ruler = Ruler()
     for entry in entries:
         labels.update(entry.labels)
         skipped.update(entry.skipped)
+        for numbers in numbers_from_text(entry.numbers):
+            ruler.add_numbers(numbers)
     first = min((entry.key for entry in entries if entry.num_examples), default=None)
     return ShardSummary(split=split, name=f"{split} as before", num_examples=sum(entry.num_examples for entry in entries), labels=labels,
                         shapes=[] if first is None else [(figures.image_shape, first)], rejected=rejected, skipped=skipped,
-                        nanoseconds={})
+                        nanoseconds={}, measured=ruler.measured())
 
 
 def _rejected_before(before: DataSetBefore, keys: set[str]) -> list[RejectedRecord]:
@@ -84,6 +89,11 @@ def _rejected_before(before: DataSetBefore, keys: set[str]) -> list[RejectedReco
         raise DataError(f"{file}: can't be read: {error}; remove the data set that it is in, and start a new run") from error
 
 
+def keep_rejected(before: DataSetBefore, unchanged: Iterable[ShardSummary], fragments: Path) -> None:
+    """Puts the bytes of records that are rejected as before among the fragments. Raises DataError if they can't be read any more."""
+    carry_over(before.folder / QUARANTINE_SHARD, {record.key for summary in unchanged for record in summary.rejected}, fragments)
+
+
 def known_pictures(before: DataSetBefore | None) -> dict[str, str]:
     """Perceptual hashes by content, of all that the data set before has seen."""
     return {entry.content: entry.picture for entry in before.entries.values() if entry.picture} if before else {}
@@ -93,11 +103,11 @@ def entries_of(plans: Iterable[ShardPlan], summaries: Iterable[ShardSummary], pi
     """The index entries of shards that were just built; `pictures` are perceptual hashes by content."""
     for plan, summary in zip(plans, summaries, strict=True):
         position = 0
-        for record, (num_examples, labels, skipped) in zip(plan.records, summary.outcomes, strict=True):
-            place = (plan.name, position) if num_examples else ("", 0)
-            yield Entry(record.key, record.file.digest, annotation_digest(record), plan.split, *place, num_examples, labels,
-                        pictures.get(record.file.digest, ""), skipped)
-            position += num_examples
+        for record, outcome in zip(plan.records, summary.outcomes, strict=True):
+            place = (plan.name, position) if outcome.num_examples else ("", 0)
+            yield Entry(record.key, record.file.digest, annotation_digest(record), plan.split, *place, outcome.num_examples, outcome.labels,
+                        pictures.get(record.file.digest, ""), outcome.skipped, outcome.numbers)
+            position += outcome.num_examples
 
 
 def entries_of_kept_out(records: Iterable[Record], pictures: Mapping[str, str]) -> Iterator[Entry]:

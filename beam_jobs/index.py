@@ -31,7 +31,8 @@ class Entry(NamedTuple):
 
     A record that was kept out has no examples and the shard "". `split` is "" where the collection kept it out, so that no
     split can be equal to it. `labels` counts by class name: examples, or boxes for detection. `picture` is the perceptual
-    hash of the image, as 16 hex digits, where one was asked for; `skipped` counts the examples that stages did not want.
+    hash of the image, as 16 hex digits, where one was asked for; `skipped` counts the examples that stages did not want; `numbers` is
+    what statistics know of the examples, as `statistics/measure.py` writes it.
     """
 
     key: str
@@ -44,6 +45,7 @@ class Entry(NamedTuple):
     labels: Mapping[str, int] = {}
     picture: str = ""
     skipped: Mapping[str, int] = {}
+    numbers: str = ""
 
     @property
     def positions(self) -> range:

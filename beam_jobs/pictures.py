@@ -48,8 +48,8 @@ class PictureOrder:
     order: Order
     summary: ClassVar[type[BaseModel]] = HashedBlock
 
-    def builder(self, tally: Path) -> PictureHasher:
-        return PictureHasher(ShardBuilder(self.order, tally), tally)
+    def builder(self, tally: Path, fragments: Path) -> PictureHasher:
+        return PictureHasher(ShardBuilder(self.order, tally, fragments), tally)
 
 
 class PictureHasher:

@@ -8,10 +8,7 @@ is done, and the error that it ended with.
 from __future__ import annotations
 
 import logging
-import os
 import pickle
-import shlex
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,11 +17,11 @@ from types import TracebackType
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.transforms.environments import SubprocessSDKEnvironment
+from apache_beam.runners.runner import PipelineRunner
 
 from beam_jobs.beam_log import keep_warnings_only
 from beam_jobs.plan import ShardPlan
+from beam_jobs.runner import engine_of
 from beam_jobs.shard import Order
 from beam_jobs.statistics.summary import ShardSummary
 from beam_jobs.tally import Stopped, Tally, stop_workers
@@ -63,7 +60,7 @@ class _BuildShard(beam.DoFn):
 
         cv2.setNumThreads(1)  # its threads would fight with the workers for the same cores
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # a broken image is a reject with a reason, not a line on stderr
-        self._builder = self._order.builder(self._scratch / _TALLY)
+        self._builder = self._order.builder(self._scratch / _TALLY, self._scratch)
 
     def process(self, pickled: bytes) -> Iterator[str]:
         """Never raises: Beam would print each error four times over, and hand the driver nothing but text."""
@@ -108,36 +105,36 @@ def build_shards(plans: Sequence[ShardPlan], order: Order, runner: BeamRunner, s
       Summaries in the order of the plans.
 
     Raises:
+      ConfigError: an option of the runner that Beam does not take.
       TrainyardError: what a worker has ended with.
-      MachineError: a worker process died.
+      MachineError: a worker process died, or a runner that is not embedded failed.
     """
+    engine, options = engine_of(runner, len(plans))
     tally = Tally(scratch / _TALLY)
-    with _Background(lambda: _run(plans, order, runner, scratch), stop=lambda: stop_workers(scratch / _TALLY)) as background:
+    with _Background(lambda: _run(plans, order, engine, options, scratch), stop=lambda: stop_workers(scratch / _TALLY)) as background:
         while background.is_running(_REPORT_SECONDS):
             report(*tally.read())
     _raise_what_workers_left(scratch)
     if background.error is not None:
-        raise TrainyardError(f"Beam failed, see the log: {str(background.error).strip().splitlines()[-1]}") from background.error
+        raise _failure_of(runner, str(background.error).strip().splitlines()[-1:]) from background.error
     report(*tally.read())
     return [order.summary.model_validate_json((scratch / f"{plan.name}{_SUMMARY}").read_bytes()) for plan in plans]
 
 
-def _run(plans: Sequence[ShardPlan], order: Order, runner: BeamRunner, scratch: Path) -> None:
+def _run(plans: Sequence[ShardPlan], order: Order, engine: PipelineRunner, options: PipelineOptions, scratch: Path) -> None:
     keep_warnings_only()
-    engine, options = _engine_of(runner, len(plans))
     with beam.Pipeline(engine, options=options) as pipeline:
         # Pickled, because Beam would look for the type of every value that is nested in a plan: minutes for a large set.
         pickled = [pickle.dumps(plan, protocol=5) for plan in plans]
         _ = pipeline | "shard plans" >> beam.Create(pickled, reshuffle=False) | "build shards" >> BuildShards(order, scratch)
 
 
-def _engine_of(runner: BeamRunner, num_shards: int) -> tuple[FnApiRunner, PipelineOptions]:
-    """Of more workers than shards, the rest would have nothing to do."""
-    workers = 1 if runner.mode == "in_memory" else min(runner.workers or len(os.sched_getaffinity(0)), num_shards)
-    if runner.mode == "multi_processing":  # named by its environment, so that the workers start through our `worker.py`
-        environment = SubprocessSDKEnvironment.from_command_string(f"exec {shlex.quote(sys.executable)} -m beam_jobs.worker")
-        return FnApiRunner(environment), PipelineOptions([], direct_running_mode=None, direct_num_workers=workers)
-    return FnApiRunner(), PipelineOptions([], direct_running_mode=runner.mode, direct_num_workers=workers)
+def _failure_of(runner: BeamRunner, last_line: Sequence[str]) -> TrainyardError:
+    """Of the embedded runner a bug; others are services that may be away, full or restarting."""
+    what = last_line[0] if last_line else "no reason given"
+    if runner.name == "embedded":
+        return TrainyardError(f"Beam failed, see the log: {what}")
+    return MachineError(f"the runner {runner.name} failed: {what}; see its log, and preprocess.runner.options")
 
 
 def _raise_what_workers_left(scratch: Path) -> None:

@@ -1,29 +1,32 @@
 """The preprocess job: `python -m beam_jobs.preprocess --request <path>`. Started by the preprocess operator.
 
-Raw files in; out comes a data set: the shards of three splits, a quarantine that names every record that was kept out,
-an index, and figures. It makes all of it or nothing. From the data set before, where the request names one, it takes over
-the shards of what did not change.
+Raw files in; out comes a data set: the shards of three splits, a quarantine that keeps every record that was kept out,
+an index, statistics, a schema, a page that shows all that, and figures. It makes all of it or nothing. From the data set before,
+where the request names one, it takes over the shards of what did not change.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from beam_jobs.balance import class_weights
 from beam_jobs.beam_log import quiet_import
 from beam_jobs.delta import Delta, plan_delta
+from beam_jobs.describe import describe, read_reference
 from beam_jobs.duplicates import Decision, is_removed_copy, remove_duplicates
 from beam_jobs.generations import (
     DataSetBefore,
     entries_of,
     entries_of_kept_out,
+    keep_rejected,
     known_pictures,
     link_shards,
     read_base,
@@ -32,21 +35,23 @@ from beam_jobs.generations import (
 from beam_jobs.index import write_index
 from beam_jobs.pictures import PictureOrder, pictures_of, plan_blocks
 from beam_jobs.plan import Record, ShardPlan, check_labels, class_names_of, planned_labels, task_of
+from beam_jobs.quarantine import MAX_BYTES, FragmentWriter, check_rejects, write_quarantine
+from beam_jobs.raw import file_of, read_raw
 from beam_jobs.shard import Order
 from beam_jobs.sources import read_records
 from beam_jobs.splits import split_records
 from beam_jobs.stages import bind_stages, check_data, check_stages
 from beam_jobs.stages.stage import BoundStage, class_names_after
+from beam_jobs.statistics.dataset import collect_statistics, find_duplicates
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary, count_labels, figures_of
 from pipeline_ops.contracts.config import Preprocess
 from pipeline_ops.contracts.errors import DataError, ExitCode, MachineError
-from pipeline_ops.contracts.files import write_json, write_whole
+from pipeline_ops.contracts.files import write_json
 from pipeline_ops.contracts.job import ArtifactDraft, Job, run_job
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.listing import Listing, list_raw_files
-from pipeline_ops.contracts.shards import CLASS_WEIGHTS, INDEX, QUARANTINE, DatasetFigures
+from pipeline_ops.contracts.shards import CLASS_WEIGHTS, INDEX, DatasetFigures
 
-_NAMED_REJECTS = 10
 _log = logging.getLogger("beam_jobs.preprocess")
 
 
@@ -55,7 +60,8 @@ def preprocess(job: Job) -> ExitCode:
 
     Raises:
       ConfigError: a stage, or one of its parameters, is not what it has to be.
-      DataError: too many unusable files, an empty split, a class without examples, or images of different shapes.
+      DataError: too many unusable files, an empty split, a class without examples, images of different shapes, or data that
+        is not what the champion's data was.
       MachineError: a disk or a worker failed, or a raw file changed meanwhile.
     """
     config = Preprocess.model_validate(job.request.config)
@@ -67,7 +73,7 @@ def preprocess(job: Job) -> ExitCode:
     check_data(config, task, source_classes, Path(job.request.config_file))
     stages = bind_stages(config.stages)
     class_names = class_names_after(stages, source_classes)
-    before = read_base(job.request)
+    before, reference = read_base(job.request), read_reference(job.request.inputs)
     pictures = _hash_pictures(job, config, records, known_pictures(before), Order(listing.folder, listing.folder, (), ()))
     collection = _decide_collection(config, records, pictures)
     check_labels(_after_stages(planned_labels(collection.by_split), stages), class_names, str(listing.folder), task)
@@ -76,21 +82,27 @@ def preprocess(job: Job) -> ExitCode:
     _log.info("%d files, %d classes, %d shards", len(listing.files), len(class_names), len(delta.shards))
     if before:
         _log.info("%s", delta.reason)
-    with job.artifact() as draft:
-        unchanged = _take_over(delta, before, draft)
+    with job.artifact() as draft, _scratch(job) as scratch:
+        unchanged = _take_over(delta, before, draft, scratch)
         order = Order(listing.folder, draft.folder, tuple(config.stages), tuple(class_names))
-        built = _run_beam(job, config, delta.shards, order, "preprocess")
+        built = _run_beam(job, config, delta.shards, order, "preprocess", scratch)
         summaries = [*unchanged, *built]
         rejected = _in_order([*unusable, *collection.rejected], summaries)
         _check_shapes(job, summaries)
-        _check_rejects(job, config, [record for record in rejected if not is_removed_copy(record)], len(records) + len(unusable))
+        bad = [record for record in rejected if not is_removed_copy(record)]
+        check_rejects(bad, collection.without_copies, stages, len(records) + len(unusable), config.rejects, job.attempt.folder / "rejected.jsonl",
+                      job.request.config_file)
         check_labels(count_labels(summaries), class_names, str(listing.folder), task)
+        _keep_rejected_by_driver(unusable, collection, listing, scratch)
+        write_quarantine(draft.folder, rejected, scratch)
         draft.num_examples = {summary.name: summary.num_examples for summary in built}
-        _complete(draft, config, figures_of(summaries, class_names, rejected, task), delta, rejected)
+        figures = _complete(draft, config, figures_of(summaries, class_names, rejected, task), delta)
         if config.balance == "by_class":
-            write_json(draft.folder / CLASS_WEIGHTS, class_weights(draft.figures["labels"]["train"]))
+            write_json(draft.folder / CLASS_WEIGHTS, class_weights(figures.labels["train"]))
         write_index(draft.folder / INDEX, [*delta.unchanged, *entries_of(delta.shards, built, pictures),
                                            *entries_of_kept_out(collection.kept_out, pictures)])
+        duplicates = find_duplicates(collection.by_split, without=(record.key for record in rejected))
+        describe(job, config, draft.folder, figures, collect_statistics(summaries, figures, duplicates), reference)
     return ExitCode.SUCCESS
 
 
@@ -122,7 +134,8 @@ def _hash_pictures(job: Job, config: Preprocess, records: Sequence[Record], know
     """Perceptual hashes by content, where near duplicates are looked for; only files without a known one are read."""
     if config.duplicates != "remove_near":
         return {}
-    blocks = _run_beam(job, config, plan_blocks(records, known), PictureOrder(order), "compare")
+    with _scratch(job) as scratch:
+        blocks = _run_beam(job, config, plan_blocks(records, known), PictureOrder(order), "compare", scratch)
     return {**known, **pictures_of(blocks)}
 
 
@@ -134,22 +147,30 @@ def _decide_collection(config: Preprocess, records: Sequence[Record], pictures: 
     return remove_duplicates(by_split, pictures, config.near_bits if config.duplicates == "remove_near" else None)
 
 
-def _take_over(delta: Delta, before: DataSetBefore | None, draft: ArtifactDraft) -> list[ShardSummary]:
+def _take_over(delta: Delta, before: DataSetBefore | None, draft: ArtifactDraft, scratch: Path) -> list[ShardSummary]:
     if before is None or not delta.linked:
         return []
     link_shards(delta, before, draft)
-    return summaries_of_unchanged(delta, before)
+    unchanged = summaries_of_unchanged(delta, before)
+    keep_rejected(before, unchanged, scratch)
+    return unchanged
 
 
-def _run_beam(job: Job, config: Preprocess, plans: Sequence[ShardPlan], order: Order | PictureOrder, phase: str) -> list:
+@contextlib.contextmanager
+def _scratch(job: Job) -> Iterator[Path]:
+    """A folder for what workers tell the driver. Below the storage root, which workers on other hosts see, too."""
+    with tempfile.TemporaryDirectory(prefix="shards-", dir=job.attempt.folder, ignore_cleanup_errors=True) as scratch:
+        yield Path(scratch)
+
+
+def _run_beam(job: Job, config: Preprocess, plans: Sequence[ShardPlan], order: Order | PictureOrder, phase: str, scratch: Path) -> list:
     """The summaries of all plans."""
     if not plans:  # nothing but removals, and no need for Beam
         return []
     # Beam takes longer to import than all of the above to run, and most mistakes have shown themselves by now.
     with quiet_import():
         from beam_jobs.pipeline import build_shards
-    with tempfile.TemporaryDirectory(prefix="shards-", dir=job.attempt.folder, ignore_cleanup_errors=True) as scratch:
-        return build_shards(plans, order, config.runner, Path(scratch), _reporter(job, phase, sum(len(plan.records) for plan in plans)))
+    return build_shards(plans, order, config.runner, scratch, _reporter(job, phase, sum(len(plan.records) for plan in plans)))
 
 
 def _reporter(job: Job, phase: str, total: int) -> Callable[[int, int], None]:
@@ -175,30 +196,27 @@ def _check_shapes(job: Job, summaries: Iterable[ShardSummary]) -> None:
                         f"add the stage `- resize: {{height: {one[0]}, width: {one[1]}}}` to preprocess.stages in {job.request.config_file}")
 
 
-def _check_rejects(job: Job, config: Preprocess, rejected: Sequence[RejectedRecord], num_records: int) -> None:
-    """Raises DataError, with the first rejects and the place of the full list, where there are more than the budget."""
-    budget = config.rejects.budget(num_records)
-    if len(rejected) <= budget:
-        return
-    full_list = job.attempt.folder / "rejected.jsonl"
-    _write_rejected(full_list, rejected)
-    named = "\n".join(f"  {record.key}: {record.reason} ({record.stage}: {record.detail})" for record in rejected[:_NAMED_REJECTS])
-    more = f"\n  and {len(rejected) - _NAMED_REJECTS} more" if len(rejected) > _NAMED_REJECTS else ""
-    raise DataError(f"{len(rejected)} of {num_records} raw files are unusable, and the budget is {budget}:\n{named}{more}\n"
-                    f"All of them are in {full_list}. Mend or remove them, or raise preprocess.rejects in {job.request.config_file}")
+def _keep_rejected_by_driver(unusable: Sequence[RejectedRecord], collection: Decision, listing: Listing, scratch: Path) -> None:
+    """Keeps the bytes of what no worker has seen: of what the source could not use, and of images that contradict one another."""
+    with FragmentWriter(scratch, "driver") as fragment:
+        files = {file.key: file for file in listing.files} if unusable else {}
+        for rejected in unusable:
+            if file := files.get(rejected.key):  # a box, or an image that is not there, has no bytes of its own
+                with open(file.path(listing.folder), "rb") as opened:
+                    fragment.add(rejected, file.key, opened.read(MAX_BYTES), file.num_bytes)
+        for record, rejected in zip(collection.kept_out, collection.rejected, strict=True):
+            if not is_removed_copy(rejected):
+                fragment.add(rejected, file_of(record.file).key, read_raw(record.file, listing.folder))
 
 
-def _complete(draft: ArtifactDraft, config: Preprocess, figures: DatasetFigures, delta: Delta, rejected: Sequence[RejectedRecord]) -> None:
-    """Adds to the shards what else a data set has."""
-    _write_rejected(draft.folder / QUARANTINE, rejected)
+def _complete(draft: ArtifactDraft, config: Preprocess, figures: DatasetFigures, delta: Delta) -> DatasetFigures:
+    """Adds to the shards what the manifest says of them."""
     removed = {shard: list(positions) for shard, positions in delta.linked.items() if positions}
-    draft.figures = figures.model_copy(update={"generation": delta.generation, "removed": removed}).model_dump(mode="json")
+    figures = figures.model_copy(update={"generation": delta.generation, "removed": removed})
+    draft.figures = figures.model_dump(mode="json")
     draft.seeds = {"split": config.split.seed}
-    _log.info("%s; %d kept out", ", ".join(f"{count} {split}" for split, count in figures.num_examples.items()), len(rejected))
-
-
-def _write_rejected(file: Path, rejected: Iterable[RejectedRecord]) -> None:
-    write_whole(file, "".join(record.model_dump_json() + "\n" for record in rejected).encode())
+    _log.info("%s; %d kept out", ", ".join(f"{count} {split}" for split, count in figures.num_examples.items()), figures.num_rejected)
+    return figures
 
 
 def main() -> NoReturn:

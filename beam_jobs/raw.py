@@ -39,6 +39,11 @@ class PackedImage:
 Raw = RawFile | PackedImage
 
 
+def file_of(raw: Raw) -> RawFile:
+    """The file below the source's folder that it is in."""
+    return raw.container if isinstance(raw, PackedImage) else raw
+
+
 def digest_image(content: bytes) -> str:
     """As the listing digests a file, so that equal images have equal digests wherever they lie."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -13,10 +13,12 @@ from typing import ClassVar
 from beam_jobs.io.example import serialise
 from beam_jobs.io.tfrecord import TFRecordWriter
 from beam_jobs.plan import Record, ShardPlan
-from beam_jobs.raw import read_raw
+from beam_jobs.quarantine import FragmentWriter
+from beam_jobs.raw import file_of, read_raw
 from beam_jobs.stages import bind_stages
 from beam_jobs.stages.stage import Example, Rejected, run_stages
-from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
+from beam_jobs.statistics.measure import Numbers, Ruler, numbers_as_text, numbers_of
+from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
 from beam_jobs.tally import Notes
 from pipeline_ops.contracts.config import Stage
 from pipeline_ops.contracts.errors import MachineError
@@ -36,15 +38,15 @@ class Order:
     summary: ClassVar[type[ShardSummary]] = ShardSummary
     """What a builder says of each shard."""
 
-    def builder(self, tally: Path) -> ShardBuilder:
-        return ShardBuilder(self, tally)
+    def builder(self, tally: Path, fragments: Path) -> ShardBuilder:
+        return ShardBuilder(self, tally, fragments)
 
 
 class ShardBuilder:
-    """Builds one shard after another, and notes in the file `tally` how far it is."""
+    """Builds one shard after another, notes in the file `tally` how far it is, and leaves bad records in `fragments`."""
 
-    def __init__(self, order: Order, tally: Path):
-        self._order, self._tally = order, tally
+    def __init__(self, order: Order, tally: Path, fragments: Path):
+        self._order, self._tally, self._fragments = order, tally, fragments
         self._stages = bind_stages(order.stages)
         self._labels = {name: index for index, name in enumerate(order.class_names)}
 
@@ -59,34 +61,41 @@ class ShardBuilder:
           Stopped: the driver has given up.
         """
         counts, notes = _Counts(), Notes(self._tally)
-        with TFRecordWriter(self._order.target / plan.name) as writer:
+        with FragmentWriter(self._fragments, plan.name) as quarantine, TFRecordWriter(self._order.target / plan.name) as writer:
             for record in plan.records:
                 with counts.outcome_of_record():
-                    is_kept = self._add(record, plan.split, writer, counts)
+                    is_kept = self._add(record, plan.split, writer, quarantine, counts)
                 notes.add(is_rejected=not is_kept)
                 if len(counts.shapes) > 1:
                     break
         notes.flush()
         return ShardSummary(split=plan.split, name=plan.name, num_examples=counts.num_examples, labels=counts.labels,
                             shapes=list(counts.shapes.items()), rejected=counts.rejected, skipped=counts.skipped,
-                            nanoseconds=counts.nanoseconds, outcomes=counts.outcomes)
+                            nanoseconds=counts.nanoseconds, outcomes=counts.outcomes, measured=counts.ruler.measured())
 
-    def _add(self, record: Record, split: str, writer: TFRecordWriter, counts: _Counts) -> bool:
+    def _add(self, record: Record, split: str, writer: TFRecordWriter, quarantine: FragmentWriter, counts: _Counts) -> bool:
         """Takes one record from its file to the shard; False if a stage has rejected it."""
         try:
             with _timed(counts.nanoseconds, "read"):
                 raw = self.read(record, split)
-            examples = run_stages(self._stages, raw, counts.nanoseconds, counts.skipped)
+            # The first stage, which decodes, runs by itself: what it makes is measured as the raw image.
+            decoded = run_stages(self._stages[:1], raw, counts.nanoseconds, counts.skipped)
+            examples = [(one.image.shape, example) for one in decoded
+                        for example in run_stages(self._stages[1:], one, counts.nanoseconds, counts.skipped)]
+            with _timed(counts.nanoseconds, "measure"):
+                numbers = [numbers_of(raw_shape, len(raw.encoded), example) for raw_shape, example in examples]
             with _timed(counts.nanoseconds, "write"):
-                for example in examples:
+                for _, example in examples:
                     writer.write(serialise(example, self._labels))
         except Rejected as reject:
-            counts.rejected.append(RejectedRecord(key=record.key, stage=reject.stage, reason=reject.reason, detail=reject.detail))
+            rejected = RejectedRecord(key=record.key, stage=reject.stage, reason=reject.reason, detail=reject.detail)
+            counts.rejected.append(rejected)
+            quarantine.add(rejected, file_of(record.file).key, raw.encoded)
             return False
         except MemoryError as error:
             raise MachineError(f"out of memory at {record.key}: {error}; give the host more, or lower preprocess.runner.workers") from error
-        for example in examples:
-            counts.add(example)
+        for (_, example), measured in zip(examples, numbers, strict=True):
+            counts.add(example, measured)
         return True
 
     def read(self, record: Record, split: str = "train") -> Example:
@@ -104,21 +113,25 @@ class _Counts:
     rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)
     skipped: Counter[str] = dataclasses.field(default_factory=Counter)
     nanoseconds: Counter[str] = dataclasses.field(default_factory=Counter)
-    outcomes: list[tuple[int, dict[str, int], dict[str, int]]] = dataclasses.field(default_factory=list)
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
+    ruler: Ruler = dataclasses.field(default_factory=Ruler)
+    _numbers: list[Numbers] = dataclasses.field(default_factory=list)
 
     @contextlib.contextmanager
     def outcome_of_record(self) -> Iterator[None]:
         """Notes what the record that is added inside has become, for the index."""
         num_before, labels_before, skipped_before = self.num_examples, self.labels, self.skipped
-        self.labels, self.skipped = Counter(), Counter()
+        self.labels, self.skipped, self._numbers = Counter(), Counter(), []
         yield
-        self.outcomes.append((self.num_examples - num_before, dict(self.labels), dict(self.skipped)))
+        self.outcomes.append(Outcome(self.num_examples - num_before, dict(self.labels), dict(self.skipped), numbers_as_text(self._numbers)))
         self.labels, self.skipped = labels_before + self.labels, skipped_before + self.skipped
 
-    def add(self, example: Example) -> None:
+    def add(self, example: Example, numbers: Numbers) -> None:
         self.labels.update([example.label] if example.boxes is None else [box.label for box in example.boxes])
         self.num_examples += 1
         self.shapes.setdefault(example.image.shape, example.key)
+        self.ruler.add_numbers(numbers)
+        self._numbers.append(numbers)
 
 
 @contextlib.contextmanager

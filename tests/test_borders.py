@@ -15,7 +15,7 @@ TENSORFLOW = {"tensorflow", "keras", "numpy"}
 EVERYWHERE = {"pydantic"}  # the language of the contracts
 BORDERS: dict[str, tuple[set[str], set[str]]] = {
     # package: (our packages, other distributions) that it may import at any place of any file
-    "pipeline_ops/contracts": ({"contracts"}, {"yaml", "google_crc32c"}),
+    "pipeline_ops/contracts": ({"contracts"}, {"yaml", "google_crc32c", "jinja2", "markupsafe"}),
     "pipeline_ops/operators": ({"contracts", "operators"}, {"airflow"}),
     "pipeline_ops/launch": ({"contracts", "launch"}, set()),
     "pipeline_ops/training": ({"contracts", "training", "models", "input"}, TENSORFLOW),
@@ -25,7 +25,8 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/export": ({"contracts", "export", "models", "input"}, TENSORFLOW),
     "pipeline_ops/cli": ({"contracts", "cli", "beam_jobs.stages", "beam_jobs"}, {"httpx", "rich", "yaml"}),
     "beam_jobs/sources/tfds.py": ({"contracts", "beam_jobs"}, {"tensorflow_datasets"}),
-    "beam_jobs": ({"contracts", "beam_jobs"}, {"apache_beam", "numpy", "cv2", "simplejpeg", "PIL", "google_crc32c", "google", "sklearn"}),
+    "beam_jobs": ({"contracts", "beam_jobs"},
+                  {"apache_beam", "numpy", "cv2", "simplejpeg", "PIL", "google_crc32c", "google", "sklearn", "markupsafe"}),
     "dags": ({"contracts", "operators", "beam_jobs.stages"}, {"airflow"}),
 }
 

@@ -49,6 +49,21 @@ def serialise(example: Example, labels: Mapping[str, int]) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
+def pack(features: Mapping[str, bytes | int]) -> bytes:
+    """The bytes of a record with one value for each feature."""
+    message = _TrainExample()
+    for name, value in features.items():
+        feature = message.features.feature[name]
+        (feature.bytes_list if isinstance(value, bytes) else feature.int64_list).value.append(value)
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack(record: bytes) -> dict[str, bytes | int]:
+    """What `pack` was given."""
+    features = _TrainExample.FromString(record).features.feature
+    return {name: getattr(feature, feature.WhichOneof("kind")).value[0] for name, feature in features.items()}
+
+
 def _add_boxes(feature: Any, example: Example, labels: Mapping[str, int]) -> None:
     """The coordinates are fractions of the image, so that they hold for any size that a reader decodes or resizes to."""
     height, width, _ = example.image.shape

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from pydantic import BaseModel
 
+from beam_jobs.statistics.measure import Measured
 from pipeline_ops.contracts.shards import SPLITS, DatasetFigures, Task
 
 
@@ -20,6 +22,15 @@ class RejectedRecord(BaseModel, frozen=True):
     stage: str
     reason: str
     detail: str = ""
+
+
+class Outcome(NamedTuple):
+    """What one record has become: how many examples, what it has added to `labels` and `skipped` of its shard, and `Numbers` as text."""
+
+    num_examples: int
+    labels: dict[str, int]
+    skipped: dict[str, int]
+    numbers: str
 
 
 class ShardSummary(BaseModel, frozen=True):
@@ -38,8 +49,9 @@ class ShardSummary(BaseModel, frozen=True):
     skipped: dict[str, int] = {}
     """Examples that a stage did not want, by `<stage>: <reason>`."""
     nanoseconds: dict[str, int]
-    outcomes: list[tuple[int, dict[str, int], dict[str, int]]] = []
-    """For each record of the plan, in order: how many examples it has become, and what it has added to `labels` and `skipped`."""
+    outcomes: list[Outcome] = []
+    """What each record of the plan has become, in order."""
+    measured: Measured = Measured()
 
 
 def count_labels(summaries: Iterable[ShardSummary]) -> dict[str, Counter[str]]:

@@ -11,6 +11,7 @@ Relative paths in a config are relative to the folder of the config file.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -100,8 +101,8 @@ class Rejects(Section):
     """How many raw records may be unusable before the task fails. What is rejected is always kept and counted."""
 
     max_count: int = Field(0, ge=0)
-    max_fraction: float = Field(0.0, ge=0, le=1)
-    """The larger of the two budgets counts."""
+    max_fraction: float = Field(0.001, ge=0, le=1)
+    """The larger of the two budgets counts. A class of which every record is unusable fails the task in any case."""
 
     def budget(self, num_records: int) -> int:
         return max(self.max_count, int(self.max_fraction * num_records))
@@ -115,18 +116,58 @@ class Deltas(Section):
     max_generations: int = Field(8, ge=1, le=1000)
 
 
-class BeamRunner(Section):
-    """How the Beam job runs on this host. It has no influence on a single byte of the shards."""
+class SchemaRules(Section):
+    """What happens where the data is not what the champion's data was: fail the task, or allow it and say so in the report."""
 
+    new_classes: Literal["fail", "allow"] = "fail"
+    missing_classes: Literal["fail", "allow"] = "fail"
+    task: Literal["fail", "allow"] = "fail"
+    """Detection where it was classification, or the other way round."""
+    channels: Literal["fail", "allow"] = "fail"
+
+    @property
+    def can_fail(self) -> bool:
+        return "fail" in (self.new_classes, self.missing_classes, self.task, self.channels)
+
+
+class Drift(Section):
+    """How far the training data may be from the champion's: distances between 0 (the same) and 1, feature by feature."""
+
+    js_above: float = Field(0.1, ge=0, le=1)
+    """Jensen-Shannon distance, base 2."""
+    linf_above: float = Field(0.1, ge=0, le=1)
+    """The largest change of the share of one bin of a histogram."""
+    action: Literal["report", "fail"] = "report"
+    """What a feature above one of the two does."""
+
+
+class BeamRunner(Section):
+    """Where and how the Beam job runs. It has no influence on a single byte of the shards."""
+
+    name: Literal["embedded", "portable", "flink", "spark", "dataflow"] = "embedded"
+    """`embedded` is this host. The others are Beam's runners of that name, which read and write the same paths as this host."""
+    options: dict[str, Any] = {}
+    """For the other runners: Beam's own pipeline options, without dashes, as in `{job_endpoint: "localhost:8099"}`."""
     mode: Literal["in_memory", "multi_threading", "multi_processing"] = "multi_threading"
+    """Of embedded."""
     workers: int = Field(0, ge=0, le=256)
-    """0: one for each core."""
+    """Of embedded; 0: one for each core."""
 
     @model_validator(mode="after")
     def _fits(self) -> BeamRunner:
         if self.mode == "in_memory" and self.workers > 1:
             raise ValueError(f"mode in_memory has exactly 1 worker, got workers: {self.workers}; use multi_threading or multi_processing")
+        if self.name == "embedded" and self.options:
+            raise ValueError(f"options ({', '.join(self.options)}) are for the other runners; embedded has mode and workers")
+        if self.name != "embedded" and (self.mode, self.workers) != ("multi_threading", 0):
+            raise ValueError(f"mode and workers are for the runner embedded; {self.name} has options")
+        if "runner" in self.options:
+            raise ValueError("the option runner is what name is for")
         return self
+
+
+# Pydantic warns of a field that has the name of a method of its version 1, which nobody here calls.
+warnings.filterwarnings("ignore", message='Field name "schema" in "Preprocess" shadows', category=UserWarning)
 
 
 class Preprocess(TaskSection):
@@ -147,6 +188,8 @@ class Preprocess(TaskSection):
     """by_class: a weight for each class lies beside the shards, by which every class counts alike. No example is doubled."""
     deltas: Deltas = Deltas()
     rejects: Rejects = Rejects()
+    schema: SchemaRules = SchemaRules()
+    drift: Drift = Drift()
     runner: BeamRunner = operational(BeamRunner())
 
 

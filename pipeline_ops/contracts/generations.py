@@ -21,8 +21,9 @@ RAW_FILES = "raw files"
 def choose_base(artifacts: Path, question: Fingerprint) -> Input | None:
     """The data set to go on from, or None where everything has to be made anew.
 
-    Where a whole data set of the very same raw files is there, it is what that one went on from: the fingerprint of the
-    request is then that of the answer. Otherwise it is the newest that is whole. Damaged ones count as absent.
+    Where a whole data set is there that answers the very same question, of the same raw files and held against the same
+    reference, it is what that one went on from: the fingerprint of the request is then that of the answer. Otherwise it is the newest
+    that is whole; that may be one of the same files and another reference, of which everything is taken over. Damaged ones count as absent.
 
     Args:
       artifacts: the folder of all data sets of the pipeline.
@@ -30,10 +31,15 @@ def choose_base(artifacts: Path, question: Fingerprint) -> Input | None:
     """
     newest = None
     for uri, manifest in _made_alike(artifacts, question):
-        if manifest.fingerprint.inputs.get(RAW_FILES) == question.inputs[RAW_FILES]:
+        if without_base(manifest.fingerprint) == question:
             return manifest.inputs.get(BASE)
         newest = newest or Input(uri=str(uri), digest=manifest.digest)
     return newest
+
+
+def without_base(fingerprint: Fingerprint) -> Fingerprint:
+    """The question that a data set answers, whatever it went on from."""
+    return fingerprint.model_copy(update={"inputs": {name: digest for name, digest in fingerprint.inputs.items() if name != BASE}})
 
 
 def _made_alike(artifacts: Path, question: Fingerprint) -> Iterator[tuple[Path, Manifest]]:

@@ -17,12 +17,16 @@ from pipeline_ops.contracts.generations import BASE, RAW_FILES, choose_base
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.listing import list_raw_files
 from pipeline_ops.contracts.manifest import Input, Manifest, find_damage, read_manifest
+from pipeline_ops.contracts.reference import find_reference
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.request import Request
 
 JOBS = ("preprocess", "train", "evaluate", "export")
 """In the order in which a DAG runs them."""
 
+_PAGE = ("pipeline_ops/contracts/page.py", "pipeline_ops/contracts/page.css", "pipeline_ops/contracts/page_head.html",
+         "pipeline_ops/contracts/svg.py")
+"""What the pages of two jobs share."""
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 
 
@@ -50,19 +54,20 @@ def _code_of_source(kind: str) -> list[str]:
 
 KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
-        "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c"),
+        "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c", "jinja2"),
         lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/shard.py", "beam_jobs/io",
                         "beam_jobs/splits.py", "beam_jobs/delta.py", "beam_jobs/generations.py", "beam_jobs/index.py",
-                        "beam_jobs/balance.py", "beam_jobs/duplicates.py", "beam_jobs/pictures.py",
-                        "beam_jobs/statistics", *_code_of_source(config.preprocess.source.type), "beam_jobs/stages/stage.py",
-                        "beam_jobs/stages/boxes.py", *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
+                        "beam_jobs/balance.py", "beam_jobs/duplicates.py", "beam_jobs/pictures.py", "beam_jobs/quarantine.py",
+                        "beam_jobs/describe.py", "beam_jobs/statistics", *_PAGE, *_code_of_source(config.preprocess.source.type),
+                        "beam_jobs/stages/stage.py", "beam_jobs/stages/boxes.py",
+                        *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
         lambda config: ["pipeline_ops/training", "pipeline_ops/input/dataset.py", "pipeline_ops/input/records.py",
                         "pipeline_ops/models/classification.py", f"pipeline_ops/models/{config.train.model}.py"]),
     "evaluate": JobKind(
         "pipeline_ops.evaluation.evaluate", ("preprocess", "train"), (*_TENSORFLOW, "jinja2", "pillow"),
-        lambda config: ["pipeline_ops/evaluation", "pipeline_ops/input/served.py", "pipeline_ops/input/records.py"]),
+        lambda config: ["pipeline_ops/evaluation", "pipeline_ops/input/served.py", "pipeline_ops/input/records.py", *_PAGE]),
     "export": JobKind(
         "pipeline_ops.export.export", ("train", "evaluate"), _TENSORFLOW, lambda config: ["pipeline_ops/export", "pipeline_ops/input/served.py"]),
 }
@@ -105,13 +110,20 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     fingerprint = Fingerprint(config=section.fingerprinted(), inputs=digests,
                               code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()) | foreign.code_of(stages),
                               versions=versions_of(kind.packages) | foreign.distributions_of(stages))
-    if job == "preprocess" and (base := choose_base(layout.artifacts(job), fingerprint)):
-        inputs[BASE] = base
-        fingerprint = fingerprint.model_copy(update={"inputs": digests | {BASE: base.digest}})
+    if job == "preprocess":
+        reference = find_reference(config, layout, fingerprint)
+        fingerprint = _with_inputs(fingerprint, reference.digests)
+        base = choose_base(layout.artifacts(job), fingerprint)
+        fingerprint = _with_inputs(fingerprint, {BASE: base.digest} if base else {})
+        inputs |= reference.inputs | ({BASE: base} if base else {})
     request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file), config=section.model_dump(mode="json"),
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)
     return _decide(request, layout)
+
+
+def _with_inputs(fingerprint: Fingerprint, digests: Mapping[str, str]) -> Fingerprint:
+    return fingerprint.model_copy(update={"inputs": fingerprint.inputs | digests})
 
 
 def _decide(request: Request, layout: Layout) -> JobPlan:

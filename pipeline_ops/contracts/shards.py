@@ -1,8 +1,9 @@
 """The one place that makes and parses shard names and knows what is in a data set's manifest.
 
 A data set's artifact holds `train-00000-of-00008.tfrecord` and so on for each split, `quarantine.jsonl` with what was
-rejected, an index of its records, and these figures. What came after the first generation lies in shards that say so,
-`train-g0002-00000-of-00003.tfrecord`; what was removed meanwhile still stands in its shard, and every reader skips it.
+rejected and a quarantine shard with its bytes, an index of its records, its statistics, its schema, a page that shows all
+that, and these figures. What came after the first generation lies in shards that say so, `train-g0002-00000-of-00003.tfrecord`;
+what was removed meanwhile still stands in its shard, and every reader skips it.
 """
 
 from __future__ import annotations
@@ -55,6 +56,21 @@ def generation_of(shard: str) -> int:
     """The generation that a shard was written for: 1 where its name has none."""
     found = _GENERATION.search(shard)
     return int(found.group(1)) if found else 1
+
+
+QUARANTINE_SHARD = shard_name("quarantine", 0, 1)
+"""The records of QUARANTINE in the same order, with their bytes: tf.train.Examples of these features. Not in it are lines that have no
+bytes of their own: removed copies of images, boxes, and what a source names but has no file."""
+QUARANTINE_KEY = "quarantine/key"  # bytes, UTF-8
+QUARANTINE_STAGE = "quarantine/stage"
+QUARANTINE_REASON = "quarantine/reason"
+QUARANTINE_DETAIL = "quarantine/detail"
+QUARANTINE_SOURCE = "quarantine/source"  # bytes, UTF-8: the path of the file below the source's folder
+QUARANTINE_NUM_BYTES = "quarantine/num_bytes"  # int64: of the original
+QUARANTINE_CONTENT = "quarantine/content"  # bytes: the original, or its beginning
+STATISTICS = "statistics.json"
+SCHEMA = "schema.json"
+DATA_PAGE = "data.html"
 
 
 class DatasetFigures(BaseModel):

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from pipeline_ops.contracts.figures import ClassFigures, EvaluationFigures, ModelEvaluation, TrainingFigures
+from pipeline_ops.contracts.page import render_page
 from pipeline_ops.contracts.shards import SPLITS, DatasetFigures
 from pipeline_ops.evaluation.answers import Mistake
 from pipeline_ops.evaluation.lineage import Lineage
@@ -66,12 +66,9 @@ def read_rejected(quarantine: Path) -> list[dict[str, str]]:
 def render(data: ReportData) -> str:
     """The page, as text to be written in UTF-8."""
     here = Path(__file__).parent
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(here), autoescape=True, undefined=jinja2.StrictUndefined,
-                                     trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     figures = data.figures
-    return environment.get_template("report.html").render(
-        data=data, figures=figures, splits=SPLITS, class_names=data.dataset.class_names,
-        style=Markup((here / "report.css").read_text(encoding="utf-8")),
+    return render_page(
+        here / "report.html", [here / "report.css"], data=data, figures=figures, splits=SPLITS, class_names=data.dataset.class_names,
         interval=_accuracy_interval(figures.challenger), metrics=list(_metric_rows(figures)), charts=_charts(data.training),
         classes=_class_rows(figures), num_hidden_classes=max(0, len(data.dataset.class_names) - _MAX_CLASS_ROWS),
         empty_classes=[row.name for row in figures.challenger.classes if not row.support],

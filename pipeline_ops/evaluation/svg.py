@@ -1,7 +1,4 @@
-"""Small drawings for the report: inline SVG that takes its colours from the page, so it follows light, dark and paper.
-
-Every function returns markup in which all text is escaped. Colours are CSS classes; the page's style sheet has them.
-"""
+"""The drawings of the report, made of the parts in `contracts/svg.py`. Colours are CSS classes; the style sheets have them."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-Point = tuple[float, float]
+from pipeline_ops.contracts.svg import Axis, Point, line, round_ticks, short, text
 
 _WIDTH, _HEIGHT = 330, 212  # about the size on a wide screen, so that text has the size that the style sheet says
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 20, 36
@@ -24,20 +21,6 @@ class Line:
     name: str
     style: str
     points: Sequence[Point]
-
-
-@dataclasses.dataclass(frozen=True)
-class Axis:
-    """A linear scale from `low` to `high` data units onto `start` to `end` pixels, with ticks at round numbers."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-    ticks: Sequence[float]
-
-    def __call__(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
 def line_chart(title: str, lines: Sequence[Line], at_least: float = math.inf, at_most: float = math.inf,
@@ -65,22 +48,13 @@ def line_chart(title: str, lines: Sequence[Line], at_least: float = math.inf, at
 def interval_chart(value: float, other: float | None, low: float, interval: tuple[float, float] | None = None) -> Markup:
     """One metric between `low` and 1: a dot for the challenger, a ring for the champion, a bar for the interval."""
     place = Axis(low, 1.0, 8, 292, ())
-    parts = [_line("rail", (8, 11), (292, 11))]
+    parts = [line("rail", (8, 11), (292, 11))]
     if interval:
-        parts.append(_line("interval", (place(max(low, interval[0])), 11), (place(interval[1]), 11)))
+        parts.append(line("interval", (place(max(low, interval[0])), 11), (place(interval[1]), 11)))
     if other is not None:
         parts.append(Markup('<circle class="ring" cx="{:.1f}" cy="11" r="5.5"/>').format(place(other)))
     parts.append(Markup('<circle class="dot" cx="{:.1f}" cy="11" r="5"/>').format(place(value)))
     return Markup('<svg class="rule" viewBox="0 0 300 22" aria-hidden="true">{}</svg>').format(Markup("").join(parts))
-
-
-def round_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """About `count` multiples of 1, 2 or 5 times a power of ten that cover `low` to `high`."""
-    span = (high - low) or abs(high) or 1.0
-    magnitude = 10 ** math.floor(math.log10(span / count))
-    step = next(factor * magnitude for factor in (1, 2, 5, 10) if span / (factor * magnitude) <= count)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [index * step for index in range(first, max(last, first + 1) + 1)]
 
 
 def _epoch_axis(values: Sequence[float]) -> Axis:
@@ -99,27 +73,13 @@ def _value_axis(low: float, high: float, at_most: float) -> Axis:
 
 
 def _grid(x: Axis, y: Axis) -> Markup:
-    rows = [_line("grid", (_LEFT, y(tick)), (_WIDTH - _RIGHT, y(tick))) + _text("end", _LEFT - 8, y(tick) + 4, _short(tick)) for tick in y.ticks]
-    columns = [_text("middle", x(tick), _HEIGHT - _BOTTOM + 17, f"{tick:g}") for tick in x.ticks]
-    return Markup("").join([*rows, *columns, _text("middle", (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 3, "epoch")])
+    rows = [line("grid", (_LEFT, y(tick)), (_WIDTH - _RIGHT, y(tick))) + text("end", _LEFT - 8, y(tick) + 4, short(tick)) for tick in y.ticks]
+    columns = [text("middle", x(tick), _HEIGHT - _BOTTOM + 17, f"{tick:g}") for tick in x.ticks]
+    return Markup("").join([*rows, *columns, text("middle", (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 3, "epoch")])
 
 
-def _mark(x: float, text: str) -> Markup:
-    return _line("mark", (x, _TOP), (x, _HEIGHT - _BOTTOM)) + _text("middle", x, _TOP - 6, text)
-
-
-def _short(value: float) -> str:
-    """`0.25`, and `5e-4` instead of `0.0005`, for which there is no room."""
-    plain, (mantissa, exponent) = f"{value:.4g}", f"{value:.2e}".split("e")
-    return plain if len(plain) <= 5 else f"{float(mantissa):g}e{int(exponent)}"
-
-
-def _line(style: str, start: Point, end: Point) -> Markup:
-    return Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(style, *start, *end)
-
-
-def _text(anchor: str, x: float, y: float, text: str) -> Markup:
-    return Markup('<text class="tick" text-anchor="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(anchor, x, y, text)
+def _mark(x: float, label: str) -> Markup:
+    return line("mark", (x, _TOP), (x, _HEIGHT - _BOTTOM)) + text("middle", x, _TOP - 6, label)
 
 
 def _curve(line: Line, x: Axis, y: Axis) -> Markup:

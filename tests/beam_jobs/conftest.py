@@ -29,6 +29,7 @@ from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.plan import JobPlan, plan_job
 from pipeline_ops.contracts.progress import ProgressReader
 from pipeline_ops.contracts.request import read_status, write_request
+from pipeline_ops.contracts.shards import QUARANTINE_SHARD
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG = {
@@ -74,8 +75,14 @@ class Outcome:
 
     @property
     def shards(self) -> dict[str, str]:
-        """Digests by name."""
-        return {file.name: hashlib.blake2b(file.read_bytes()).hexdigest() for file in sorted(self.artifact.glob("*.tfrecord"))}
+        """Digests by name, without the quarantine's."""
+        return {file.name: hashlib.blake2b(file.read_bytes()).hexdigest()
+                for file in sorted(self.artifact.glob("*.tfrecord")) if file.name != QUARANTINE_SHARD}
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        """Of every file but the manifest, which tells how long the stages took."""
+        return {file.name: file.read_bytes() for file in sorted(self.artifact.iterdir()) if file.name != "manifest.json"}
 
     @property
     def quarantine(self) -> list[dict]:

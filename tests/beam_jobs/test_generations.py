@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,9 +10,10 @@ import signal
 import pytest
 
 from beam_jobs.index import read_index
+from beam_jobs.quarantine import read_quarantine
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.processes import group_members
-from pipeline_ops.contracts.shards import KEY, SPLITS, DatasetFigures, removed_positions, shards_of
+from pipeline_ops.contracts.shards import KEY, QUARANTINE_SHARD, SPLITS, DatasetFigures, removed_positions, shards_of
 
 
 @pytest.fixture
@@ -72,19 +74,93 @@ def test_only_changed_files_are_processed_and_shards_that_stay_are_the_same_file
     assert sorted(keys) == sorted(wanted)
 
 
-def test_figures_after_changes_are_those_of_a_first_run(animals, encode):
-    animals.add("cat/broken.png", b"no image")
-    run(animals, rejects={"max_count": 1})
-    change(animals, encode)
-    own = {"generation", "removed", "seconds_by_stage"}
+def said_of(outcome) -> tuple:
+    """All that a data set says about itself, but what is about its generations, the time and its reference."""
+    return (figures(outcome).model_dump(exclude={"generation", "removed", "seconds_by_stage"}), described(outcome),
+            *(outcome.contents[name] for name in ("schema.json", "quarantine.jsonl", QUARANTINE_SHARD)))
+
+
+def described(outcome) -> dict:
+    return {name: value for name, value in json.loads(outcome.contents["statistics.json"]).items() if name != "comparison"}
+
+
+def assert_second_says_what_a_first_run_says(pipeline, **overrides) -> None:
     found = []
     for generation in (2, 1):
-        outcome = run(animals, rejects={"max_count": 1})
+        outcome = run(pipeline, **overrides)
         assert figures(outcome).generation == generation
-        assert [line["key"] for line in outcome.quarantine] == ["cat/broken.png"]
-        found.append((figures(outcome).model_dump(exclude=own), outcome.quarantine))
-        shutil.rmtree(animals.folder / "root" / "artifacts")
+        found.append(said_of(outcome))
+        shutil.rmtree(pipeline.folder / "root" / "artifacts")
     assert found[0] == found[1]
+
+
+def test_after_changes_figures_statistics_and_quarantine_are_those_of_a_first_run(animals, encode):
+    overrides = {"rejects": {"max_count": 3}, "stages": [{"decode": {"channels": 1}}, {"tile": {"height": 8, "width": 8}}]}
+    animals.add("cat/broken.png", b"no image")
+    animals.add("dog/truncated.png", encode(seed=9)[:-30])
+    animals.add("cat/large.png", encode(16, 12, seed=5))
+    animals.add("stray.txt", b"shopping list")
+    animals.add("cat/copy.png", encode(seed=1))
+    run(animals, **overrides)
+    change(animals, encode)
+    (animals.raw / "dog" / "truncated.png").unlink()
+    animals.add("dog/text.png", b"text")
+    assert_second_says_what_a_first_run_says(animals, **overrides)
+
+
+def test_after_changes_the_statistics_of_boxes_are_those_of_a_first_run(pipeline, encode):
+    def add(number: int, seed: int) -> dict:
+        pipeline.add(f"{number}.png", encode(20, 30, 1, seed))
+        boxes = [{"xmin": index / 7, "ymin": index, "xmax": 10.1 + seed % 9, "ymax": 12 + index / 3, "label": f"class {index % 2}"}
+                 for index in range(seed % 4)]
+        return {"path": f"{number}.png", "boxes": boxes}
+
+    def annotate() -> None:
+        pipeline.add("boxes.jsonl", b"\n".join(json.dumps(line).encode() for line in lines.values()))
+
+    source = {"type": "jsonl", "path": "../raw", "manifest": "boxes.jsonl", "task": "detection"}
+    overrides = {"source": source, "stages": [{"decode": {"channels": 1}}]}
+    lines = {number: add(number, number) for number in range(60)}
+    annotate()
+    run(pipeline, **overrides)
+    lines |= {number: add(number, 100 + number) for number in (7, 60, 61)}
+    del lines[11]
+    lines[14]["boxes"].pop()
+    annotate()
+    assert_second_says_what_a_first_run_says(pipeline, **overrides)
+
+
+def test_the_bytes_of_a_record_that_is_rejected_as_before_are_taken_over(animals, encode):
+    allowed = {"rejects": {"max_count": 2}}
+    animals.add("cat/broken.png", b"no image")
+    first = run(animals, **allowed)
+    for generation in (2, 3):
+        animals.add(f"cat/new{generation}.png", encode(seed=100 + generation))
+        outcome = run(animals, **allowed)
+        assert (figures(outcome).generation, num_processed(outcome)) == (generation, 1)
+        assert outcome.contents[QUARANTINE_SHARD] == first.contents[QUARANTINE_SHARD]
+
+
+def test_a_quarantine_that_cannot_be_taken_over_is_told(animals, encode):
+    allowed = {"rejects": {"max_count": 2}}
+    animals.add("cat/broken.png", b"no image")
+    shard = run(animals, **allowed).artifact / QUARANTINE_SHARD
+    shard.write_bytes(shard.read_bytes().replace(b"no image", b"an image"))
+    animals.add("cat/new.png", encode(seed=100))
+    outcome = animals.run(**allowed)
+    assert outcome.exit_code is ExitCode.DATA
+    assert f"{shard}: can't be read: the record at byte 0 has another checksum than its data" in outcome.message
+
+
+def test_drift_after_a_removal_is_that_of_all_images(animals):
+    """Not of the new ones, of which there are none."""
+    first = run(animals)
+    (animals.raw / "cat" / "001.png").unlink()
+    second = run(animals)
+    drift = json.loads(second.contents["statistics.json"])["comparison"]["drift"]
+    assert {entry["feature"] for entry in drift} >= {"labels", "brightness", "image_width"}
+    assert not any(entry["jensen_shannon"] > 0.2 for entry in drift)
+    assert first.artifact != second.artifact
 
 
 def test_a_reader_of_any_generation_finds_each_record_in_its_split(animals, encode, read_keys):
@@ -134,7 +210,7 @@ def test_the_request_covers_the_data_set_that_is_gone_on_from(animals, encode):
     first = run(animals)
     change(animals, encode)
     plan = animals.plan()
-    assert plan.reason == "inputs raw files changed"
+    assert plan.reason == "inputs raw files changed; inputs reference schema is new"
     assert plan.request.inputs["base"].digest == first.manifest.digest
     assert plan.request.fingerprint.inputs["base"] == first.manifest.digest
     assert run(animals).manifest.inputs["base"].uri == str(first.artifact / "manifest.json")
@@ -154,7 +230,7 @@ def test_a_data_set_stands_for_itself(animals, encode):
 def test_another_config_goes_on_from_nothing(animals, encode):
     run(animals)
     change(animals, encode)
-    assert animals.plan(stages__1__resize__height=9).request.inputs == {}
+    assert "base" not in animals.plan(stages__1__resize__height=9).request.inputs
 
 
 def test_a_damaged_data_set_is_not_gone_on_from(animals, encode):
@@ -171,10 +247,12 @@ def test_everything_anew_has_the_bytes_of_a_first_run(animals, encode):
     compacted = run(animals)
     assert "base" in compacted.manifest.inputs
     assert figures(compacted).generation == 1
-    found = (compacted.shards, compacted.manifest.digest)
+    compares = {"statistics.json", "data.html"}  # they also say how far this is from the data set before
+    found = [(described(compacted), {name: content for name, content in compacted.contents.items() if name not in compares})]
     shutil.rmtree(animals.folder / "root" / "artifacts")
     fresh = run(animals)
-    assert (fresh.shards, fresh.manifest.digest) == found
+    found.append((described(fresh), {name: content for name, content in fresh.contents.items() if name not in compares}))
+    assert found[0] == found[1]
 
 
 def test_the_same_files_and_generations_give_the_same_bytes(animals, encode):
@@ -218,6 +296,7 @@ def test_equal_images_are_removed_named_and_not_held_against_the_data(animals):
     outcome = run(animals, duplicates="remove_exact")
     assert examples_of(outcome) == 60
     assert [line["reason"] for line in outcome.quarantine] == ["duplicate"] * 3
+    assert outcome.contents[QUARANTINE_SHARD] == b""
     assert figures(outcome).rejected_by_reason == {"duplicate": 3}
 
 
@@ -227,6 +306,22 @@ def test_equal_images_of_two_classes_count_as_rejects(animals):
     assert outcome.exit_code is ExitCode.DATA
     assert "2 of 61 raw files are unusable, and the budget is 0" in outcome.message
     assert "cat/001.png: conflicting_labels (duplicates: equal to dog/copy.png, which is dog, while this is cat)" in outcome.message
+
+
+def test_images_that_contradict_one_another_are_kept_with_their_bytes(animals):
+    content = (animals.raw / "cat" / "001.png").read_bytes()
+    animals.add("dog/copy.png", content)
+    outcome = run(animals, duplicates="remove_exact", rejects={"max_count": 2})
+    assert [(record["quarantine/key"], record["quarantine/content"]) for record in read_quarantine(outcome.artifact / QUARANTINE_SHARD)] == [
+        (b"cat/001.png", content), (b"dog/copy.png", content)]
+
+
+def test_no_class_is_lost_because_all_its_images_contradict_others(animals):
+    for index in range(2):
+        animals.add(f"bird/{index}.png", (animals.raw / "cat" / f"00{2 * index + 1}.png").read_bytes())
+    outcome = animals.run(duplicates="remove_exact", rejects={"max_fraction": 1.0})
+    assert outcome.exit_code is ExitCode.DATA
+    assert "no training example of bird" in outcome.message
 
 
 def test_a_copy_takes_the_place_of_an_original_that_is_gone(animals, read_keys):

@@ -23,7 +23,7 @@ class Bench:
         self.listing = list_raw_files(self.raw, folder / "listings")
         self.tally = Tally(self.notes)
         order = Order(self.raw, self.target, (Stage(name="decode", parameters={"channels": 1}),), ("cat", "dog"))
-        self.builder = ShardBuilder(order, self.notes)
+        self.builder = ShardBuilder(order, self.notes, folder)
 
     def build(self):
         records = tuple(Record(file, file.key.split("/")[0]) for file in self.listing.files)

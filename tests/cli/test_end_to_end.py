@@ -131,7 +131,8 @@ def test_unusable_files_over_the_budget_fail_the_run_and_are_named(ui, trainyard
     shutil.copytree(trainyard.folder / "raw", tmp_path / "raw")
     broken = sorted((tmp_path / "raw" / "3").iterdir())[0]
     broken.write_bytes(broken.read_bytes()[:60])
-    process = trainyard.run("--set", f"preprocess.source.path={tmp_path / 'raw'}", "--set", "preprocess.rejects.max_count=0")
+    no_budget = ("--set", "preprocess.rejects.max_count=0", "--set", "preprocess.rejects.max_fraction=0")
+    process = trainyard.run("--set", f"preprocess.source.path={tmp_path / 'raw'}", *no_budget)
     assert process.returncode == 65
     assert f"3/{broken.name}" in process.stderr
     assert "job.log" in process.stderr

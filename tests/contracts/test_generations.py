@@ -58,6 +58,13 @@ def test_the_same_raw_files_ask_the_question_that_was_answered(make, tmp_path):
     assert choose_base(tmp_path, question("a")) is None
 
 
+def test_the_same_raw_files_against_another_reference_ask_another_question_of_which_the_answer_is_the_best_base(make, tmp_path):
+    first = make("a")
+    held = make("b", base=first, inputs={"raw files": "b", "reference schema": "1"})
+    assert choose_base(tmp_path, question("b", inputs={"raw files": "b", "reference schema": "1"})) == first
+    assert choose_base(tmp_path, question("b", inputs={"raw files": "b", "reference schema": "2"})) == held
+
+
 @pytest.mark.parametrize("change", [{"config": {"shards": 9}}, {"code": {"plan.py": "2"}}, {"versions": {"numpy": "3"}}])
 def test_what_another_config_code_or_version_made_is_not_gone_on_from(make, tmp_path, change):
     make("a", **change)

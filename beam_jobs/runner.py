@@ -1,0 +1,53 @@
+"""Which engine runs the Beam graph: the embedded one on this host, or any that Beam has a runner for.
+
+Nothing else in the preprocess job knows. The runner is named, because DirectRunner may be another engine from one machine
+to the next.
+
+Other runners start workers elsewhere. Two things must hold there: the raw files, the storage root and the attempt's
+folder are mounted at the same paths (the workers write shards and summaries into them), and Trainyard and its packages are
+installed in the same versions.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners import create_runner
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.runner import PipelineRunner
+from apache_beam.transforms.environments import SubprocessSDKEnvironment
+
+from pipeline_ops.contracts.config import BeamRunner
+from pipeline_ops.contracts.errors import ConfigError
+
+_BEAMS_NAMES = {"portable": "PortableRunner", "flink": "FlinkRunner", "spark": "SparkRunner", "dataflow": "DataflowRunner"}
+
+
+def engine_of(runner: BeamRunner, num_shards: int) -> tuple[PipelineRunner, PipelineOptions]:
+    """The engine and its options.
+
+    Raises:
+      ConfigError: Beam lacks the runner's packages, or does not take an option.
+    """
+    if runner.name == "embedded":
+        return _embedded(runner, num_shards)
+    try:
+        options = PipelineOptions.from_dictionary({"runner": _BEAMS_NAMES[runner.name], **runner.options})
+        options.get_all_options()
+        return create_runner(_BEAMS_NAMES[runner.name]), options
+    except SystemExit:  # how Beam's argument parser ends, after it has said on stderr what it does not take
+        raise ConfigError(f"preprocess.runner.options: Beam does not take {runner.options}; the log says why") from None
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"preprocess.runner.name: Beam can't start {runner.name}: {error}") from None
+
+
+def _embedded(runner: BeamRunner, num_shards: int) -> tuple[FnApiRunner, PipelineOptions]:
+    """Of more workers than shards, the rest would have nothing to do."""
+    workers = 1 if runner.mode == "in_memory" else min(runner.workers or len(os.sched_getaffinity(0)), num_shards)
+    if runner.mode == "multi_processing":  # named by its environment, so that the workers start through our `worker.py`
+        environment = SubprocessSDKEnvironment.from_command_string(f"exec {shlex.quote(sys.executable)} -m beam_jobs.worker")
+        return FnApiRunner(environment), PipelineOptions([], direct_running_mode=None, direct_num_workers=workers)
+    return FnApiRunner(), PipelineOptions([], direct_running_mode=runner.mode, direct_num_workers=workers)

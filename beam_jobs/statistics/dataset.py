@@ -1,0 +1,107 @@
+"""The statistics of a whole data set: what its shards have measured, added up, and how far that is from the reference."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from pydantic import BaseModel
+
+from beam_jobs.plan import Record
+from beam_jobs.statistics.drift import Distance
+from beam_jobs.statistics.histogram import FEATURES
+from beam_jobs.statistics.measure import Measured, merge_measured
+from beam_jobs.statistics.schema import Violation
+from beam_jobs.statistics.summary import ShardSummary
+from pipeline_ops.contracts.config import Drift
+from pipeline_ops.contracts.shards import SPLITS, DatasetFigures
+
+_NAMED_GROUPS = 50
+
+
+class SplitStatistics(Measured, frozen=True):
+    num_examples: int
+    labels: dict[str, int]
+    """Examples by class, or boxes for detection."""
+
+
+class DuplicateGroup(BaseModel, frozen=True):
+    """Raw files with the same content; the splits in the order of the keys."""
+
+    keys: list[str]
+    splits: list[str]
+
+
+class Duplicates(BaseModel, frozen=True):
+    """Raw files that are equal to the byte. `num_superfluous` is how many could go without loss.
+
+    `groups` has the first of them, those that reach over more than one split before the others.
+    """
+
+    num_groups: int
+    num_groups_across_splits: int
+    num_superfluous: int
+    groups: list[DuplicateGroup]
+
+
+class Comparison(BaseModel, frozen=True):
+    """With the reference: the data that the champion was trained on, or where there is no champion, the data set before this."""
+
+    reference: Literal["champion_data", "previous_data"]
+    digest: str
+    """Of the reference's files."""
+    schema_violations: list[Violation]
+    thresholds: Drift
+    drift: list[Distance]
+
+
+class DatasetStatistics(BaseModel, frozen=True):
+    """The content of `statistics.json`. `edges` are the inner borders of every feature's bins, the same for every data set."""
+
+    edges: dict[str, tuple[float, ...]]
+    splits: dict[str, SplitStatistics]
+    duplicates: Duplicates
+    comparison: Comparison | None = None
+
+
+def collect_statistics(summaries: Sequence[ShardSummary], figures: DatasetFigures, duplicates: Duplicates) -> DatasetStatistics:
+    """Adds up what the shards have measured."""
+    by_split = {split: merge_measured(summary.measured for summary in summaries if summary.split == split) for split in SPLITS}
+    return DatasetStatistics(
+        edges={name: feature.edges for name, feature in FEATURES.items()}, duplicates=duplicates,
+        splits={split: SplitStatistics(num_examples=figures.num_examples[split], labels=figures.labels[split], **dict(measured))
+                for split, measured in by_split.items()})
+
+
+def find_duplicates(by_split: Mapping[str, Sequence[Record]], without: Iterable[str] = ()) -> Duplicates:
+    """Groups records by the digest of their content; `without` are keys that don't count."""
+    kept_out = set(without)
+    repeated = _repeated(record.file.digest for records in by_split.values() for record in records if record.key not in kept_out)
+    found = defaultdict(list)
+    for split, records in by_split.items() if repeated else ():
+        for record in records:
+            if record.file.digest in repeated and record.key not in kept_out:
+                found[record.file.digest].append((record.key, split))
+    groups = [_group(members) for members in found.values()]
+    groups.sort(key=lambda group: (len(set(group.splits)) == 1, group.keys))
+    return Duplicates(num_groups=len(groups), num_groups_across_splits=sum(len(set(group.splits)) > 1 for group in groups),
+                      groups=groups[:_NAMED_GROUPS], num_superfluous=sum(len(group.keys) - 1 for group in groups))
+
+
+def _repeated(digests: Iterable[str]) -> set[str]:
+    """Those that come more than once. Most don't, so no list of members is kept for them: there may be millions."""
+    seen, repeated = set(), set()
+    for digest in digests:
+        (repeated if digest in seen else seen).add(digest)
+    return repeated
+
+
+def _group(members: Iterable[tuple[str, str]]) -> DuplicateGroup:
+    keys, splits = zip(*sorted(members), strict=True)
+    return DuplicateGroup(keys=list(keys), splits=list(splits))
+
+
+def merge_splits(splits: Mapping[str, Measured]) -> Measured:
+    """What was measured in all splits."""
+    return merge_measured(splits.values())

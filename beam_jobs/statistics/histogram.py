@@ -1,0 +1,121 @@
+"""Histograms that can be added up: fixed edges, and exact moments beside the counts.
+
+Every shard of every data set uses the same edges for a feature, so that histograms of shards add up to those of a split,
+and those of two data sets can be compared bin by bin. The sums are whole numbers, of values in units of `resolution`:
+adding them up is exact, in whatever order, so the figures are the same to the last digit on every runner.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from pydantic import BaseModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """Something that is measured. `edges` are the inner borders of the bins: the first and the last bin are open.
+
+    A value on an edge is in the bin above it. `resolution` is what a value is rounded to in the moments.
+    """
+
+    title: str
+    unit: str
+    edges: tuple[float, ...]
+    resolution: float = 1e-6
+    of: Literal["raw", "example", "box"] = "raw"
+
+
+def _geometric(first: float, ratio: float, count: int) -> tuple[float, ...]:
+    """Rounded, so that no machine's `pow` has a say."""
+    return tuple(float(f"{first * ratio**index:.4g}") for index in range(count))
+
+
+_SIDES = _geometric(16, 2**0.5, 21)  # 16 to 16384 pixels
+_FRACTIONS = tuple(index / 20 for index in range(1, 20))
+
+FEATURES: dict[str, Feature] = {
+    "image_width": Feature("Image width", "px", _SIDES, 1),
+    "image_height": Feature("Image height", "px", _SIDES, 1),
+    "image_aspect": Feature("Image width / height", "", _geometric(2**-3.25, 2**0.5, 14)),  # 1 is in the middle of a bin
+    "image_megapixels": Feature("Image size", "MP", _geometric(0.001, 2, 17)),
+    "image_bytes": Feature("File size", "bytes", _geometric(256, 2**0.5, 37), 1),
+    "brightness": Feature("Brightness", "of 255", tuple(float(edge) for edge in range(8, 256, 8)), of="example"),
+    "contrast": Feature("Contrast", "of 128", tuple(float(edge) for edge in range(4, 128, 4)), of="example"),
+    "boxes_per_image": Feature("Boxes per image", "", (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100, 200, 500), 1, of="example"),
+    "box_width": Feature("Box width", "of the image", _FRACTIONS, of="box"),
+    "box_height": Feature("Box height", "of the image", _FRACTIONS, of="box"),
+    "box_area": Feature("Box area", "of the image", _geometric(1e-5, 10**0.25, 20), 1e-9, of="box"),
+    "box_aspect": Feature("Box width / height", "", _geometric(2**-3.25, 2**0.5, 14), of="box"),
+}
+"""What is measured: of raw files as they are decoded, of examples as they are stored, and of boxes in them."""
+
+
+class Histogram(BaseModel):
+    """Counts by bin, and the moments of one feature. `total` and `total_of_squares` are in units of its resolution."""
+
+    counts: list[int]
+    count: int = 0
+    total: int = 0
+    total_of_squares: int = 0
+    minimum: float | None = None
+    maximum: float | None = None
+
+    @classmethod
+    def empty(cls, feature: str) -> Histogram:
+        return cls(counts=[0] * (len(FEATURES[feature].edges) + 1))
+
+    def mean(self, feature: str) -> float | None:
+        return self.total * FEATURES[feature].resolution / self.count if self.count else None
+
+    def deviation(self, feature: str) -> float | None:
+        """The standard deviation of what was measured, not an estimate for more than that."""
+        if not self.count:
+            return None
+        variance = (self.count * self.total_of_squares - self.total**2) / self.count**2  # whole numbers: nothing cancels
+        return math.sqrt(max(0.0, variance)) * FEATURES[feature].resolution
+
+
+class Meter:
+    """Fills one histogram; called for every example, so it does as little as it can."""
+
+    def __init__(self, feature: str):
+        self._edges, self._per_unit = FEATURES[feature].edges, 1 / FEATURES[feature].resolution
+        self._counts = [0] * (len(self._edges) + 1)
+        self._count = self._total = self._squares = 0
+        self._minimum, self._maximum = math.inf, -math.inf
+
+    def add(self, value: float) -> None:
+        self._counts[bisect.bisect_right(self._edges, value)] += 1
+        whole = round(value * self._per_unit)
+        self._count += 1
+        self._total += whole
+        self._squares += whole * whole
+        if value < self._minimum:
+            self._minimum = value
+        if value > self._maximum:
+            self._maximum = value
+
+    def histogram(self) -> Histogram:
+        extremes = {"minimum": self._minimum, "maximum": self._maximum} if self._count else {}
+        return Histogram(counts=self._counts, count=self._count, total=self._total, total_of_squares=self._squares, **extremes)
+
+
+def merge(histograms: Iterable[Histogram]) -> Histogram:
+    """The histogram of everything that these have measured. Raises ValueError where there are none, or of different features."""
+    parts = list(histograms)
+    if not parts or len({len(part.counts) for part in parts}) > 1:
+        raise ValueError(f"histograms of one feature are needed, got {[len(part.counts) for part in parts]} bins")
+    return Histogram(
+        counts=[sum(column) for column in zip(*(part.counts for part in parts), strict=True)], count=sum(part.count for part in parts),
+        total=sum(part.total for part in parts), total_of_squares=sum(part.total_of_squares for part in parts),
+        minimum=_extreme(min, [part.minimum for part in parts]), maximum=_extreme(max, [part.maximum for part in parts]))
+
+
+def _extreme(choose: type[min] | type[max], values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return choose(known) if known else None

@@ -1,0 +1,156 @@
+"""Measures the examples of one shard while it is being built: a few numbers of each, and no second look at any image.
+
+Called by the builder of a shard. What comes out is as large for ten examples as for ten million. The numbers also stand in the
+index of the data set, so that those who go on from it can count what they take over without opening a shard.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import BaseModel
+
+from beam_jobs.stages.stage import Example
+from beam_jobs.statistics.histogram import FEATURES, Histogram, Meter, merge
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_ROWS = 64
+"""That many rows of an image, or up to twice as many, tell its brightness as well as all of them, at a fraction of the time."""
+NO_LABEL, NO_BOXES = "no_label", "no_boxes"
+_BOX = [name for name, feature in FEATURES.items() if feature.of == "box"]
+_OTHERS = [name for name, feature in FEATURES.items() if feature.of != "box"]
+
+
+class Numbers(NamedTuple):
+    """All that statistics know of one example, exact to the digit after a way through JSON.
+
+    `raw_height`, `raw_width` and `num_bytes` are those of the raw image, as it was decoded, and of its file; `height` and `width`
+    those of the example as it is stored. `boxes` holds class, height and width in pixels of each, and is None for classification.
+    """
+
+    raw_height: int
+    raw_width: int
+    num_bytes: int
+    height: int
+    width: int
+    brightness: float
+    contrast: float
+    is_labelled: int
+    boxes: Sequence[tuple[str, float, float]] | None = None
+
+
+def numbers_of(raw_shape: tuple[int, int, int], num_bytes: int, example: Example) -> Numbers:
+    """Measures one example.
+
+    Args:
+      raw_shape: height, width and channels of the image as it was decoded, before any other stage.
+      num_bytes: of the raw file.
+      example: as it is stored.
+    """
+    height, width, _ = example.image.shape
+    brightness, contrast = brightness_and_contrast(example.image)
+    boxes = None if example.boxes is None else [(box.label, box.ymax - box.ymin, box.xmax - box.xmin) for box in example.boxes]
+    return Numbers(*raw_shape[:2], num_bytes, height, width, round(brightness, 6), round(contrast, 6), int(bool(example.label)), boxes)
+
+
+def numbers_as_text(examples: Sequence[Numbers]) -> str:
+    """Of the examples of one record, as small as it gets: an index holds one for each of millions of records. "" for none."""
+    return json.dumps([numbers[:-1] if numbers.boxes is None else numbers for numbers in examples], separators=(",", ":")) if examples else ""
+
+
+def numbers_from_text(text: str) -> list[Numbers]:
+    return [Numbers(*numbers) for numbers in json.loads(text)] if text else []
+
+
+class Measured(BaseModel, frozen=True):
+    """What was measured, of a shard or of a split. A feature that nothing has is left out.
+
+    `missing` counts examples without a label, and examples for detection without a box. `by_class` has the features of
+    boxes by class.
+    """
+
+    features: dict[str, Histogram] = {}
+    by_class: dict[str, dict[str, Histogram]] = {}
+    missing: dict[str, int] = {}
+    sizes: tuple[int, int, int, int] | None = None
+    """Of the examples as they are stored: least and largest height, least and largest width."""
+
+
+class Ruler:
+    """`add` for every example of a shard, or `add_numbers` where it was measured before; then `measured`."""
+
+    def __init__(self):
+        self._meters = {name: Meter(name) for name in _OTHERS}
+        self._boxes: dict[str, dict[str, Meter]] = {}
+        self._missing = collections.Counter()
+        self._heights: set[int] = set()
+        self._widths: set[int] = set()
+
+    def add(self, raw_shape: tuple[int, int, int], num_bytes: int, example: Example) -> None:
+        """Measures one example; see `numbers_of`."""
+        self.add_numbers(numbers_of(raw_shape, num_bytes, example))
+
+    def add_numbers(self, numbers: Numbers) -> None:
+        height, width, meters = numbers.raw_height, numbers.raw_width, self._meters
+        meters["image_height"].add(height)
+        meters["image_width"].add(width)
+        meters["image_aspect"].add(width / height)
+        meters["image_megapixels"].add(height * width / 1e6)
+        meters["image_bytes"].add(numbers.num_bytes)
+        meters["brightness"].add(numbers.brightness)
+        meters["contrast"].add(numbers.contrast)
+        self._heights.add(numbers.height)
+        self._widths.add(numbers.width)
+        if numbers.boxes is not None:
+            self._add_boxes(numbers.boxes, numbers.height, numbers.width)
+        elif not numbers.is_labelled:
+            self._missing[NO_LABEL] += 1
+
+    def _add_boxes(self, boxes: Sequence[tuple[str, float, float]], height: int, width: int) -> None:
+        self._meters["boxes_per_image"].add(len(boxes))
+        self._missing[NO_BOXES] += not boxes
+        for label, box_height, box_width in boxes:
+            meters = self._boxes.get(label) or self._boxes.setdefault(label, {name: Meter(name) for name in _BOX})
+            meters["box_width"].add(box_width / width)
+            meters["box_height"].add(box_height / height)
+            meters["box_area"].add(box_height * box_width / (height * width))
+            meters["box_aspect"].add(box_width / box_height)
+
+    def measured(self) -> Measured:
+        by_class = {label: {name: meter.histogram() for name, meter in meters.items()} for label, meters in sorted(self._boxes.items())}
+        features = {name: histogram for name, meter in self._meters.items() if (histogram := meter.histogram()).count}
+        features |= {name: merge(histograms[name] for histograms in by_class.values()) for name in _BOX if by_class}
+        sizes = (min(self._heights), max(self._heights), min(self._widths), max(self._widths)) if self._heights else None
+        missing = {name: count for name, count in sorted(self._missing.items()) if count}
+        return Measured(features=features, by_class=by_class, missing=missing, sizes=sizes)
+
+
+def brightness_and_contrast(image_HWC: np.ndarray) -> tuple[float, float]:
+    """Mean and standard deviation over pixels and channels, 0 to 255 and 0 to 127.5; of a large image, over every n-th row."""
+    import cv2
+
+    rows = image_HWC[:: max(1, image_HWC.shape[0] // _ROWS)]
+    mean, deviation = cv2.meanStdDev(rows.reshape(rows.shape[0], -1))
+    return float(mean[0, 0]), float(deviation[0, 0])
+
+
+def merge_measured(parts: Iterable[Measured]) -> Measured:
+    """What was measured in all of them; the order does not matter."""
+    parts = list(parts)
+    sizes = [part.sizes for part in parts if part.sizes]
+    missing = collections.Counter()
+    for part in parts:
+        missing.update(part.missing)
+    labels = sorted({label for part in parts for label in part.by_class})
+    return Measured(features=_merge_features([part.features for part in parts]), missing=dict(sorted(missing.items())),
+                    by_class={label: _merge_features([part.by_class.get(label, {}) for part in parts]) for label in labels},
+                    sizes=(min(s[0] for s in sizes), max(s[1] for s in sizes), min(s[2] for s in sizes), max(s[3] for s in sizes)) if sizes else None)
+
+
+def _merge_features(parts: list[Mapping[str, Histogram]]) -> dict[str, Histogram]:
+    return {name: merge(found) for name in FEATURES if (found := [part[name] for part in parts if name in part])}

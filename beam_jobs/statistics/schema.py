@@ -1,0 +1,60 @@
+"""What a data set is, in a few lines: inferred from the first one, and enforced on those that come after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel
+
+from beam_jobs.statistics.measure import Measured
+from pipeline_ops.contracts.config import SchemaRules
+from pipeline_ops.contracts.shards import DatasetFigures
+
+
+class DataSchema(BaseModel, frozen=True):
+    """`height` and `width` are the least and the largest of stored images, in pixels: equal where the shape is fixed.
+
+    `has_boxes` says that there is at least one box.
+    """
+
+    task: Literal["classification", "detection"]
+    class_names: list[str]
+    channels: int
+    height: tuple[int, int]
+    width: tuple[int, int]
+    has_boxes: bool
+
+
+class Violation(BaseModel, frozen=True):
+    """Where a data set is not what its reference is. `rule` is the key in `preprocess.schema` that decides about it."""
+
+    rule: str
+    text: str
+    fails: bool
+
+
+def infer_schema(figures: DatasetFigures, measured: Measured) -> DataSchema:
+    """The schema of a data set that has examples; `measured` is of all its splits."""
+    least_height, largest_height, least_width, largest_width = measured.sizes
+    return DataSchema(task=figures.task, class_names=figures.class_names, channels=figures.image_shape[2], height=(least_height, largest_height),
+                      width=(least_width, largest_width), has_boxes=bool(measured.by_class))
+
+
+def compare_schemas(ours: DataSchema, reference: DataSchema, rules: SchemaRules) -> list[Violation]:
+    """Everything that differs and that a rule is about. Image sizes may differ: a drift is reported, not forbidden."""
+    found = []
+    if new := _in_first_only(ours.class_names, reference.class_names):
+        found.append(("new_classes", f"new classes: {', '.join(new)}"))
+    if missing := _in_first_only(reference.class_names, ours.class_names):
+        found.append(("missing_classes", f"missing classes: {', '.join(missing)}"))
+    if ours.task != reference.task:
+        found.append(("task", f"the task is {ours.task}, was {reference.task}"))
+    if ours.channels != reference.channels:
+        found.append(("channels", f"images have {ours.channels} channels, had {reference.channels}"))
+    return [Violation(rule=rule, text=text, fails=getattr(rules, rule) == "fail") for rule, text in found]
+
+
+def _in_first_only(first: Sequence[str], second: Sequence[str]) -> list[str]:
+    known = set(second)
+    return [name for name in first if name not in known]

@@ -1,0 +1,52 @@
+"""What the drawings of all pages are made of: inline SVG that takes its colours from the page, so it follows light, dark and paper.
+
+Every function returns markup in which all text is escaped. Colours are CSS classes; `page.css` has them. Used by the pages
+of evaluation and of preprocessing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+Point = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """A linear scale from `low` to `high` data units onto `start` to `end` pixels, with ticks at round numbers."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    ticks: Sequence[float]
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def round_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """About `count` multiples of 1, 2 or 5 times a power of ten that cover `low` to `high`."""
+    span = (high - low) or abs(high) or 1.0
+    magnitude = 10 ** math.floor(math.log10(span / count))
+    step = next(factor * magnitude for factor in (1, 2, 5, 10) if span / (factor * magnitude) <= count)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [index * step for index in range(first, max(last, first + 1) + 1)]
+
+
+def short(value: float) -> str:
+    """`0.25`, and `5e-4` instead of `0.0005`, for which there is no room."""
+    plain, (mantissa, exponent) = f"{value:.4g}", f"{value:.2e}".split("e")
+    return plain if len(plain) <= 5 else f"{float(mantissa):g}e{int(exponent)}"
+
+
+def line(style: str, start: Point, end: Point) -> Markup:
+    return Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(style, *start, *end)
+
+
+def text(anchor: str, x: float, y: float, content: str) -> Markup:
+    return Markup('<text class="tick" text-anchor="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(anchor, x, y, content)

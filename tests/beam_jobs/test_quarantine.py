@@ -1,0 +1,110 @@
+"""Bad records: kept with their bytes, named, counted, and held to a budget."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from beam_jobs.plan import Record
+from beam_jobs.quarantine import MAX_BYTES, FragmentWriter, lost_classes, read_quarantine, write_quarantine
+from beam_jobs.stages import bind_stages
+from beam_jobs.stages.stage import Box
+from beam_jobs.statistics.summary import RejectedRecord
+from pipeline_ops.contracts.config import Rejects, Stage
+from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.contracts.listing import RawFile
+from pipeline_ops.contracts.shards import QUARANTINE, QUARANTINE_SHARD
+
+
+def rejected(key: str) -> RejectedRecord:
+    return RejectedRecord(key=key, stage="decode", reason="empty", detail="naïve <b>")
+
+
+def written(folder) -> list[dict]:
+    return list(read_quarantine(folder / QUARANTINE_SHARD))
+
+
+def test_bad_records_of_all_shards_and_of_the_source_are_in_one_shard_with_their_bytes(animals, encode, read_records):
+    truncated = encode(seed=99)[:-30]
+    contents = {"cat/truncated.png": truncated, "dog/empty.png": b"", "dog/text.png": b"no image", "stray.txt": b"shopping list"}
+    for name, content in contents.items():
+        animals.add(name, content)
+    outcome = animals.run(rejects={"max_count": 4})
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    found = written(outcome.artifact)
+    assert {record["quarantine/source"].decode(): record["quarantine/content"] for record in found} == contents
+    assert [record["quarantine/key"].decode() for record in found] == [line["key"] for line in outcome.quarantine] == sorted(contents)
+    assert [record["quarantine/reason"].decode() for record in found] == [line["reason"] for line in outcome.quarantine]
+    assert {record["quarantine/stage"] for record in found} == {b"decode", b"source"}
+    assert found[0]["quarantine/num_bytes"] == len(truncated)
+    assert len(read_records(outcome.artifact / QUARANTINE_SHARD)) == 4
+
+
+def test_without_bad_records_the_shard_is_empty(animals):
+    assert (animals.run().artifact / QUARANTINE_SHARD).read_bytes() == b""
+
+
+def test_the_shard_has_the_same_bytes_whichever_worker_met_which_record(tmp_path):
+    digests = set()
+    for order in (["a", "b", "c", "d"], ["d", "b", "a", "c"]):
+        folder = tmp_path / "".join(order)
+        folder.mkdir()
+        for shard in (order[:3], order[3:]):
+            with FragmentWriter(folder, f"shard-{shard[0]}") as fragment:
+                for key in shard:
+                    fragment.add(rejected(key), key, key.encode() * 9)
+        write_quarantine(folder, [rejected(key) for key in "abcd"], folder)
+        digests.add(hashlib.blake2b((folder / QUARANTINE_SHARD).read_bytes() + (folder / QUARANTINE).read_bytes()).digest())
+    assert len(digests) == 1
+
+
+def test_of_a_large_record_the_beginning_is_kept_and_its_size_told(tmp_path):
+    with FragmentWriter(tmp_path, "shard") as fragment:
+        fragment.add(rejected("a"), "a", b"x" * (MAX_BYTES + 5))
+    write_quarantine(tmp_path, [rejected("a")], tmp_path)
+    [record] = written(tmp_path)
+    assert len(record["quarantine/content"]) == MAX_BYTES
+    assert record["quarantine/num_bytes"] == MAX_BYTES + 5
+
+
+def test_a_fragment_is_there_only_if_a_record_was_bad(tmp_path):
+    with FragmentWriter(tmp_path, "shard"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("rejects", "num_records", "budget"), [
+    (Rejects(), 999, 0), (Rejects(), 1000, 1), (Rejects(), 1_000_000, 1000), (Rejects(max_count=5), 1000, 5), (Rejects(max_fraction=0), 10**6, 0)])
+def test_the_budget_is_one_in_a_thousand_unless_the_config_says_otherwise(rejects, num_records, budget):
+    assert rejects.budget(num_records) == budget
+
+
+def test_no_budget_allows_for_the_loss_of_a_class(animals):
+    animals.add("bird/1.png", b"no image")
+    animals.add("bird/2.png", b"")
+    outcome = animals.run(rejects={"max_fraction": 1.0})
+    assert outcome.exit_code is ExitCode.DATA
+    assert "every record of bird is unusable; no budget allows for the loss of a class" in outcome.message
+    assert "bird/1.png: not_image" in outcome.message
+    full_list = (outcome.attempt.folder / "rejected.jsonl").read_text().splitlines()
+    assert [json.loads(line)["key"] for line in full_list] == ["bird/1.png", "bird/2.png"]
+    assert not outcome.artifact.exists()
+
+
+def test_a_class_of_boxes_is_lost_with_the_last_image_that_has_one():
+    def record(key: str, *labels: str) -> Record:
+        return Record(RawFile(key, 1, key), boxes=tuple(Box(0, 0, 1, 1, label) for label in labels))
+
+    records = [record("1", "cell", "plate"), record("2", "cell"), record("3", "plate"), record("4")]
+    assert lost_classes(records, [rejected("1"), rejected("3")]) == ["plate"]
+    assert lost_classes(records, [rejected("1"), rejected("4")]) == []
+    assert lost_classes(records, []) == []
+
+
+def test_a_class_is_lost_under_the_name_that_it_has_after_the_stages():
+    records = [Record(RawFile(key, 1, key), label) for key, label in [("1", "cat"), ("2", "kitten"), ("3", "dog"), ("4", "plant")]]
+    stages = bind_stages([Stage(name="decode"), Stage(name="map_classes", parameters={"rename": {"kitten": "cat"}, "drop": ["plant"]})])
+    assert lost_classes(records, [rejected("2"), rejected("4")], stages) == []
+    assert lost_classes(records, [rejected("1"), rejected("2"), rejected("3")], stages) == ["cat", "dog"]

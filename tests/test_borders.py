@@ -76,5 +76,5 @@ def test_no_file_names_a_package_index_or_a_path_of_the_machine_it_was_written_o
     wanted = ["requirements.txt", "requirements-dev.txt", "pyproject.toml", "Makefile"]
     for name in wanted:
         text = (ROOT / name).read_text()
-        assert "--index-url" not in text, name
+        assert "--index" not in text and "--extra-index" not in text, name
         assert "://" not in text.replace("file://", ""), name

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from beam_jobs.index import Entry, annotation_digest
 from beam_jobs.plan import Record, ShardPlan, num_shards_of, plan_data_set, plan_shards
-from pipeline_ops.contracts.config import Preprocess
+from pipeline_ops.contracts.config_preprocess import Preprocess
 from pipeline_ops.contracts.shards import generation_of
 
 _RECORDS_PER_SHARD = 32

@@ -18,7 +18,7 @@ from beam_jobs.statistics.dataset import Comparison, DatasetStatistics, merge_sp
 from beam_jobs.statistics.drift import distances
 from beam_jobs.statistics.page import PageData, reference_name, render
 from beam_jobs.statistics.schema import DataSchema, compare_schemas, infer_schema
-from pipeline_ops.contracts.config import Preprocess
+from pipeline_ops.contracts.config_preprocess import Preprocess
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.files import read_json, write_json, write_whole
 from pipeline_ops.contracts.job import Job

@@ -25,7 +25,7 @@ from beam_jobs.runner import engine_of
 from beam_jobs.shard import Order
 from beam_jobs.statistics.summary import ShardSummary
 from beam_jobs.tally import Stopped, Tally, stop_workers
-from pipeline_ops.contracts.config import BeamRunner
+from pipeline_ops.contracts.config_preprocess import BeamRunner
 from pipeline_ops.contracts.errors import ExitCode, MachineError, TrainyardError
 from pipeline_ops.contracts.files import write_whole
 

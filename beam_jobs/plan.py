@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from beam_jobs.raw import Raw
 from beam_jobs.stages.stage import Box
-from pipeline_ops.contracts.config import Preprocess
+from pipeline_ops.contracts.config_preprocess import Preprocess
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.shards import SPLITS, Task, shard_name
 

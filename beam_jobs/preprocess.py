@@ -44,7 +44,7 @@ from beam_jobs.stages import bind_stages, check_data, check_stages
 from beam_jobs.stages.stage import BoundStage, class_names_after
 from beam_jobs.statistics.dataset import collect_statistics, find_duplicates
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary, count_labels, figures_of
-from pipeline_ops.contracts.config import Preprocess
+from pipeline_ops.contracts.config_preprocess import Preprocess
 from pipeline_ops.contracts.errors import DataError, ExitCode, MachineError
 from pipeline_ops.contracts.files import write_json
 from pipeline_ops.contracts.job import ArtifactDraft, Job, run_job

@@ -20,7 +20,7 @@ from beam_jobs.io.tfrecord_reader import Damaged, scan_records
 from beam_jobs.plan import Record
 from beam_jobs.stages.stage import BoundStage, class_names_after
 from beam_jobs.statistics.summary import RejectedRecord
-from pipeline_ops.contracts.config import Rejects
+from pipeline_ops.contracts.config_preprocess import Rejects
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.files import write_whole
 from pipeline_ops.contracts.shards import (

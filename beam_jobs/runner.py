@@ -20,7 +20,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from pipeline_ops.contracts.config import BeamRunner
+from pipeline_ops.contracts.config_preprocess import BeamRunner
 from pipeline_ops.contracts.errors import ConfigError
 
 _BEAMS_NAMES = {"portable": "PortableRunner", "flink": "FlinkRunner", "spark": "SparkRunner", "dataflow": "DataflowRunner"}

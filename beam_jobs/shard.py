@@ -20,7 +20,7 @@ from beam_jobs.stages.stage import Example, Rejected, run_stages
 from beam_jobs.statistics.measure import Numbers, Ruler, numbers_as_text, numbers_of
 from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
 from beam_jobs.tally import Notes
-from pipeline_ops.contracts.config import Stage
+from pipeline_ops.contracts.config_preprocess import Stage
 from pipeline_ops.contracts.errors import MachineError
 
 Shape = tuple[int, int, int]

@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from beam_jobs.plan import Record, hash_of
-from pipeline_ops.contracts.config import Split
+from pipeline_ops.contracts.config_preprocess import Split
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.shards import SPLITS
 

@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 
 from beam_jobs.stages.stage import Stage
-from pipeline_ops.contracts.config import Stage as StageConfig
+from pipeline_ops.contracts.config_preprocess import Stage as StageConfig
 from pipeline_ops.contracts.config_text import ConfigText, nearest
 from pipeline_ops.contracts.errors import ConfigError
 

@@ -14,7 +14,7 @@ from beam_jobs.statistics.histogram import FEATURES
 from beam_jobs.statistics.measure import Measured, merge_measured
 from beam_jobs.statistics.schema import Violation
 from beam_jobs.statistics.summary import ShardSummary
-from pipeline_ops.contracts.config import Drift
+from pipeline_ops.contracts.config_preprocess import Drift
 from pipeline_ops.contracts.shards import SPLITS, DatasetFigures
 
 _NAMED_GROUPS = 50

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from beam_jobs.statistics.measure import Measured
-from pipeline_ops.contracts.config import SchemaRules
+from pipeline_ops.contracts.config_preprocess import SchemaRules
 from pipeline_ops.contracts.shards import DatasetFigures
 
 

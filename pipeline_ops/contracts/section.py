@@ -25,3 +25,13 @@ class Section(BaseModel):
                 value = getattr(self, name)
                 kept[name] = value.fingerprinted() if isinstance(value, Section) else self.model_dump(mode="json", include={name})[name]
         return kept
+
+
+class TaskSection(Section):
+    """What every task's section has."""
+
+    timeout_seconds: int = operational(24 * 3600, ge=1)
+    """The job ends itself after this long, whatever happens to Airflow."""
+
+    retries: int = operational(2, ge=0, le=20)
+    """How often Airflow tries again after a machine failure. Errors in the config or the data are never retried."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pipeline_ops.contracts.config import Evaluate
+from pipeline_ops.contracts.config_evaluate import Evaluate
 from pipeline_ops.contracts.errors import DataError, ExitCode
 from pipeline_ops.contracts.figures import METRICS, REPORT, EvaluationFigures
 from pipeline_ops.contracts.files import write_json, write_whole

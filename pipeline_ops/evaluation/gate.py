@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline_ops.contracts.config import Rule
+from pipeline_ops.contracts.config_evaluate import Rule
 from pipeline_ops.contracts.figures import RuleVerdict
 
 _NOISE = 1e-9

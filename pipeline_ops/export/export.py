@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from pipeline_ops.contracts.config import Export
+from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.errors import DataError, ExitCode
 from pipeline_ops.contracts.figures import (
     REFERENCE_EXAMPLES,

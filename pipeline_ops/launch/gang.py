@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline_ops.contracts.config import Train
+from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.contracts.files import read_json, write_json
 from pipeline_ops.contracts.gang import Event

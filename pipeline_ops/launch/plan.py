@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline_ops.contracts.config import Train
+from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.gang import Fork, WorkerSpec
 from pipeline_ops.contracts.layout import Attempt
 

@@ -9,7 +9,7 @@ import shutil
 import time
 from pathlib import Path
 
-from pipeline_ops.contracts.config import Train
+from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.contracts.figures import TENSORBOARD, TrainingFigures
 from pipeline_ops.contracts.files import read_json, write_json

@@ -9,7 +9,8 @@ from typing import Any
 
 from airflow.sdk import Param
 
-from pipeline_ops.contracts.config import PipelineConfig, Section, TaskSection
+from pipeline_ops.contracts.config import PipelineConfig
+from pipeline_ops.contracts.section import Section, TaskSection
 
 _SCALARS = ("integer", "number", "boolean", "string")
 _BOUNDS = ("enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern", "minLength", "maxLength")

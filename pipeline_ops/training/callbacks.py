@@ -7,7 +7,7 @@ if nothing had happened. Keras's own callbacks forget it: they reset themselves 
 
 from __future__ import annotations
 
-from pipeline_ops.contracts.config import Train
+from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.figures import Epoch
 from pipeline_ops.training.state import TrainingState
 

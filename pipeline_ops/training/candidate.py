@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.contracts.config import Train
+from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.figures import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL, WEIGHTS
 from pipeline_ops.contracts.gang import TRAINED, CandidateSpec
 from pipeline_ops.contracts.manifest import read_manifest

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.contracts.config import Optimizer, Train
+from pipeline_ops.contracts.config_train import Optimizer, Train
 from pipeline_ops.models.classification import batch_sums
 from pipeline_ops.training.state import Arrays
 

@@ -7,7 +7,7 @@ import os
 
 import tensorflow as tf
 
-from pipeline_ops.contracts.config import Train
+from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.gang import WorkerSpec
 
 

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.contracts.config import Train
+from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError, DataError
 from pipeline_ops.contracts.figures import TENSORBOARD, Epoch
 from pipeline_ops.contracts.files import write_json, write_whole

@@ -12,7 +12,7 @@ from beam_jobs.index import Entry, annotation_digest
 from beam_jobs.plan import Record
 from beam_jobs.splits import split_records
 from beam_jobs.stages.stage import Box
-from pipeline_ops.contracts.config import Preprocess
+from pipeline_ops.contracts.config_preprocess import Preprocess
 from pipeline_ops.contracts.listing import RawFile
 from pipeline_ops.contracts.shards import generation_of
 

@@ -12,7 +12,7 @@ from beam_jobs.quarantine import MAX_BYTES, FragmentWriter, lost_classes, read_q
 from beam_jobs.stages import bind_stages
 from beam_jobs.stages.stage import Box
 from beam_jobs.statistics.summary import RejectedRecord
-from pipeline_ops.contracts.config import Rejects, Stage
+from pipeline_ops.contracts.config_preprocess import Rejects, Stage
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.listing import RawFile
 from pipeline_ops.contracts.shards import QUARANTINE, QUARANTINE_SHARD

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline_ops.contracts.config import BeamRunner
+from pipeline_ops.contracts.config_preprocess import BeamRunner
 from pipeline_ops.contracts.errors import ConfigError, ExitCode
 
 

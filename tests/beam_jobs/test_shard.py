@@ -9,7 +9,7 @@ import pytest
 from beam_jobs.plan import Record, ShardPlan
 from beam_jobs.shard import Order, ShardBuilder
 from beam_jobs.tally import Stopped, Tally, stop_workers
-from pipeline_ops.contracts.config import Stage
+from pipeline_ops.contracts.config_preprocess import Stage
 from pipeline_ops.contracts.errors import MachineError
 from pipeline_ops.contracts.listing import list_raw_files
 

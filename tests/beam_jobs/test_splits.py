@@ -10,7 +10,7 @@ import pytest
 from beam_jobs.plan import Record
 from beam_jobs.splits import split_of, split_records
 from beam_jobs.stages.stage import Box
-from pipeline_ops.contracts.config import Split
+from pipeline_ops.contracts.config_preprocess import Split
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.listing import RawFile
 

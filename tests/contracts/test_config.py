@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.contracts.config import PipelineConfig, Rejects, load_config
+from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.config_preprocess import Rejects
 from pipeline_ops.contracts.config_text import nearest, parse_value
 from pipeline_ops.contracts.errors import ConfigError
 

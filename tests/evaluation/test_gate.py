@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline_ops.contracts.config import Rule
+from pipeline_ops.contracts.config_evaluate import Rule
 from pipeline_ops.evaluation.gate import judge
 
 

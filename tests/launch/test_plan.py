@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline_ops.contracts.config import Train
+from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.layout import Attempt
 from pipeline_ops.launch.plan import build_launch_plan, free_ports
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline_ops.contracts.config import BestCheckpoint, EarlyStopping, ReduceLearningRate, Train
+from pipeline_ops.contracts.config_train import BestCheckpoint, EarlyStopping, ReduceLearningRate, Train
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.figures import Epoch
 from pipeline_ops.training.callbacks import end_epoch

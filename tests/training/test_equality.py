@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline_ops.contracts.config import Train
+from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.gang import TRAINED, worker_digest_name
 from pipeline_ops.launch.gang import Gang
 from pipeline_ops.launch.local import LocalHost

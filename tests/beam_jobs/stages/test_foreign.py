@@ -12,7 +12,7 @@ import pytest
 from beam_jobs.stages import bind_stages, find_stage
 from beam_jobs.stages.foreign import load_stage
 from beam_jobs.stages.stage import class_names_after
-from pipeline_ops.contracts.config import Stage
+from pipeline_ops.contracts.config_preprocess import Stage
 from pipeline_ops.contracts.errors import ConfigError, ExitCode
 from pipeline_ops.contracts.foreign import code_of, distributions_of, published_names
 

@@ -62,13 +62,13 @@ $(PYTHON):
 
 $(VENV)/installed: requirements.txt pyproject.toml | $(PYTHON)
 	@echo "Installing. The first time takes some minutes: TensorFlow, Beam and Airflow are large."
-	@$(PIP) install --quiet --compile --require-hashes -r requirements.txt
+	@$(PIP) install --quiet --compile --no-deps --require-hashes -r requirements.txt
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@$(PYTHON) -m compileall -q pipeline_ops beam_jobs dags
 	@touch $@
 
 $(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
-	@$(PIP) install --quiet --compile --require-hashes -r requirements-dev.txt
+	@$(PIP) install --quiet --compile --no-deps --require-hashes -r requirements-dev.txt
 	@.ci/browser
 	@touch $@
 

@@ -55,8 +55,8 @@ def _code_of_source(kind: str) -> list[str]:
 KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
         "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c", "jinja2"),
-        lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/shard.py", "beam_jobs/io",
-                        "beam_jobs/splits.py", "beam_jobs/delta.py", "beam_jobs/generations.py", "beam_jobs/index.py",
+        lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/work.py", "beam_jobs/shard.py",
+                        "beam_jobs/io", "beam_jobs/splits.py", "beam_jobs/delta.py", "beam_jobs/generations.py", "beam_jobs/index.py",
                         "beam_jobs/balance.py", "beam_jobs/duplicates.py", "beam_jobs/pictures.py", "beam_jobs/quarantine.py",
                         "beam_jobs/describe.py", "beam_jobs/statistics", *_PAGE, *_code_of_source(config.preprocess.source.type),
                         "beam_jobs/stages/stage.py", "beam_jobs/stages/boxes.py",

@@ -13,7 +13,8 @@ def run(config: Train, validation: list[tuple[float, float]]) -> list[TrainingSt
     """The state after each epoch, for validation losses and accuracies by epoch."""
     state, states = TrainingState(learning_rate=0.1), []
     for number, (loss, accuracy) in enumerate(validation):
-        epoch = Epoch(epoch=number, step=number, loss=0, accuracy=0, validation_loss=loss, validation_accuracy=accuracy, learning_rate=0.1)
+        metrics = {"loss": 0, "accuracy": 0, "validation_loss": loss, "validation_accuracy": accuracy}
+        epoch = Epoch(epoch=number, step=number, metrics=metrics, learning_rate=0.1)
         end_epoch(config, state, epoch)
         state = TrainingState.model_validate_json(state.model_dump_json())  # as if restarted after every epoch
         states.append(state.model_copy(deep=True))

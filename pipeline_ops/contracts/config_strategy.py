@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
 from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own
-from pipeline_ops.contracts.section import Section
 
 if TYPE_CHECKING:
     from pipeline_ops.contracts.config_train import Train
@@ -18,48 +15,44 @@ _SEVERAL_WORKERS = ("auto", "multi_worker_mirrored", "parameter_server")
 _LAYERS = ("placed_layers", "sharded_layers")
 
 
-class ParameterServers(Section):
-    """The processes that hold the weights, while workers compute gradients and a chief deals out the batches."""
-
-    count: int = Field(1, ge=1, le=256)
-    min_shard_bytes: int = Field(256 << 10, ge=1)
-    """A variable is divided among the servers as long as no part gets smaller than this."""
-
-
 def refuse_impossible(train: Train) -> None:
     """Raises ValueError for options of which one makes another impossible or void."""
-    for refuse in (_refuse_workers, _refuse_sections, _refuse_batch, _refuse_normalization, _refuse_xla, _refuse_parameter_servers, _refuse_sharding,
+    for refuse in (_refuse_workers, _refuse_keys, _refuse_batch, _refuse_normalization, _refuse_xla, _refuse_parameter_servers, _refuse_sharding,
                    _refuse_labels):
         refuse(train)
 
 
 def _refuse_workers(train: Train) -> None:
-    if train.strategy not in _SEVERAL_WORKERS and train.workers != 1:
-        raise ValueError(f"strategy {train.strategy} has exactly 1 worker, got workers: {train.workers}; use multi_worker_mirrored")
-    if train.strategy in ("one_device", "parameter_server") and (train.devices_per_worker or 1) != 1:
+    if not train.fewest_workers <= train.workers <= train.most_workers:
+        raise ValueError(f"min_workers ({train.fewest_workers}), workers ({train.workers}) and max_workers ({train.most_workers}) must not go down")
+    if train.strategy not in _SEVERAL_WORKERS and train.most_workers != 1:
+        raise ValueError(f"strategy {train.strategy} has exactly 1 worker, got workers: {train.most_workers}; use multi_worker_mirrored")
+    if train.strategy in ("one_device", "parameter_server") and train.devices_per_worker != 1:
         raise ValueError(f"strategy {train.strategy} uses 1 device of each worker, got devices_per_worker: {train.devices_per_worker}; "
                          "use mirrored or multi_worker_mirrored")
-    if train.strategy in ("mirrored", "sharded_layers") and train.devices_per_worker == 1:
+    if train.strategy in ("mirrored", *_LAYERS) and train.devices_per_worker == 1:
         raise ValueError(f"strategy {train.strategy} is for several devices, got devices_per_worker: 1; use one_device")
 
 
-def _refuse_sections(train: Train) -> None:
-    """A section for another strategy is a mistake, and a strategy without its section can't be carried out."""
+def _refuse_keys(train: Train) -> None:
+    """A key for another strategy is a mistake, and a strategy without its key can't be carried out."""
     for name, strategy in (("placement", "placed_layers"), ("sharding", "sharded_layers"), ("parameter_servers", "parameter_server")):
-        if bool(getattr(train, name)) != (train.strategy == strategy):
-            problem = f"needs {name}" if train.strategy == strategy else f"has no use for {name}, which is for {strategy}"
+        value = getattr(train, name)
+        if bool(value) != (train.strategy == strategy):
+            problem = f"needs {name}" if train.strategy == strategy else f"has no use for {name} ({value}), which is for {strategy}"
             raise ValueError(f"strategy {train.strategy} {problem}")
     if train.tpu and train.strategy != "tpu":
-        raise ValueError(f"strategy {train.strategy} has no use for tpu: {train.tpu}")
+        raise ValueError(f"strategy {train.strategy} has no use for tpu ({train.tpu})")
 
 
 def _refuse_batch(train: Train) -> None:
-    devices = train.devices_per_worker or 1
-    if train.strategy != "parameter_server" and train.global_batch % train.workers:
-        raise ValueError(f"global_batch must be a multiple of workers ({train.workers}), got {train.global_batch}")
-    parts = (1 if train.strategy == "parameter_server" else train.workers * (1 if train.strategy in _LAYERS else devices)) * train.micro_batches
-    if train.global_batch % parts:
-        raise ValueError(f"global_batch must be a multiple of workers x devices_per_worker x micro_batches ({parts}), got {train.global_batch}")
+    replicas = 1 if train.strategy in ("parameter_server", *_LAYERS) else train.most_workers * train.devices_per_worker
+    if train.global_batch < replicas * train.micro_batches:
+        raise ValueError(f"global_batch must be at least workers x devices_per_worker x micro_batches ({replicas * train.micro_batches}), "
+                         f"got {train.global_batch}")
+    if train.strategy == "tpu" and train.global_batch % (replicas * train.micro_batches):
+        raise ValueError(f"global_batch must be a multiple of devices_per_worker x micro_batches ({replicas * train.micro_batches}) for tpu, whose "
+                         f"shapes are fixed when a step is compiled; got {train.global_batch}")
 
 
 def _refuse_normalization(train: Train) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from pipeline_ops.contracts.config_optimizer import Optimizer
-from pipeline_ops.contracts.config_strategy import ParameterServers, Strategy, refuse_impossible
+from pipeline_ops.contracts.config_strategy import Strategy, refuse_impossible
 from pipeline_ops.contracts.model_catalogue import CATALOGUE, check_function, check_model, is_own
 from pipeline_ops.contracts.section import Section, TaskSection, operational
 
@@ -53,10 +53,18 @@ class Train(TaskSection):
     """`my_package.my_module:metric` each, as `loss`; reported under the function's name, beside accuracy."""
     strategy: Strategy = "multi_worker_mirrored"
     workers: int = Field(1, ge=1, le=1024)
-    devices_per_worker: int | None = Field(None, ge=1, le=64)
-    """GPUs of each worker, or logical devices where it has none; null: all its GPUs, or one CPU."""
-    parameter_servers: ParameterServers | None = None
-    """For parameter_server."""
+    min_workers: int | None = operational(None, ge=1, le=1024)
+    """A gang that has lost hosts goes on with as few workers as this, at the same global batch. Null: with `workers` or not at all."""
+    max_workers: int | None = operational(None, ge=1, le=1024)
+    """As many workers as this, where the hosts have room for them. Null: `workers`."""
+    hosts: str | None = operational(None)
+    """The hosts to train on: the name of a file in `hosts/` beside this one. Null: this machine."""
+    devices_per_worker: int = Field(1, ge=1, le=64)
+    """GPUs of each worker, or logical devices where it has none."""
+    parameter_servers: int = Field(0, ge=0, le=1024)
+    """For parameter_server: processes that hold the variables, beside the chief and the workers."""
+    min_variable_shard_bytes: int = operational(256 << 10, ge=1)
+    """For parameter_server: a variable is divided among the servers as long as no part gets smaller than this."""
     placement: dict[str, str] = {}
     """For placed_layers: the device of the layers whose names match a pattern, `{"conv2d*": "GPU:0", "dense*": "GPU:1"}`; the first that matches."""
     sharding: dict[str, int] = {}
@@ -95,6 +103,8 @@ class Train(TaskSection):
     """A gang of which not every worker has made its first step by then is restarted."""
     step_timeout_seconds: int = operational(120, ge=1)
     """A worker that reports nothing for so long is taken for hung, and the gang is restarted."""
+    heartbeat_timeout_seconds: int = operational(15, ge=2)
+    """A host or a process that gives no sign of life for so long is taken for lost, though it may be in the middle of a long step."""
 
     @field_validator("model")
     @classmethod
@@ -124,6 +134,14 @@ class Train(TaskSection):
     def metric_names(self) -> list[str]:
         """Of all figures beside the loss."""
         return ["accuracy", *(path.partition(":")[2] for path in self.metrics)]
+
+    @property
+    def fewest_workers(self) -> int:
+        return self.min_workers or self.workers
+
+    @property
+    def most_workers(self) -> int:
+        return self.max_workers or self.workers
 
     def _refuse_unknown_monitors(self) -> None:
         known = [f"validation_{name}" for name in ("loss", *self.metric_names)]

@@ -41,8 +41,8 @@ def run_worker(spec: WorkerSpec) -> Training:
       The finished training. The caller must hold it until the process exits: taking it apart exchanges messages with
       peers that may have left already, and then blocks for the ten seconds in which TensorFlow notices.
     """
-    progress = ProgressWriter(Path(spec.progress), spec.worker)
-    progress.report("joining", message=f"worker {spec.worker} of {spec.workers} joins")
+    progress = ProgressWriter(Path(spec.progress), spec.index)
+    progress.report("joining", message=f"{spec.name} of {spec.workers} joins")
     request = read_request(spec.request)
     config = Train.model_validate(request.config)
     strategy = make_strategy(config, spec)
@@ -78,7 +78,7 @@ class Training:
 
         # Attributes, so that they live as long as the training does; `run_worker` says why.
         self._batches = iter(training_batches(self._train, config.global_batch, self._slice(), config.seed, self._state.step))
-        self._validation_batches = evaluation_batches(self._validation, _EVALUATION_BATCH, spec.worker, spec.workers)
+        self._validation_batches = evaluation_batches(self._validation, _EVALUATION_BATCH, spec.index, spec.workers)
 
     def run(self) -> None:
         while not self._is_done():
@@ -89,7 +89,7 @@ class Training:
         self._leave()
 
     def _slice(self) -> Slice:
-        return Slice.of(self._spec.worker, self._spec.workers, self._config.global_batch)
+        return Slice.of(self._spec.index, self._spec.workers, self._config.global_batch)
 
     def _is_done(self) -> bool:
         return len(self._state.history) >= self._config.epochs or self._state.stopped_early or self._is_limited()
@@ -168,7 +168,7 @@ class Training:
         if self._spec.is_chief:
             write_arrays(self._work / TRAINED, weights)
             write_json(self._work / STATE, self._state.model_dump(mode="json") | {"num_parameters": self._loop.model.count_params()})
-        write_whole(self._work / worker_digest_name(self._spec.worker), digest_of_weights(weights).encode())
+        write_whole(self._work / worker_digest_name(self._spec.index), digest_of_weights(weights).encode())
         self._writer.close()
         self._progress.report("trained", self._state.step, self._state.step, "steps")
 

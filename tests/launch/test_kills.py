@@ -110,7 +110,7 @@ def test_a_worker_that_is_done_does_not_wait_for_peers_that_have_left(start):
     """It would notice ten seconds later that they are gone, and say so in its log."""
     job = start()
     assert job.end() == ExitCode.SUCCESS
-    assert "coordination service" not in "".join(job.job.attempt.worker_log(worker).read_text() for worker in range(2))
+    assert "coordination service" not in "".join(job.job.attempt.worker_log(f"worker {worker}").read_text() for worker in range(2))
 
 
 @pytest.mark.parametrize("worker", [0, 1])

@@ -27,6 +27,7 @@ from pipeline_ops.models import builder
 from pipeline_ops.models.classification import means
 from pipeline_ops.training.callbacks import end_epoch
 from pipeline_ops.training.loop import Loop
+from pipeline_ops.training.preemption import Preempted, StopRequest
 from pipeline_ops.training.state import Checkpoints, TrainingState, digest_of_weights, read_arrays, write_arrays
 from pipeline_ops.training.strategy import make_strategy
 
@@ -64,7 +65,7 @@ class Training:
     """
 
     def __init__(self, spec: WorkerSpec, request: Request, config: Train, strategy: tf.distribute.Strategy, progress: ProgressWriter):
-        self._spec, self._config, self._progress = spec, config, progress
+        self._spec, self._config, self._progress, self._stop = spec, config, progress, StopRequest()
         self._train, self._validation, figures = open_splits(request)
         self._steps_per_epoch = _steps_per_epoch(self._train, config)
         keras.utils.set_random_seed(config.seed)
@@ -104,7 +105,7 @@ class Training:
         reported = 0.0
         while state.step < end:
             num_steps = min(self._config.steps_per_call, end - state.step, self._steps_to_checkpoint())
-            sums = self._loop.train(self._batches, tf.constant(num_steps)).numpy()
+            *sums, stop = self._loop.train(self._batches, tf.constant(num_steps), tf.constant(self._stop.as_number)).numpy()
             refuse_infinite(float(sums[0]), state.step, state.learning_rate)
             state.step += num_steps
             state.epoch_sums = [a + float(b) for a, b in zip(state.epoch_sums, sums, strict=True)]
@@ -113,6 +114,10 @@ class Training:
                 reported = time.monotonic()
             if state.step % self._config.checkpoint_every_steps == 0:
                 self._save()
+            if stop:
+                self._save()
+                self._progress.report("preempted", state.step, unit="steps")
+                raise Preempted(state.step)
 
     def _steps_to_checkpoint(self) -> int:
         return self._config.checkpoint_every_steps - self._state.step % self._config.checkpoint_every_steps

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from pipeline_ops.contracts.config_text import nearest
 
@@ -19,34 +20,36 @@ _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 @dataclasses.dataclass(frozen=True)
 class CatalogueModel:
-    """`module` is the file in `pipeline_ops/models/` with the function `build`; `parameters` are what the builder takes beside the shape of the
-    images and the number of classes."""
+    """`module` is the file in `pipeline_ops/models/` with the function `build`. It is called with the shape of the images, the number of classes,
+    `arguments`, and those of `parameters` that the config gives."""
 
     module: str
     parameters: tuple[str, ...] = ()
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     has_batch_normalization: bool = False
 
 
-def _backbone(*parameters: str, has_batch_normalization: bool = True) -> CatalogueModel:
-    return CatalogueModel("backbones", (*parameters, "weights", "dropout"), has_batch_normalization)
+def _backbone(name: str, *parameters: str, has_batch_normalization: bool = True) -> CatalogueModel:
+    """One of `keras.applications`, by the name of its function there."""
+    return CatalogueModel("backbones", (*parameters, "dropout"), {"name": name}, has_batch_normalization)
 
 
 CATALOGUE: Mapping[str, CatalogueModel] = {
     "digits_cnn": CatalogueModel("digits_cnn"),
     "dense": CatalogueModel("dense", ("units", "hidden_layers")),
-    "convnext_tiny": _backbone(has_batch_normalization=False),
-    "densenet121": _backbone(),
-    "efficientnet_b0": _backbone(),
-    "efficientnet_v2_b0": _backbone(),
-    "efficientnet_v2_s": _backbone(),
-    "inception_v3": _backbone(),
-    "mobilenet_v2": _backbone("alpha"),
-    "mobilenet_v3_large": _backbone("alpha"),
-    "mobilenet_v3_small": _backbone("alpha"),
-    "resnet50": _backbone(),
-    "resnet50_v2": _backbone(),
-    "resnet101_v2": _backbone(),
-    "xception": _backbone(),
+    "convnext_tiny": _backbone("ConvNeXtTiny", has_batch_normalization=False),
+    "densenet121": _backbone("DenseNet121"),
+    "efficientnet_b0": _backbone("EfficientNetB0"),
+    "efficientnet_v2_b0": _backbone("EfficientNetV2B0"),
+    "efficientnet_v2_s": _backbone("EfficientNetV2S"),
+    "inception_v3": _backbone("InceptionV3"),
+    "mobilenet_v2": _backbone("MobileNetV2", "alpha"),
+    "mobilenet_v3_large": _backbone("MobileNetV3Large", "alpha"),
+    "mobilenet_v3_small": _backbone("MobileNetV3Small", "alpha"),
+    "resnet50": _backbone("ResNet50"),
+    "resnet50_v2": _backbone("ResNet50V2"),
+    "resnet101_v2": _backbone("ResNet101V2"),
+    "xception": _backbone("Xception"),
 }
 
 

@@ -29,10 +29,15 @@ _SUM = tf.distribute.ReduceOp.SUM
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """Some steps that were taken: the sums of `Task.batch_sums` over all workers, and whether every weight is still a number."""
+    """Some steps that were taken.
+
+    `sums` are those of `Task.batch_sums` over all workers; `is_finite` says whether every weight is still a number;
+    `is_asked_to_stop` whether some worker said so. All are the same on every worker.
+    """
 
     sums: np.ndarray
     is_finite: bool
+    is_asked_to_stop: bool
 
     @property
     def is_sound(self) -> bool:
@@ -44,8 +49,8 @@ class Loop(Protocol):
 
     model: keras.Model
 
-    def train(self, batches: Iterator, learning_rates: Sequence[float]) -> Taken:
-        """Takes a step for each learning rate, in one call of the compiled function where there is one."""
+    def train(self, batches: Iterator, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
+        """Takes a step for each learning rate, in one call of a compiled function. `stop` is 1 where this worker is asked to stop."""
         ...
 
     def train_on(self, batch: Any, learning_rate: float) -> Taken:
@@ -93,33 +98,30 @@ class SynchronousLoop:
         self._gradients = tf.function(self._sum_gradients, jit_compile=True) if config.xla == "gradients" else self._sum_gradients
         self._step = tf.function(self._replica_step, jit_compile=True) if config.xla == "step" else self._replica_step
 
-    def train(self, batches: Iterator, learning_rates: Sequence[float]) -> Taken:
+    def train(self, batches: Iterator, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
         # Of one length always: another length would be traced anew.
         padded = np.zeros(max(self._config.steps_per_call, len(learning_rates)), np.float32)
         padded[:len(learning_rates)] = learning_rates
-        return self._taken(*self._train(batches, tf.constant(padded), tf.constant(len(learning_rates))))
+        return _taken(*self._train(batches, tf.constant(padded), tf.constant(len(learning_rates)), tf.constant(stop)))
 
     def train_on(self, batch: Any, learning_rate: float) -> Taken:
-        return self._taken(*self._train_on(batch, tf.constant(learning_rate, tf.float32)))
-
-    @staticmethod
-    def _taken(sums: tf.Tensor, is_finite: tf.Tensor) -> Taken:
-        return Taken(sums.numpy(), bool(is_finite))
+        return _taken(*self._train_on(batch, tf.constant(learning_rate, tf.float32)))
 
     @tf.function(reduce_retracing=True)
-    def _train(self, batches: Iterator, learning_rates: tf.Tensor, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        sums = tf.zeros([num_sums(self._task)])
+    def _train(self, batches: Iterator, learning_rates: tf.Tensor, num_steps: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        sums = tf.zeros([num_sums(self._task) + 1])
         for step in tf.range(num_steps):
-            sums += self._take(next(batches), learning_rates[step])
+            sums += self._take(next(batches), learning_rates[step], stop)
         return sums, self._are_finite()
 
     @tf.function(reduce_retracing=True)
     def _train_on(self, batch: Any, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return self._take(batch, learning_rate), self._are_finite()
+        return self._take(batch, learning_rate, tf.constant(0.0)), self._are_finite()
 
-    def _take(self, batch: Any, learning_rate: tf.Tensor) -> tf.Tensor:
+    def _take(self, batch: Any, learning_rate: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+        """One step: the sums over all replicas, and how many of them are asked to stop."""
         self._inner._learning_rate.value.assign(learning_rate)
-        replicas = self._strategy.run(self._step, args=batch)
+        replicas = self._strategy.run(self._step, args=(*batch, stop))
         return self._strategy.experimental_local_results(replicas)[0]  # the same on every replica
 
     def _are_finite(self) -> tf.Tensor:
@@ -127,10 +129,10 @@ class SynchronousLoop:
         values = [self._strategy.experimental_local_results(variable.value)[0] for variable in self.model.trainable_variables]
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
 
-    def _replica_step(self, features: Any, labels: Any) -> tf.Tensor:
+    def _replica_step(self, features: Any, labels: Any, stop: tf.Tensor) -> tf.Tensor:
         part = self._part_of_replica()
         sums, gradients = self._gradients(*part(features, labels))
-        *gradients, sums = tf.distribute.get_replica_context().all_reduce(_SUM, [*gradients, sums])
+        *gradients, sums = tf.distribute.get_replica_context().all_reduce(_SUM, [*gradients, tf.concat([sums, [stop]], 0)])
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
         return sums
 
@@ -157,7 +159,7 @@ class SynchronousLoop:
 
     def _sum_gradients_of(self, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
-            sums = self._task.batch_sums(self.model(features, training=True), labels, training=True)
+            sums = self._task.batch_sums(self.model(as_floats(features), training=True), labels, training=True)
             loss = sums[0] / self._config.global_batch
             if self.model.losses:  # regularisers: every replica and every micro-batch has the same ones
                 loss += tf.add_n(self.model.losses) / (self._strategy.num_replicas_in_sync * self._config.micro_batches)
@@ -181,7 +183,7 @@ class SynchronousLoop:
     def _evaluate_batch(self, features: Any, labels: Any):
         def evaluate(features, labels):
             features, labels = self._part_of_replica()(features, labels)
-            return self._task.batch_sums(self.model(features, training=False), labels, training=False)
+            return self._task.batch_sums(self.model(as_floats(features), training=False), labels, training=False)
 
         return self._strategy.run(evaluate, args=(features, labels))
 
@@ -210,6 +212,16 @@ class SynchronousLoop:
             pairs += zip(self.optimizer.variables, optimizer_values, strict=True)
         for variable, value in pairs:
             variable.assign(value)
+
+
+def _taken(sums: tf.Tensor, is_finite: tf.Tensor) -> Taken:
+    *sums, asked = sums.numpy()
+    return Taken(np.array(sums), bool(is_finite), asked > 0)
+
+
+def as_floats(features: Any) -> Any:
+    """What a model is given: images travel as bytes."""
+    return tf.nest.map_structure(lambda values: tf.cast(values, tf.float32) if values.dtype.is_integer else values, features)
 
 
 def _replica_number() -> int | tf.Tensor:

@@ -129,6 +129,17 @@ def test_a_killed_worker_restarts_the_gang_and_the_result_is_the_same(start, und
     assert group_members(job.process.pid) == []
 
 
+def test_sigterm_to_one_worker_stops_all_at_the_same_step_and_the_next_gang_goes_on_there(start, undisturbed):
+    job = start()
+    job.wait_for_step(20)
+    os.kill(job.workers()[1], signal.SIGTERM)
+    assert job.end() == ExitCode.SUCCESS
+    moments = [m for name in ("worker 0", "worker 1") for m in ProgressReader(job.job.attempt.worker_progress(name)).new()]
+    stopped, restored = ({m.done for m in moments if m.phase == phase} for phase in ("preempted", "restored"))
+    assert len(stopped) == 1 and restored == stopped, "no step is lost, and none is done twice"
+    assert_same_weights(job, undisturbed)
+
+
 def test_a_killed_preloaded_process_is_started_again(start, undisturbed):
     job = start()
     job.wait_for_step(20)

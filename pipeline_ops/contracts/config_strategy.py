@@ -71,7 +71,7 @@ def _refuse_xla(train: Train) -> None:
     if train.strategy in ("parameter_server", *_LAYERS):
         raise ValueError(f"xla: {train.xla} compiles for one device, and under {train.strategy} a step's variables are on several; use xla: none")
     if train.synchronized_batch_normalization and train.strategy not in ("one_device", "tpu"):
-        raise ValueError(f"xla: {train.xla} can't compile the exchange between replicas that synchronized_batch_normalization makes inside the forward "
+        raise ValueError(f"xla: {train.xla} can't compile the exchange between replicas that synchronized_batch_normalization makes in the forward "
                          "pass; use one of the two")
     if train.xla == "step" and train.strategy not in ("one_device", "tpu"):
         raise ValueError(f"xla: step is for one_device and tpu: under {train.strategy} a step exchanges gradients between replicas, which XLA can't "

@@ -11,7 +11,6 @@ from pipeline_ops.contracts.config_strategy import Strategy, refuse_impossible
 from pipeline_ops.contracts.model_catalogue import CATALOGUE, check_function, check_model, is_own
 from pipeline_ops.contracts.section import Section, TaskSection, operational
 
-
 Monitor = Annotated[str, Field(pattern=r"^validation_[a-z][a-z0-9_]*$")]
 """A figure of the validation split: `validation_loss`, or `validation_` and the name of a metric. One that ends in loss or error is better
 when it is lower, any other when it is higher."""

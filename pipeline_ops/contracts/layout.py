@@ -87,8 +87,12 @@ class Attempt:
     def log(self) -> Path:
         return self.folder / "job.log"
 
-    def worker_log(self, worker: int) -> Path:
-        return self.folder / f"worker-{worker}.log"
+    def of_worker(self, name: str, suffix: str) -> Path:
+        """A file of one process of a gang, by the name that it has in messages: `worker-1.log` of `worker 1`."""
+        return self.folder / f"{name.replace(' ', '-')}.{suffix}"
 
-    def worker_progress(self, worker: int) -> Path:
-        return self.folder / f"worker-{worker}.jsonl"
+    def worker_log(self, name: str) -> Path:
+        return self.of_worker(name, "log")
+
+    def worker_progress(self, name: str) -> Path:
+        return self.of_worker(name, "jsonl")

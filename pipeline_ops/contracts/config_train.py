@@ -82,7 +82,7 @@ class Train(TaskSection):
     synchronized_batch_normalization: bool = False
     """Batch normalisation over the global batch, and not over each replica's share of it."""
     xla: Literal["none", "gradients", "step"] = "none"
-    """What XLA compiles: nothing, forward and backward pass, or the whole step with the optimizer. It helps on GPUs; on CPUs convolutions get slower."""
+    """What XLA compiles: nothing, forward and backward pass, or the whole step with the optimizer. For GPUs: on CPUs, convolutions get slower."""
     class_weights: bool = False
     """Weighs each example's loss by its class, as `preprocess.balance: by_class` asks for. The validation loss is not weighed."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)

@@ -36,9 +36,10 @@ def build_model(config: Train, image_shape: tuple[int, int, int], num_classes: i
     try:
         model = _build(config, image_shape, num_classes, folder)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"train.model: {config.model} can't be built for images of shape {image_shape} and {num_classes} classes: {error}") from error
+        what = f"images of shape {image_shape} and {num_classes} classes"
+        raise ConfigError(f"train.model: {config.model} can't be built for {what}: {error}") from error
     if not getattr(model, "built", False):
-        raise ConfigError(f"train.model: {config.model} must return a Keras model that is built, got {model!r}; begin it with keras.Input(image_shape)")
+        raise ConfigError(f"train.model: {config.model} must return a Keras model that is built, got {model!r}; begin with keras.Input(image_shape)")
     if config.synchronized_batch_normalization and for_training:
         _synchronize(config, model)
     return model

@@ -63,5 +63,5 @@ def _checked(name: str, function: PerExample, labels: tf.Tensor, logits: tf.Tens
     """What a function of the user's returns. A mean over the batch would train, but to another result for each number of workers."""
     values = tf.convert_to_tensor(function(labels, logits))
     if values.shape.rank != 1:
-        raise ConfigError(f"{name}: must return one value for each example, a tensor of rank 1, got shape {values.shape}; don't average over the batch")
+        raise ConfigError(f"{name}: must return a value for each example, a tensor of rank 1, got shape {values.shape}; don't average over the batch")
     return tf.cast(values, tf.float32)

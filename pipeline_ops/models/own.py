@@ -32,8 +32,8 @@ def load_function(path: str, key: str, folder: Path) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # somebody else's code may raise anything
-        raise ConfigError(f"{key}: the module {module_name} can't be imported: {type(error).__name__}: {error}; is its package installed for the job, "
-                          f"or its folder in PYTHONPATH, or is it beside the config in {folder}?") from error
+        raise ConfigError(f"{key}: the module {module_name} can't be imported: {type(error).__name__}: {error}; is its package installed for the "
+                          f"job, or its folder in PYTHONPATH, or is it beside the config in {folder}?") from error
     found = getattr(module, attribute, None)
     if not callable(found):
         raise ConfigError(f"{key}: the module {module_name} has no function {attribute!r}")

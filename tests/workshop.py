@@ -112,7 +112,7 @@ class Workshop:
     def publish(self, model: str, **overrides) -> str:
         """Trains, evaluates and exports; the URI of the training's manifest."""
         train = self.train(model)
-        self.run(self.plan("export", train, self.evaluate(train, **overrides)))
+        self.run(self.plan("export", train, self.evaluate(train, **overrides), **overrides))
         return train
 
 

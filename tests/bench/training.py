@@ -135,7 +135,7 @@ class Training:
 
     def __post_init__(self):
         self.started = time.time()
-        self._reader = ProgressReader(self.attempt.worker_progress(0))
+        self._reader = ProgressReader(self.attempt.worker_progress("worker 0"))
         self._seen: list[Progress] = []
 
     def wait_for(self, wanted: Callable[[Progress], bool], after: float = 0.0) -> Progress:

@@ -117,6 +117,7 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
         fingerprint = _with_inputs(fingerprint, {BASE: base.digest} if base else {})
         inputs |= reference.inputs | ({BASE: base} if base else {})
     request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file), config=section.model_dump(mode="json"),
+                      hosts=config.hosts.model_dump(mode="json") if job == "train" and config.hosts else None,
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)
     return _decide(request, layout)

@@ -27,7 +27,8 @@ class Place(BaseModel):
     name: str
     address: str
     workers: int
-    cores: int = 1
+    cores: int = 0
+    """0: as many as it says that it has."""
     gpus: tuple[str, ...] = ()
     """What its processes share, as CUDA_VISIBLE_DEVICES names them; empty where there are none, or nobody is to share them out."""
 
@@ -56,6 +57,10 @@ class LaunchPlan(BaseModel):
     workers: list[WorkerSpec]
     environment: dict[str, dict[str, str]] = {}
     """What a process gets beside the environment of its host, by name."""
+
+    @property
+    def cluster(self) -> dict[Role, list[str]]:
+        return self.workers[0].cluster
 
     @property
     def awaited(self) -> list[str]:

@@ -26,6 +26,7 @@ from pipeline_ops.contracts.config_text import ConfigText
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.hosts import Hosts, load_hosts
 from pipeline_ops.contracts.section import Section
+from pipeline_ops.contracts.shelf import is_remote
 
 
 class Storage(Section):
@@ -88,6 +89,14 @@ class PipelineConfig(Section):
     def hosts(self) -> Hosts | None:
         """The hosts to train on; None for this machine. Raises ConfigError."""
         return load_hosts(self._file.parent / "hosts", self.train.hosts) if self.train.hosts else None
+
+    @property
+    def registry(self) -> str:
+        """The place of the model's versions: an absolute path, or a URI."""
+        place = self.export.registry
+        if place is not None and is_remote(place):
+            return f"{place.rstrip('/')}/{self.export.model}"
+        return str((self.path(place) if place else self.root / "models") / self.export.model)
 
     def path(self, relative: str) -> Path:
         """A path of the config, taken from the folder that the config file is in."""

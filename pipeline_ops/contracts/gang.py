@@ -20,6 +20,8 @@ PRELOADED_MODULE = "pipeline_ops.training.preloaded"
 BEATS_VARIABLE = "TRAINYARD_BEATS"
 """The preloaded process finds here the descriptor of the pipe into which it and its forks write their names, once a second."""
 BEAT_SECONDS = 1.0
+RUN_VARIABLE = "TRAINYARD_RUN"
+"""Every process of a gang has here, whose it is: the folder of the train job's attempt."""
 PRELOADED = "preloaded process"
 """Its name among those that beat."""
 

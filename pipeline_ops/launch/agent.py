@@ -32,7 +32,7 @@ from pathlib import Path
 
 from pipeline_ops.contracts.descendants import adopt_orphans, die_with_parent, end_descendants
 from pipeline_ops.contracts.fingerprint import CODE_ROOT
-from pipeline_ops.contracts.gang import BEAT_SECONDS, BEATS_VARIABLE, PRELOADED, PRELOADED_MODULE, AgentSpec, Event, HostReport, Order
+from pipeline_ops.contracts.gang import BEAT_SECONDS, BEATS_VARIABLE, PRELOADED, PRELOADED_MODULE, RUN_VARIABLE, AgentSpec, Event, HostReport, Order
 from pipeline_ops.contracts.processes import ProcessIdentity
 
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pydantic")
@@ -78,7 +78,7 @@ class Agent:
         signal.signal(signal.SIGTERM, lambda *_: self._signal(signal.SIGTERM))
         self._preloaded = subprocess.Popen(
             [sys.executable, "-m", PRELOADED_MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[beats, lock],
-            env={**os.environ, **spec.environment, BEATS_VARIABLE: str(beats)}, preexec_fn=die_with_parent)
+            env={**os.environ, **spec.environment, RUN_VARIABLE: spec.run, BEATS_VARIABLE: str(beats)}, preexec_fn=die_with_parent)
         os.close(beats)
         self._unread = {0: b"", self._preloaded.stdout.fileno(): b"", self._beats: b""}
         self._alive: set[str] = set()

@@ -138,7 +138,8 @@ def build_launch_plan(config: Train, places: Sequence[Place], seats: Sequence[Se
             progress=str(attempt.worker_progress(seat.name)), threads=max(1, place.cores // sharers), devices=config.devices_per_worker,
             steps_limit=steps_limit))
         if place.gpus:
-            environment[seat.name] = {_DEVICE_VARIABLE: _share(place.gpus, seat, seen[seat.host], config.devices_per_worker)}
+            count = len(place.gpus) // sharers if config.strategy == "auto" else config.devices_per_worker
+            environment[seat.name] = {_DEVICE_VARIABLE: _share(place.gpus, seat, seen[seat.host], count)}
             seen[seat.host] += seat.role == "worker"
     return LaunchPlan(incarnation=incarnation, workers=workers, environment=environment)
 

@@ -57,7 +57,8 @@ class Network:
         _run("ip", "link", "set", f"{PREFIX}br", "up")
         _let_through("-I")
         # Names are resolved by HostName here; a user's hosts would have them in DNS.
-        self.user_config.write_text("".join(f"Host {host}\n  HostName {address}\n  HostKeyAlias {host}\n" for host, address in self.addresses.items()))
+        names = [f"Host {host}\n  HostName {address}\n  HostKeyAlias {host}\n" for host, address in self.addresses.items()]
+        self.user_config.write_text("".join(names))
         for host in self.hosts:
             self._add(host)
         self.known_hosts.write_text("".join(f"{host},{self.addresses[host]} {(self.folder / f'{host}.key.pub').read_text()}" for host in self.hosts))

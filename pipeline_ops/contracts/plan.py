@@ -125,6 +125,7 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     resolved = {"registry": config.registry} if job == "export" else {}
     request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file),
                       config=section.model_dump(mode="json") | resolved,
+                      hosts=config.hosts.model_dump(mode="json") if job == "train" and config.hosts else None,
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)
     return _decide(request, layout)

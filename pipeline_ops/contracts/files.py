@@ -35,18 +35,26 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
       MachineError: the disk refused it (full, read-only); nothing is left behind.
     """
+    with whole_file(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """As `write_whole`, for what is too large to be held as bytes: the file, under another name until the block has ended well."""
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")  # two threads may write the same file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
+        raise _could_not_write(path, error) from error
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise _could_not_write(path, error) from error
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -6,13 +6,14 @@ from one task to the next.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.errors import DataError, MachineError
 from pipeline_ops.contracts.files import crc32c_of, read_json, write_json
 from pipeline_ops.contracts.fingerprint import Fingerprint, digest_of
 
@@ -93,14 +94,30 @@ def read_manifest(uri: str | Path) -> Manifest:
     Raises:
       DataError: there is none, or it is not one.
     """
-    path = Path(uri)
     try:
-        value = read_json(path)
+        value = _read_remote(str(uri)) if is_remote(uri) else read_json(Path(uri))
         if value is None:
-            raise DataError(f"{path}: there is no such manifest; run the task that makes it again")
+            raise DataError(f"{uri}: there is no such manifest; run the task that makes it again")
         return Manifest.model_validate(value)
     except ValueError as error:  # not JSON, or other JSON: pydantic's ValidationError is a ValueError
-        raise DataError(f"{path}: not a manifest of this version of Trainyard: {error}") from None
+        raise DataError(f"{uri}: not a manifest of this version of Trainyard: {error}") from None
+
+
+def is_remote(uri: str | Path) -> bool:
+    """Whether something lies in a store, and not in a folder."""
+    return "://" in str(uri)
+
+
+def _read_remote(uri: str) -> Any:
+    import fsspec  # here, because the DAG file reads manifests too, and nearly all lie in folders
+
+    try:
+        with fsspec.open(uri, "rb") as file:
+            return json.loads(file.read())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise MachineError(f"{uri} can't be read: {error}; check the store and this host's credentials") from error
 
 
 def read_input(entry: Input) -> Manifest:

@@ -62,7 +62,7 @@ class Workshop:
 
     @property
     def registry(self) -> Registry:
-        return Registry(Layout(self.root, "digits").models("digits"))
+        return Registry(self.root / "models" / "digits")
 
     def config(self, **overrides) -> PipelineConfig:
         """configs/digits.yaml with overrides; `evaluate__batch` stands for `evaluate.batch`."""

@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,17 +39,35 @@ def write_whole(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def whole_file(path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """As `write_whole`, for what is too large to be held as bytes: a file that gets its name when the block ends well."""
+    return _written_beside(path, os.replace)
+
+
+def create_whole(path: Path, data: bytes) -> None:
+    """As `write_whole`, for a file that is written once: of two who write it at the same time, one is refused.
+
+    Raises:
+      FileExistsError: there is one already.
+      MachineError: the disk refused it.
+    """
+    with _written_beside(path, os.link) as file:
+        file.write(data)
+
+
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """As `write_whole`, for what is too large to be held as bytes: the file, under another name until the block has ended well."""
-    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")  # two threads may write the same file
+def _written_beside(path: Path, give_name: Callable[[Path, Path], None]) -> Iterator[IO[bytes]]:
+    """A file under a temporary name, which gets its own once it is on disk; nothing is left of it otherwise."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")  # two threads may write the same file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        give_name(temporary, path)
+    except FileExistsError:
+        raise
     except OSError as error:
         raise _could_not_write(path, error) from error
     finally:

@@ -7,11 +7,16 @@ WorkerSpec as a file. What it has to say goes into its progress file, and into i
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 PRELOADED_MODULE = "pipeline_ops.training.preloaded"
+
+
+Role = Literal["chief", "worker", "ps"]
+"""TensorFlow's words. Only a gang with parameter servers has a chief of its own; elsewhere worker 0 is the chief."""
 
 
 class Message(BaseModel):
@@ -50,29 +55,57 @@ class Event(Message):
 
 
 class WorkerSpec(Message):
-    """One worker of one incarnation of a gang.
+    """One process of one incarnation of a gang.
 
-    `addresses` are those of all workers, `host:port`, in order; `work` is the folder of checkpoints, which all
-    workers can reach; `threads` is this worker's share of the host's cores.
+    `cluster` has the addresses of all processes, `host:port`, by role and in order; `role` and `index` are this one's place
+    in it. `work` is the folder of checkpoints, which all can reach; `threads` is this process's share of the host's cores,
+    and `devices` the number of devices that it trains on.
     """
 
     request: str
-    worker: int
-    addresses: list[str]
+    cluster: dict[Role, list[str]]
+    role: Role = "worker"
+    index: int
+    host: str
     work: str
     progress: str
     threads: int
+    devices: int = 1
     steps_limit: int | None = None
     """Stops after so many steps in all; for tests and measurements."""
 
     @property
+    def name(self) -> str:
+        """As in messages and, with a hyphen, in the names of files: `worker 1`, `chief`, `ps 0`."""
+        return worker_name(self.role, self.index)
+
+    @property
     def workers(self) -> int:
-        return len(self.addresses)
+        return len(self.cluster["worker"])
 
     @property
     def is_chief(self) -> bool:
-        """The worker that writes."""
-        return self.worker == 0
+        """The process that writes."""
+        return self.role == "chief" or (self.is_peer and self.index == 0)
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether all processes of the gang run the loop in step. Else the chief runs it alone, and the others serve until they are killed."""
+        return "chief" not in self.cluster
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it only serves a chief: it takes no steps of its own accord and never ends by itself."""
+        return not self.is_peer and self.role != "chief"
+
+    @property
+    def tf_config(self) -> str:
+        """TF_CONFIG as TensorFlow documents it."""
+        return json.dumps({"cluster": self.cluster, "task": {"type": self.role, "index": self.index}})
+
+
+def worker_name(role: Role, index: int) -> str:
+    return role if role == "chief" else f"{role} {index}"
 
 
 class CandidateSpec(Message):

@@ -5,7 +5,8 @@
     <root>/artifacts/<pipeline>/<job>/.<fingerprint>.lock             held by the one job that makes it
     <root>/runs/<pipeline>/<run id>/<task>.json                       how a task of a run ended
     <root>/runs/<pipeline>/<run id>/<task>/attempt-<id>/              request, status, progress and logs of one job process
-    <root>/models/<model>/<version>/                                  published models, in TensorFlow Serving's layout
+    <root>/models/<model>/<version>/                                  published models (`registry.py`), unless export.registry is elsewhere
+    <root>/fetched/                                                   copies of published models that are kept elsewhere
     <root>/listings/                                                  digests of raw files, so that only changed ones are read
 """
 
@@ -50,9 +51,6 @@ class Layout:
     def attempts(self, run_id: str, task: str) -> Path:
         return self.run(run_id) / task
 
-    def models(self, model: str) -> Path:
-        return self.root / "models" / model
-
     @property
     def listings(self) -> Path:
         return self.root / "listings"
@@ -89,8 +87,12 @@ class Attempt:
     def log(self) -> Path:
         return self.folder / "job.log"
 
-    def worker_log(self, worker: int) -> Path:
-        return self.folder / f"worker-{worker}.log"
+    def of_worker(self, name: str, suffix: str) -> Path:
+        """A file of one process of a gang, by the name that it has in messages: `worker-1.log` of `worker 1`."""
+        return self.folder / f"{name.replace(' ', '-')}.{suffix}"
 
-    def worker_progress(self, worker: int) -> Path:
-        return self.folder / f"worker-{worker}.jsonl"
+    def worker_log(self, name: str) -> Path:
+        return self.of_worker(name, "log")
+
+    def worker_progress(self, name: str) -> Path:
+        return self.of_worker(name, "jsonl")

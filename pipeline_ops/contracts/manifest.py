@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.contracts.errors import DataError, MachineError
-from pipeline_ops.contracts.files import crc32c_of, read_json, write_json
+from pipeline_ops.contracts.files import crc32c_of, write_json
 from pipeline_ops.contracts.fingerprint import Fingerprint, digest_of
 
 NAME = "manifest.json"
@@ -95,12 +95,9 @@ def read_manifest(uri: str | Path) -> Manifest:
       DataError: there is none, or it is not one.
     """
     try:
-        value = _read_remote(str(uri)) if is_remote(uri) else read_json(Path(uri))
-        if value is None:
-            raise DataError(f"{uri}: there is no such manifest; run the task that makes it again")
-        return Manifest.model_validate(value)
-    except ValueError as error:  # not JSON, or other JSON: pydantic's ValidationError is a ValueError
-        raise DataError(f"{uri}: not a manifest of this version of Trainyard: {error}") from None
+        return parse_manifest(_read_remote(str(uri)) if is_remote(uri) else Path(uri).read_bytes(), uri)
+    except FileNotFoundError:
+        raise DataError(f"{uri}: there is no such manifest; run the task that makes it again") from None
 
 
 def is_remote(uri: str | Path) -> bool:
@@ -108,16 +105,24 @@ def is_remote(uri: str | Path) -> bool:
     return "://" in str(uri)
 
 
-def _read_remote(uri: str) -> Any:
+def _read_remote(uri: str) -> bytes:
     import fsspec  # here, because the DAG file reads manifests too, and nearly all lie in folders
 
     try:
         with fsspec.open(uri, "rb") as file:
-            return json.loads(file.read())
+            return file.read()
     except FileNotFoundError:
-        return None
+        raise
     except OSError as error:
         raise MachineError(f"{uri} can't be read: {error}; check the store and this host's credentials") from error
+
+
+def parse_manifest(content: bytes, uri: str | Path) -> Manifest:
+    """Raises DataError, with the place that the content is from, if it is not a manifest."""
+    try:
+        return Manifest.model_validate(json.loads(content))
+    except ValueError as error:  # not JSON, or other JSON: pydantic's ValidationError is a ValueError
+        raise DataError(f"{uri}: not a manifest of this version of Trainyard: {error}") from None
 
 
 def read_input(entry: Input) -> Manifest:

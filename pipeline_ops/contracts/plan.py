@@ -103,7 +103,7 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     digests = {name: entry.digest for name, entry in inputs.items()}
     if job == "preprocess":
         digests[RAW_FILES] = list_raw_files(config.path(section.source.folder), layout.listings).digest
-    if job == "evaluate" and (champion := _baseline(config, layout, inputs["train"])):
+    if job == "evaluate" and (champion := _baseline(config, inputs["train"])):
         inputs["champion"] = champion
         digests["champion"] = champion.digest
     stages = [stage.name for stage in section.stages] if job == "preprocess" else []
@@ -116,7 +116,9 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
         base = choose_base(layout.artifacts(job), fingerprint)
         fingerprint = _with_inputs(fingerprint, {BASE: base.digest} if base else {})
         inputs |= reference.inputs | ({BASE: base} if base else {})
-    request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file), config=section.model_dump(mode="json"),
+    resolved = {"registry": config.registry} if job == "export" else {}
+    request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file),
+                      config=section.model_dump(mode="json") | resolved,
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)
     return _decide(request, layout)
@@ -130,18 +132,18 @@ def _decide(request: Request, layout: Layout) -> JobPlan:
     manifest = layout.manifest(request.job, request.fingerprint.digest)
     if not manifest.exists():
         return JobPlan(request, manifest, False, _why_anew(request, layout))
-    damage = tuple(find_damage(manifest, read_manifest(manifest)) or _find_unpublished(request, layout, read_manifest(manifest)))
+    damage = tuple(find_damage(manifest, read_manifest(manifest)) or _find_unpublished(request, read_manifest(manifest)))
     if damage:
         return JobPlan(request, manifest, False, f"the artifact was damaged: {damage[0]}", damage)
     return JobPlan(request, manifest, True, "unchanged: same inputs, config, code and package versions")
 
 
-def _find_unpublished(request: Request, layout: Layout, manifest: Manifest) -> list[str]:
+def _find_unpublished(request: Request, manifest: Manifest) -> list[str]:
     """What an export left lies in the registry, where somebody may have removed it."""
     if request.job != "export":
         return []
     figures = ModelFigures.model_validate(manifest.figures)
-    published = {version.number for version in Registry(layout.models(figures.name)).versions()}
+    published = {version.number for version in Registry(request.config["registry"]).versions()}
     return [] if figures.version in published else [f"version {figures.version} of the model {figures.name} is gone"]
 
 
@@ -159,13 +161,13 @@ def _as_input(manifest: str) -> Input:
     return Input(uri=manifest, digest=read_manifest(manifest).digest)
 
 
-def _baseline(config: PipelineConfig, layout: Layout, challenger: Input) -> Input | None:
+def _baseline(config: PipelineConfig, challenger: Input) -> Input | None:
     """The model that the challenger has to beat.
 
     Once the challenger itself is the champion, that is the one that it was compared with when it was published: an
     unchanged second run asks the same question as the first, and finds it answered.
     """
-    registry = Registry(layout.models(config.export.model))
+    registry = Registry(config.registry)
     champion = registry.champion()
     if champion and champion.manifest().inputs["train"].digest == challenger.digest:
         compared_with = champion.manifest().figures["compared_with"]

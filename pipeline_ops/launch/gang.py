@@ -22,8 +22,8 @@ from pipeline_ops.contracts.gang import Event
 from pipeline_ops.contracts.layout import Attempt
 from pipeline_ops.contracts.progress import Progress, ProgressReader
 from pipeline_ops.contracts.request import Status
-from pipeline_ops.launch.local import LocalHost
-from pipeline_ops.launch.plan import LaunchPlan, build_launch_plan, free_ports, spec_file, status_file, worker_name
+from pipeline_ops.launch.local import LocalHost, free_ports
+from pipeline_ops.launch.plan import LaunchPlan, Place, build_launch_plan, seats_of, spec_file, status_file
 
 _log = logging.getLogger(__name__)
 
@@ -84,12 +84,14 @@ class Gang:
         try:
             if not self.host.is_up:
                 self.host.start(self.config.start_timeout_seconds)
-            plan = build_launch_plan(self.config, free_ports(self.config.workers), self.attempt, self.work, self.restarts, os.cpu_count() or 1,
+            here = Place(name="localhost", address="127.0.0.1", workers=self.config.workers, cores=os.cpu_count() or 1)
+            seats = seats_of(self.config, [here], self.config.workers)
+            plan = build_launch_plan(self.config, [here], seats, {here.name: free_ports(len(seats))}, self.attempt, self.work, self.restarts,
                                      self.steps_limit)
             watch = Watch(plan, self.config, self.attempt)
             for worker in plan.workers:
-                write_json(spec_file(self.attempt, worker.worker), worker.model_dump(mode="json"))
-                status_file(self.attempt, worker.worker).unlink(missing_ok=True)
+                write_json(spec_file(self.attempt, worker.name), worker.model_dump(mode="json"))
+                status_file(self.attempt, worker.name).unlink(missing_ok=True)
                 self.host.fork(plan.fork(worker, self.attempt))
             return self._follow(watch)
         except MachineError as error:
@@ -137,20 +139,21 @@ class Watch:
     def __init__(self, plan: LaunchPlan, config: Train, attempt: Attempt):
         self._config, self._attempt = config, attempt
         self._started = time.monotonic()
-        self._last_sign = dict.fromkeys((w.worker for w in plan.workers), self._started)
-        self._last_step: dict[int, int] = {}
-        self._readers = {w.worker: _reader_from_end(Path(w.progress)) for w in plan.workers}
-        self._names = {worker_name(w.worker): w.worker for w in plan.workers}
-        self._ended: dict[int, int] = {}
+        self._awaited = plan.awaited
+        self._chief = next(worker.name for worker in plan.workers if worker.is_chief)
+        self._last_sign = dict.fromkeys(self._awaited, self._started)
+        self._last_step: dict[str, int] = {}
+        self._readers = {w.name: _reader_from_end(Path(w.progress)) for w in plan.workers}
+        self._ended: dict[str, int] = {}
         """Exit codes, in the order in which the workers ended."""
 
     @property
-    def unfinished(self) -> list[int]:
-        return [worker for worker in self._last_sign if worker not in self._ended]
+    def unfinished(self) -> list[str]:
+        return [worker for worker in self._awaited if worker not in self._ended]
 
     def note(self, event: Event) -> None:
-        if event.event == "ended" and event.name in self._names:
-            self._ended[self._names[event.name]] = event.code
+        if event.event == "ended" and event.name in self._readers:
+            self._ended[event.name] = event.code
 
     def progress(self) -> list[Progress]:
         """What the chief has reported since the last call; notes of everybody's signs of life."""
@@ -160,11 +163,11 @@ class Watch:
             if moments:
                 self._last_sign[worker] = time.monotonic()
                 self._note_step(worker, moments)
-            if worker == 0:
+            if worker == self._chief:
                 of_chief = moments
         return of_chief
 
-    def _note_step(self, worker: int, moments: list[Progress]) -> None:
+    def _note_step(self, worker: str, moments: list[Progress]) -> None:
         for moment in moments:
             if moment.phase == "train" and moment.done is not None:
                 self._last_step[worker] = moment.done
@@ -178,15 +181,15 @@ class Watch:
         failures = [self._exit_failure(worker, code) for worker, code in self._ended.items() if code != 0]
         return next((failure for failure in failures if not failure.exit_code.is_retried), failures[0] if failures else None)
 
-    def _exit_failure(self, worker: int, code: int) -> Failure:
+    def _exit_failure(self, worker: str, code: int) -> Failure:
         log, step = self._attempt.worker_log(worker), self._last_step.get(worker, 0)
         if code < 0:
-            return Failure(f"worker {worker} was killed by signal {-code} ({signal.Signals(-code).name}) at step {step}; its log is {log}")
+            return Failure(f"{worker} was killed by signal {-code} ({signal.Signals(-code).name}) at step {step}; its log is {log}")
         status = read_json(status_file(self._attempt, worker))
         if status is None:
-            return Failure(f"worker {worker} ended with {code} at step {step} and left no status; its log is {log}")
+            return Failure(f"{worker} ended with {code} at step {step} and left no status; its log is {log}")
         status = Status.model_validate(status)
-        return Failure(f"worker {worker} failed at step {step}: {status.message}; its log is {log}", status.exit_code)
+        return Failure(f"{worker} failed at step {step}: {status.message}; its log is {log}", status.exit_code)
 
     def _silence(self) -> Failure | None:
         now = time.monotonic()
@@ -194,10 +197,10 @@ class Watch:
             has_stepped, silent = worker in self._last_step, now - self._last_sign[worker]
             log = self._attempt.worker_log(worker)
             if not has_stepped and now - self._started > self._config.start_timeout_seconds:
-                return Failure(f"worker {worker} made no step within {self._config.start_timeout_seconds} s (train.start_timeout_seconds); "
+                return Failure(f"{worker} made no step within {self._config.start_timeout_seconds} s (train.start_timeout_seconds); "
                                f"its log is {log}")
             if has_stepped and silent > self._config.step_timeout_seconds:
-                return Failure(f"worker {worker} has reported nothing for {silent:.0f} s (train.step_timeout_seconds is "
+                return Failure(f"{worker} has reported nothing for {silent:.0f} s (train.step_timeout_seconds is "
                                f"{self._config.step_timeout_seconds}); its log is {log}")
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,18 @@ from pipeline_ops.contracts.errors import MachineError
 from pipeline_ops.contracts.gang import PRELOADED_MODULE, Event, Fork
 
 _STOP_SECONDS = 5.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now. All are held at once, so no two are the same."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return [held.getsockname()[1] for held in sockets]
+    finally:
+        for held in sockets:
+            held.close()
 
 
 class LocalHost:

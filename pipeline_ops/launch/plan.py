@@ -1,16 +1,50 @@
-"""Decide first: which worker runs where, with what address and how many cores. Pure and printable."""
+"""Decide first: which process runs where, in which role, with what address and how many cores. Pure and printable.
+
+Two steps, because a free port is known only to the host that has it: `seats_of` says who sits where, and with the ports
+that the hosts have found, `build_launch_plan` makes of it what each process is told.
+"""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.gang import Fork, WorkerSpec
+from pipeline_ops.contracts.gang import Fork, Role, WorkerSpec, worker_name
 from pipeline_ops.contracts.layout import Attempt
+
+_DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+class Place(BaseModel):
+    """A host as the plan sees it: where others reach it, and how many workers it can take."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    address: str
+    workers: int
+    cores: int = 1
+    gpus: tuple[str, ...] = ()
+    """What its processes share, as CUDA_VISIBLE_DEVICES names them; empty where there are none, or nobody is to share them out."""
+
+
+class Seat(BaseModel):
+    """One process of the gang: its role, its place in the role, its host, and its number among the processes there."""
+
+    model_config = ConfigDict(frozen=True)
+
+    role: Role
+    index: int
+    host: str
+    number_on_host: int
+
+    @property
+    def name(self) -> str:
+        return worker_name(self.role, self.index)
 
 
 class LaunchPlan(BaseModel):
@@ -20,54 +54,98 @@ class LaunchPlan(BaseModel):
 
     incarnation: int
     workers: list[WorkerSpec]
+    environment: dict[str, dict[str, str]] = {}
+    """What a process gets beside the environment of its host, by name."""
+
+    @property
+    def awaited(self) -> list[str]:
+        """Whose good end is the end of the training; the others serve them."""
+        return [worker.name for worker in self.workers if not worker.is_server]
 
     def fork(self, worker: WorkerSpec, attempt: Attempt) -> Fork:
         """What the preloaded process is told."""
-        return Fork(name=worker_name(worker.worker), entry="worker", argument=str(spec_file(attempt, worker.worker)),
-                    status=str(status_file(attempt, worker.worker)), log=str(attempt.worker_log(worker.worker)))
+        return Fork(name=worker.name, entry="worker", argument=str(spec_file(attempt, worker.name)), status=str(status_file(attempt, worker.name)),
+                    log=str(attempt.worker_log(worker.name)), env=self.environment.get(worker.name, {}))
+
+    def __str__(self) -> str:
+        rows = [("process", "host", "address", "threads", "devices", "environment")]
+        rows += [(w.name, w.host, w.cluster[w.role][w.index], str(w.threads), str(w.devices),
+                  " ".join(f"{key}={value}" for key, value in self.environment.get(w.name, {}).items())) for w in self.workers]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def build_launch_plan(config: Train, ports: Sequence[int], attempt: Attempt, work: Path, incarnation: int, cores: int,
-                      steps_limit: int | None = None) -> LaunchPlan:
-    """Plans a gang on this host.
+def gang_size(config: Train, places: Sequence[Place]) -> int:
+    """How many workers the gang can have on these hosts now; 0 where that is fewer than it may have."""
+    size = min(config.most_workers, sum(place.workers for place in places))
+    return size if size >= config.fewest_workers else 0
+
+
+def seats_of(config: Train, places: Sequence[Place], workers: int) -> list[Seat]:
+    """Spreads the workers over the hosts, as evenly as these can take them, and numbers them in the order of the hosts.
+
+    A chief sits on the first host; parameter servers go round the hosts.
+    """
+    taken: Counter[str] = Counter()
+    while sum(taken.values()) < workers:
+        free = [place for place in places if taken[place.name] < place.workers]
+        if not free:
+            raise ValueError(f"{workers} workers need as many places, and the hosts have {sum(place.workers for place in places)}")
+        taken[min(free, key=lambda place: taken[place.name]).name] += 1
+    hosts = [place.name for place in places for _ in range(taken[place.name])]
+    roles: list[tuple[Role, int, str]] = [("worker", index, host) for index, host in enumerate(hosts)]
+    if config.strategy == "parameter_server":
+        servers = [("ps", index, places[index % len(places)].name) for index in range(config.parameter_servers)]
+        roles = [("chief", 0, places[0].name), *roles, *servers]
+    numbers: Counter[str] = Counter()
+    seats = []
+    for role, index, host in roles:
+        seats.append(Seat(role=role, index=index, host=host, number_on_host=numbers[host]))
+        numbers[host] += 1
+    return seats
+
+
+def build_launch_plan(config: Train, places: Sequence[Place], seats: Sequence[Seat], ports: Mapping[str, Sequence[int]], attempt: Attempt, work: Path,
+                      incarnation: int, steps_limit: int | None = None) -> LaunchPlan:
+    """Makes of seats what each process is told.
 
     Args:
       config: the training section.
-      ports: free ports, one for each worker.
+      places: the hosts.
+      seats: who sits where.
+      ports: free ports by host, one for each seat there.
       attempt: the train job's folder: request, logs and progress.
       work: the folder of checkpoints.
       incarnation: 0 for the first gang, one more for every restart.
-      cores: of this host; its workers share them evenly.
       steps_limit: stop after so many steps.
     """
-    addresses = [f"127.0.0.1:{port}" for port in ports]
-    workers = [
-        WorkerSpec(request=str(attempt.request), worker=index, addresses=addresses, work=str(work), progress=str(attempt.worker_progress(index)),
-                   threads=max(1, cores // config.workers), steps_limit=steps_limit)
-        for index in range(config.workers)
-    ]
-    return LaunchPlan(incarnation=incarnation, workers=workers)
+    by_name = {place.name: place for place in places}
+    cluster: dict[Role, list[str]] = defaultdict(list)
+    for seat in seats:
+        cluster[seat.role].append(f"{by_name[seat.host].address}:{ports[seat.host][seat.number_on_host]}")
+    workers_on = Counter(seat.host for seat in seats if seat.role == "worker")
+    seen: Counter[str] = Counter()
+    workers, environment = [], {}
+    for seat in seats:
+        place, sharers = by_name[seat.host], max(1, workers_on[seat.host])
+        workers.append(WorkerSpec(
+            request=str(attempt.request), cluster=dict(cluster), role=seat.role, index=seat.index, host=seat.host, work=str(work),
+            progress=str(attempt.worker_progress(seat.name)), threads=max(1, place.cores // sharers), devices=config.devices_per_worker,
+            steps_limit=steps_limit))
+        if place.gpus:
+            environment[seat.name] = {_DEVICE_VARIABLE: _share(place.gpus, seat, seen[seat.host], config.devices_per_worker)}
+            seen[seat.host] += seat.role == "worker"
+    return LaunchPlan(incarnation=incarnation, workers=workers, environment=environment)
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now. All are held at once, so no two are the same."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [held.getsockname()[1] for held in sockets]
-    finally:
-        for held in sockets:
-            held.close()
+def _share(gpus: Sequence[str], seat: Seat, nth_worker: int, count: int) -> str:
+    """The devices of one process: those of worker n follow those of worker n - 1; who does not train gets none."""
+    return ",".join(gpus[nth_worker * count:(nth_worker + 1) * count]) if seat.role == "worker" else ""
 
 
-def worker_name(worker: int) -> str:
-    return f"worker {worker}"
+def spec_file(attempt: Attempt, name: str) -> Path:
+    return attempt.of_worker(name, "spec.json")
 
 
-def spec_file(attempt: Attempt, worker: int) -> Path:
-    return attempt.folder / f"worker-{worker}.spec.json"
-
-
-def status_file(attempt: Attempt, worker: int) -> Path:
-    return attempt.folder / f"worker-{worker}.status.json"
+def status_file(attempt: Attempt, name: str) -> Path:
+    return attempt.of_worker(name, "status.json")

@@ -47,15 +47,15 @@ class Loop:
         self.optimizer._all_reduce_sum_gradients = lambda gradients: gradients
 
     @tf.function(reduce_retracing=True)
-    def train(self, batches: Iterator, num_steps: tf.Tensor) -> tf.Tensor:
-        """Takes `num_steps` optimizer steps. Returns the sums of `batch_sums` over all workers."""
-        sums = tf.zeros([3])
+    def train(self, batches: Iterator, num_steps: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+        """Takes `num_steps` optimizer steps. Returns the sums of `batch_sums` over all workers and, last, that of their `stop`."""
+        sums = tf.zeros([4])
         for _ in tf.range(num_steps):
-            replicas = self._strategy.run(self._replica_step, args=next(batches))
+            replicas = self._strategy.run(self._replica_step, args=(*next(batches), stop))
             sums += self._strategy.experimental_local_results(replicas)[0]  # the same on every replica
         return sums
 
-    def _replica_step(self, images_bHWC: tf.Tensor, labels_b: tf.Tensor) -> tf.Tensor:
+    def _replica_step(self, images_bHWC: tf.Tensor, labels_b: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
         with tf.GradientTape() as tape:
             sums = batch_sums(self.model(tf.cast(images_bHWC, tf.float32), training=True), labels_b)
@@ -63,7 +63,7 @@ class Loop:
             if self.model.losses:  # regularisers: every replica has the same ones
                 loss += tf.add_n(self.model.losses) / context.num_replicas_in_sync
         gradients = tape.gradient(loss, self.model.trainable_variables)
-        *gradients, sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [*gradients, sums])
+        *gradients, sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [*gradients, tf.concat([sums, [stop]], 0)])
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
         return sums
 

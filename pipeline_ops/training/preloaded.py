@@ -58,6 +58,7 @@ class Preloaded:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whom a signal to the whole group is meant for are the forks
         signal.set_wakeup_fd(wake_write)
         self._say(Event(event="ready", pid=os.getpid()))
         while True:
@@ -107,6 +108,7 @@ def _be_child(fork: Fork) -> NoReturn:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(fork.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):

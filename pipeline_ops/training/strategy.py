@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import tensorflow as tf
@@ -17,12 +16,7 @@ def make_strategy(config: Train, spec: WorkerSpec) -> tf.distribute.Strategy:
     tf.config.threading.set_inter_op_parallelism_threads(max(2, spec.threads))
     if config.strategy == "one_device":
         return tf.distribute.OneDeviceStrategy("/cpu:0" if not tf.config.list_physical_devices("GPU") else "/gpu:0")
-    os.environ["TF_CONFIG"] = tf_config(spec)
+    os.environ["TF_CONFIG"] = spec.tf_config
     # A step that takes longer than this is a lost peer. A killed one is noticed at once, by its closed connection.
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=float(config.step_timeout_seconds))
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-
-
-def tf_config(spec: WorkerSpec) -> str:
-    """TF_CONFIG as TensorFlow documents it."""
-    return json.dumps({"cluster": {"worker": spec.addresses}, "task": {"type": "worker", "index": spec.worker}})

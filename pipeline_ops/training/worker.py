@@ -27,6 +27,7 @@ from pipeline_ops.models import builder
 from pipeline_ops.models.classification import means
 from pipeline_ops.training.callbacks import end_epoch
 from pipeline_ops.training.loop import Loop
+from pipeline_ops.training.preemption import Preempted, StopRequest
 from pipeline_ops.training.state import Checkpoints, TrainingState, digest_of_weights, read_arrays, write_arrays
 from pipeline_ops.training.strategy import make_strategy
 
@@ -41,8 +42,8 @@ def run_worker(spec: WorkerSpec) -> Training:
       The finished training. The caller must hold it until the process exits: taking it apart exchanges messages with
       peers that may have left already, and then blocks for the ten seconds in which TensorFlow notices.
     """
-    progress = ProgressWriter(Path(spec.progress), spec.worker)
-    progress.report("joining", message=f"worker {spec.worker} of {spec.workers} joins")
+    progress = ProgressWriter(Path(spec.progress), spec.index)
+    progress.report("joining", message=f"{spec.name} of {spec.workers} joins")
     request = read_request(spec.request)
     config = Train.model_validate(request.config)
     strategy = make_strategy(config, spec)
@@ -64,7 +65,7 @@ class Training:
     """
 
     def __init__(self, spec: WorkerSpec, request: Request, config: Train, strategy: tf.distribute.Strategy, progress: ProgressWriter):
-        self._spec, self._config, self._progress = spec, config, progress
+        self._spec, self._config, self._progress, self._stop = spec, config, progress, StopRequest()
         self._train, self._validation, figures = open_splits(request)
         self._steps_per_epoch = _steps_per_epoch(self._train, config)
         keras.utils.set_random_seed(config.seed)
@@ -78,7 +79,7 @@ class Training:
 
         # Attributes, so that they live as long as the training does; `run_worker` says why.
         self._batches = iter(training_batches(self._train, config.global_batch, self._slice(), config.seed, self._state.step))
-        self._validation_batches = evaluation_batches(self._validation, _EVALUATION_BATCH, spec.worker, spec.workers)
+        self._validation_batches = evaluation_batches(self._validation, _EVALUATION_BATCH, spec.index, spec.workers)
 
     def run(self) -> None:
         while not self._is_done():
@@ -89,7 +90,7 @@ class Training:
         self._leave()
 
     def _slice(self) -> Slice:
-        return Slice.of(self._spec.worker, self._spec.workers, self._config.global_batch)
+        return Slice.of(self._spec.index, self._spec.workers, self._config.global_batch)
 
     def _is_done(self) -> bool:
         return len(self._state.history) >= self._config.epochs or self._state.stopped_early or self._is_limited()
@@ -104,7 +105,7 @@ class Training:
         reported = 0.0
         while state.step < end:
             num_steps = min(self._config.steps_per_call, end - state.step, self._steps_to_checkpoint())
-            sums = self._loop.train(self._batches, tf.constant(num_steps)).numpy()
+            *sums, stop = self._loop.train(self._batches, tf.constant(num_steps), tf.constant(self._stop.as_number)).numpy()
             refuse_infinite(float(sums[0]), state.step, state.learning_rate)
             state.step += num_steps
             state.epoch_sums = [a + float(b) for a, b in zip(state.epoch_sums, sums, strict=True)]
@@ -113,6 +114,10 @@ class Training:
                 reported = time.monotonic()
             if state.step % self._config.checkpoint_every_steps == 0:
                 self._save()
+            if stop:
+                self._save()
+                self._progress.report("preempted", state.step, unit="steps")
+                raise Preempted(state.step)
 
     def _steps_to_checkpoint(self) -> int:
         return self._config.checkpoint_every_steps - self._state.step % self._config.checkpoint_every_steps
@@ -168,7 +173,7 @@ class Training:
         if self._spec.is_chief:
             write_arrays(self._work / TRAINED, weights)
             write_json(self._work / STATE, self._state.model_dump(mode="json") | {"num_parameters": self._loop.model.count_params()})
-        write_whole(self._work / worker_digest_name(self._spec.worker), digest_of_weights(weights).encode())
+        write_whole(self._work / worker_digest_name(self._spec.index), digest_of_weights(weights).encode())
         self._writer.close()
         self._progress.report("trained", self._state.step, self._state.step, "steps")
 

@@ -110,7 +110,7 @@ def test_a_worker_that_is_done_does_not_wait_for_peers_that_have_left(start):
     """It would notice ten seconds later that they are gone, and say so in its log."""
     job = start()
     assert job.end() == ExitCode.SUCCESS
-    assert "coordination service" not in "".join(job.job.attempt.worker_log(worker).read_text() for worker in range(2))
+    assert "coordination service" not in "".join(job.job.attempt.worker_log(f"worker {worker}").read_text() for worker in range(2))
 
 
 @pytest.mark.parametrize("worker", [0, 1])
@@ -127,6 +127,17 @@ def test_a_killed_worker_restarts_the_gang_and_the_result_is_the_same(start, und
     assert f"worker {worker} was killed by signal 9 (SIGKILL)" in messages[0]
     assert f"worker-{worker}.log" in messages[0]
     assert group_members(job.process.pid) == []
+
+
+def test_sigterm_to_one_worker_stops_all_at_the_same_step_and_the_next_gang_goes_on_there(start, undisturbed):
+    job = start()
+    job.wait_for_step(20)
+    os.kill(job.workers()[1], signal.SIGTERM)
+    assert job.end() == ExitCode.SUCCESS
+    moments = [m for name in ("worker 0", "worker 1") for m in ProgressReader(job.job.attempt.worker_progress(name)).new()]
+    stopped, restored = ({m.done for m in moments if m.phase == phase} for phase in ("preempted", "restored"))
+    assert len(stopped) == 1 and restored == stopped, "no step is lost, and none is done twice"
+    assert_same_weights(job, undisturbed)
 
 
 def test_a_killed_preloaded_process_is_started_again(start, undisturbed):

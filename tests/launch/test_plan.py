@@ -3,38 +3,80 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.layout import Attempt
-from pipeline_ops.launch.plan import build_launch_plan, free_ports
+from pipeline_ops.launch.plan import LaunchPlan, Place, build_launch_plan, gang_size, seats_of
+
+HERE = Place(name="here", address="127.0.0.1", workers=4, cores=8)
+THREE = [Place(name=f"h{i}", address=f"10.0.0.{i}", workers=2, cores=4, gpus=("0", "1", "2", "3")) for i in (1, 2, 3)]
 
 
-def plan(workers: int = 2, cores: int = 2):
-    config = Train(model="digits_cnn", workers=workers, global_batch=64)
-    return build_launch_plan(config, range(4000, 4000 + workers), Attempt(Path("/run")), Path("/work"), incarnation=1, cores=cores)
+def train(**values) -> Train:
+    return Train(**{"model": "digits_cnn", "workers": 2, "global_batch": 64} | values)
+
+
+def plan(config: Train, places=(HERE,), workers: int | None = None) -> LaunchPlan:
+    seats = seats_of(config, places, workers or config.workers)
+    ports = {place.name: range(4000, 4100) for place in places}
+    return build_launch_plan(config, places, seats, ports, Attempt(Path("/run")), Path("/work"), incarnation=1)
 
 
 def test_every_worker_knows_all_addresses_and_its_own_place():
-    assert [w.addresses for w in plan().workers] == [["127.0.0.1:4000", "127.0.0.1:4001"]] * 2
-    assert [w.worker for w in plan().workers] == [0, 1]
-
-
-def test_workers_share_the_cores_and_none_goes_without():
-    assert [w.threads for w in plan(2, 8).workers] == [4, 4]
-    assert [w.threads for w in plan(4, 2).workers] == [1, 1, 1, 1]
-
-
-def test_a_plan_can_be_printed_and_read_back():
-    text = plan().model_dump_json()
-    assert type(plan()).model_validate_json(text) == plan()
-    assert json.loads(text)["incarnation"] == 1
-
-
-def test_free_ports_are_all_different():
-    assert len(set(free_ports(20))) == 20
+    workers = plan(train()).workers
+    assert [w.cluster for w in workers] == [{"worker": ["127.0.0.1:4000", "127.0.0.1:4001"]}] * 2
+    assert [(w.name, w.is_chief) for w in workers] == [("worker 0", True), ("worker 1", False)]
 
 
 def test_tf_config_is_what_tensorflow_documents():
-    from pipeline_ops.training.strategy import tf_config
+    assert json.loads(plan(train()).workers[1].tf_config) == {"cluster": {"worker": ["127.0.0.1:4000", "127.0.0.1:4001"]},
+                                                              "task": {"type": "worker", "index": 1}}
 
-    assert json.loads(tf_config(plan().workers[1])) == {"cluster": {"worker": ["127.0.0.1:4000", "127.0.0.1:4001"]},
-                                                        "task": {"type": "worker", "index": 1}}
+
+@pytest.mark.parametrize(("workers", "hosts"), [(1, ["h1"]), (2, ["h1", "h2"]), (3, ["h1", "h2", "h3"]), (4, ["h1", "h1", "h2", "h3"]),
+                                                (6, ["h1", "h1", "h2", "h2", "h3", "h3"])])
+def test_workers_are_spread_and_numbered_in_the_order_of_the_hosts(workers, hosts):
+    assert [seat.host for seat in seats_of(train(), THREE, workers)] == hosts
+
+
+def test_more_workers_than_places_are_refused():
+    with pytest.raises(ValueError, match="7 workers need as many places, and the hosts have 6"):
+        seats_of(train(), THREE, 7)
+
+
+def test_a_gang_with_parameter_servers_has_a_chief_workers_and_servers():
+    made = plan(train(strategy="parameter_server", workers=3, parameter_servers=2), THREE)
+    assert made.workers[0].cluster == {"chief": ["10.0.0.1:4000"], "worker": ["10.0.0.1:4001", "10.0.0.2:4000", "10.0.0.3:4000"],
+                                       "ps": ["10.0.0.1:4002", "10.0.0.2:4001"]}
+    assert [w.name for w in made.workers] == ["chief", "worker 0", "worker 1", "worker 2", "ps 0", "ps 1"]
+    assert made.awaited == ["chief"], "servers never end by themselves"
+    assert [w.name for w in made.workers if w.is_chief] == ["chief"]
+
+
+def test_workers_share_the_cores_of_their_host_and_none_goes_without():
+    assert [w.threads for w in plan(train(), [HERE]).workers] == [4, 4]
+    assert [w.threads for w in plan(train(), [HERE.model_copy(update={"cores": 1})]).workers] == [1, 1]
+    assert [w.threads for w in plan(train(workers=4), THREE).workers] == [2, 2, 4, 4]
+
+
+def test_workers_of_one_host_have_devices_of_their_own():
+    made = plan(train(workers=4, devices_per_worker=2), THREE)
+    assert [made.environment[w.name]["CUDA_VISIBLE_DEVICES"] for w in made.workers] == ["0,1", "2,3", "0,1", "0,1"]
+    assert [w.devices for w in made.workers] == [2] * 4
+    served = plan(train(strategy="parameter_server", workers=1, parameter_servers=1), THREE)
+    assert served.environment["ps 0"] == {"CUDA_VISIBLE_DEVICES": ""}, "a process that does not train must not hold a device"
+
+
+@pytest.mark.parametrize(("workers", "fewest", "most", "hosts", "size"), [
+    (2, None, None, 3, 2), (2, None, None, 1, 2), (4, None, None, 1, 0), (4, 2, None, 1, 2), (4, 3, None, 1, 0), (2, 1, 6, 3, 6), (2, 1, 5, 2, 4),
+    (2, 1, None, 0, 0),
+])
+def test_a_gang_is_as_large_as_its_hosts_and_its_bounds_allow(workers, fewest, most, hosts, size):
+    assert gang_size(train(workers=workers, min_workers=fewest, max_workers=most), THREE[:hosts]) == size
+
+
+def test_a_plan_can_be_printed_and_read_back():
+    made = plan(train(), THREE)
+    assert LaunchPlan.model_validate_json(made.model_dump_json()) == made
+    assert str(made).splitlines()[2].split() == ["worker", "1", "h2", "10.0.0.2:4000", "4", "1", "CUDA_VISIBLE_DEVICES=0"]

@@ -77,7 +77,7 @@ def test_the_form_offers_what_the_config_has_with_its_types_bounds_and_help():
     assert (epochs.value, epochs.schema["type"], epochs.schema["minimum"], epochs.schema["section"]) == (20, "integer", 1, "Train")
     rate = params["train.optimizer.learning_rate"]
     assert (rate.value, rate.schema["type"], rate.schema["exclusiveMinimum"]) == (1e-3, "number", 0)
-    assert params["train.strategy"].schema["enum"] == ["one_device", "multi_worker_mirrored"]
+    assert {"one_device", "multi_worker_mirrored", "parameter_server"} <= set(params["train.strategy"].schema["enum"])
     assert params["train.early_stopping.patience_epochs"].schema["section"] == "Train: early stopping"
     assert "never follows the number of workers" in params["train.global_batch"].description
     assert "evaluate.gate" not in params

@@ -58,7 +58,7 @@ class HostCache:
     def _hold(self, name: str) -> None:
         path = self._folder / f".{name}.use"
         if path not in _held:
-            _held[path] = open(path, "a")
+            _held[path] = open(path, "a")  # noqa: SIM115 (it stays open)
             fcntl.flock(_held[path], fcntl.LOCK_SH)
 
     def _remove_unused(self) -> None:

@@ -113,8 +113,8 @@ def _read_remote(uri: str) -> bytes:
             return file.read()
     except FileNotFoundError:
         raise
-    except OSError as error:
-        raise MachineError(f"{uri} can't be read: {error}; check the store and this host's credentials") from error
+    except Exception as error:  # stores fail in as many ways as there are stores
+        raise MachineError(f"{uri} can't be read: {type(error).__name__}: {error}; check the store and this host's credentials") from error
 
 
 def parse_manifest(content: bytes, uri: str | Path) -> Manifest:

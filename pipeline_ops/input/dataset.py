@@ -94,6 +94,6 @@ def _order(split: Split, seed: int, positions_b: tf.Tensor) -> tuple[tf.Tensor, 
     """
     epochs_b, within_b = positions_b // split.num_examples, positions_b % split.num_examples
     word, rounds = _CIPHER
-    keys_b3 = tf.stack([tf.fill(tf.shape(epochs_b), tf.constant(word, tf.int64)), tf.fill(tf.shape(epochs_b), tf.constant(seed, tf.int64)), epochs_b], 1)
+    keys_b3 = tf.stack([tf.fill(tf.shape(epochs_b), tf.constant(part, tf.int64)) for part in (word, seed)] + [epochs_b], axis=1)
     last = tf.constant(split.num_examples - 1, tf.int64)
     return epochs_b, tf.raw_ops.RandomIndexShuffle(index=within_b, seed=keys_b3, max_index=last, rounds=rounds)

@@ -121,7 +121,8 @@ def labels_of(examples) -> np.ndarray:
     return tf.io.parse_example(examples, {LABEL: tf.io.FixedLenFeature([], tf.int64)})[LABEL].numpy()
 
 
-@pytest.mark.parametrize(("num_examples", "batch", "ends"), [(700, 60, [12, 24, 35]), (660, 60, [11, 22, 33]), (61, 60, [2, 3, 4]), (60, 60, [1, 2, 3])])
+@pytest.mark.parametrize(("num_examples", "batch", "ends"), [(700, 60, [12, 24, 35]), (660, 60, [11, 22, 33]), (61, 60, [2, 3, 4]),
+                                                            (60, 60, [1, 2, 3])])
 def test_an_epoch_ends_with_the_step_that_uses_its_last_example(num_examples, batch, ends):
     from pipeline_ops.input.dataset import Split
 

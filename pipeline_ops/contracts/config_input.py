@@ -37,7 +37,8 @@ class Input(Section):
     stage: Literal["auto", "always"] = operational("auto")
     """`auto` copies the shards to the host's disk where they lie in an object store; `always` also where they lie in a folder, which
     pays where that folder is a slow share."""
-    local_folder: str = operational("~/.cache/trainyard")
-    """On the host's own disk: staged shards and decoded images. It may be removed while no training runs."""
+    local_folder: str | None = operational(None)
+    """On the host's own disk: staged shards and decoded images, which may be removed while no training runs. Null: what the host's
+    TRAINYARD_LOCAL_FOLDER says, or ~/.cache/trainyard."""
     local_limit_gib: int = operational(100, ge=1)
     """What is not in use there is removed, the oldest first, until no more than this is left."""

@@ -35,14 +35,15 @@ class Figures(BaseModel):
 
 
 class Epoch(Figures):
-    """Figures over all workers at the end of an epoch. Epochs count from 0; `step` counts optimizer steps since the start."""
+    """Figures over all workers at the end of an epoch. Epochs count from 0; `step` counts optimizer steps since the start.
+
+    `metrics` has `loss` and what else the task measures, over the epoch's training batches, and the same of the validation split
+    under names that begin with `validation_`. `learning_rate` is that of the epoch's last step.
+    """
 
     epoch: int
     step: int
-    loss: float
-    accuracy: float
-    validation_loss: float
-    validation_accuracy: float
+    metrics: dict[str, float]
     learning_rate: float
 
 
@@ -51,6 +52,8 @@ class TrainingFigures(Figures):
     -1 where the challenger has the weights of the last epoch, because no best one was asked for."""
 
     strategy: str
+    strategy_reason: str = ""
+    """Why `auto` chose it; empty where the config names it."""
     workers: int
     steps: int
     restarts: int
@@ -63,6 +66,8 @@ class TrainingFigures(Figures):
     seconds: float
     class_names: list[str]
     image_shape: tuple[int, int, int]
+    warnings: list[str] = []
+    """What a person should hear of, though training went on: a checkpoint that was damaged, a batch that was left out."""
 
 
 class ClassFigures(Figures):

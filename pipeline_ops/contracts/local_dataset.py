@@ -20,13 +20,23 @@ from pipeline_ops.contracts.files import write_json
 from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.host_cache import HostCache
 from pipeline_ops.contracts.manifest import NAME, Manifest, ManifestFile, find_damage, is_remote, read_manifest, write_manifest
+from pipeline_ops.contracts.request import Request
 
 _COPY_BYTES = 4 << 20
 _MEND = "clear the task preprocess, and it is made again"
 
 
 def host_cache(config: Input) -> HostCache:
-    return HostCache(Path(config.local_folder), config.local_limit_gib << 30)
+    """The one of this host."""
+    folder = config.local_folder or os.environ.get("TRAINYARD_LOCAL_FOLDER") or "~/.cache/trainyard"
+    return HostCache(Path(folder), config.local_limit_gib << 30)
+
+
+def with_local_dataset(request: Request, config: Input, cache: HostCache, say: Callable[[str], None]) -> Request:
+    """The request of a train job with a data set that is on this host; raises as `local_dataset`."""
+    given = request.inputs["preprocess"]
+    local = given.model_copy(update={"uri": local_dataset(given.uri, config, cache, say)})
+    return request.model_copy(update={"inputs": request.inputs | {"preprocess": local}})
 
 
 def local_dataset(uri: str, config: Input, cache: HostCache, say: Callable[[str], None]) -> str:

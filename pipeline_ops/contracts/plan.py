@@ -17,6 +17,7 @@ from pipeline_ops.contracts.generations import BASE, RAW_FILES, choose_base
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.listing import list_raw_files
 from pipeline_ops.contracts.manifest import Input, Manifest, find_damage, read_manifest
+from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own
 from pipeline_ops.contracts.reference import find_reference
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.request import Request
@@ -52,6 +53,10 @@ def _code_of_source(kind: str) -> list[str]:
     return ["beam_jobs/raw.py", "beam_jobs/stages/given_boxes.py", *(f"beam_jobs/sources/{name}.py" for name in names)]
 
 
+def _code_of_model(model: str) -> list[str]:
+    return [] if is_own(model) else [f"pipeline_ops/models/{CATALOGUE[model].module}.py"]
+
+
 KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
         "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c", "jinja2"),
@@ -63,8 +68,10 @@ KINDS: Mapping[str, JobKind] = {
                         *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
-        lambda config: ["pipeline_ops/training", "pipeline_ops/input/dataset.py", "pipeline_ops/input/records.py",
-                        "pipeline_ops/models/classification.py", f"pipeline_ops/models/{config.train.model}.py"]),
+        lambda config: ["pipeline_ops/training", "pipeline_ops/input/dataset.py", "pipeline_ops/input/sources.py", "pipeline_ops/input/augment.py",
+                        "pipeline_ops/input/records.py", "pipeline_ops/contracts/model_catalogue.py", "pipeline_ops/models/__init__.py",
+                        "pipeline_ops/models/own.py", "pipeline_ops/models/task.py", "pipeline_ops/models/classification.py",
+                        *_code_of_model(config.train.model)]),
     "evaluate": JobKind(
         "pipeline_ops.evaluation.evaluate", ("preprocess", "train"), (*_TENSORFLOW, "jinja2", "pillow"),
         lambda config: ["pipeline_ops/evaluation", "pipeline_ops/input/served.py", "pipeline_ops/input/records.py", *_PAGE]),

@@ -4,19 +4,20 @@ Every epoch is a permutation of the whole split, and the epochs follow one anoth
 end of one and the beginning of the next, so every example comes exactly once in an epoch whatever the global batch, and
 all batches have the same size. Which examples a step has is arithmetic. So a worker reads nothing but its own slice of
 each global batch, the global batches are the same sets whatever the number of workers, and a gang of any size resumes
-at any step without reading what came before.
+at any step without reading what came before. What is in an example is the task's matter (`models/task.py`).
 
-Legend: B global batch, b this worker's part of it, H W C image.
+Legend: B global batch, b this worker's part of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from pipeline_ops.contracts.config_input import Augment
 from pipeline_ops.input.augment import augment
 from pipeline_ops.input.records import read_records
-from pipeline_ops.input.sources import EncodedSource, Source, parse
+from pipeline_ops.input.sources import EncodedSource, Parse, Source
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 tf = import_tensorflow()
@@ -45,7 +46,6 @@ class Split:
     paths: tuple[str, ...]
     num_examples: int
     num_bytes: int
-    image_shape: tuple[int, int, int]
     removed: tuple[tuple[int, ...], ...] = ()
     """For each shard the positions of records that don't count; `num_examples` is without them. Empty: none anywhere."""
 
@@ -55,20 +55,19 @@ class Split:
         return -(-self.num_examples * (epoch + 1) // global_batch)
 
 
-def training_batches(split: Split, global_batch: int, part: Slice, seed: int, start_step: int, source: Source | None = None,
+def training_batches(split: Split, source: Source, global_batch: int, part: Slice, seed: int, start_step: int,
                      changes: Augment | None = None) -> tf.data.Dataset:
-    """Endless batches from `start_step` on: (images_bHWC uint8, labels_b int64).
+    """Endless batches from `start_step` on: this worker's part of each, as the task's `parse` makes it.
 
     Args:
-      source: where examples come from; the shards themselves, if it is not given.
-      changes: what is done to images at random.
+      split: says how many examples there are.
+      source: has them.
+      changes: what is done at random to features that are images, uint8 [b, H, W, C]; None for nothing.
     """
-    source, changes = source or EncodedSource(split), changes or Augment()
-
-    def load(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def load(step: tf.Tensor) -> tuple[Any, Any]:
         epochs_b, examples_b = _order(split, seed, step * global_batch + tf.range(part.start, part.end, dtype=tf.int64))
-        images_bHWC, labels_b = source.load(examples_b)
-        return augment(changes, images_bHWC, seed, epochs_b, examples_b), labels_b
+        features, labels = source.load(examples_b)
+        return augment(changes, features, seed, epochs_b, examples_b) if changes else features, labels
 
     return tf.data.Dataset.range(start_step, _FOREVER).map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
 
@@ -79,10 +78,10 @@ def examples_of_step(split: Split, global_batch: int, seed: int, step: int, sour
     return source.read(examples_B).numpy().tolist()
 
 
-def evaluation_batches(split: Split, batch: int, worker: int = 0, workers: int = 1) -> tf.data.Dataset:
+def evaluation_batches(split: Split, parse: Parse, batch: int, worker: int = 0, workers: int = 1) -> tf.data.Dataset:
     """Every `workers`-th example once, beginning with number `worker`; the last batch may be smaller."""
     return (read_records(split.paths, split.removed).shard(workers, worker).batch(batch)
-            .map(lambda batch_b: parse(batch_b, split.image_shape), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            .map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
             .prefetch(2))
 
 

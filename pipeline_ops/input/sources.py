@@ -5,7 +5,7 @@ images can be kept as well, in memory or in a file of the host. Whatever it is, 
 
 It is all graph: nothing here calls back into Python while batches are made.
 
-Legend: b examples, N those of the split, H W C image.
+Legend: b examples, N those of the split.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from pipeline_ops.contracts.config_input import Input
 from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.host_cache import HostCache
-from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL
 from pipeline_ops.input.records import read_at, read_records, record_offsets
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
@@ -30,27 +29,29 @@ if TYPE_CHECKING:
 
 tf = import_tensorflow()
 
+Parse = Callable[[Any], tuple[Any, Any]]
+"""Serialised examples, string [b], to features and labels."""
+
 MAX_BYTES_IN_MEMORY = 256 << 20
 """A split up to this size is held in memory as it is."""
 
 _DECODE_BATCH = 64
-_FEATURES = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64), KEY: tf.io.FixedLenFeature([], tf.string)}
 
 
 class Source(Protocol):
-    def load(self, examples_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """(images_bHWC uint8, labels_b int64) of examples by number, int64."""
+    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
+        """Features and labels, as the task's `parse` makes them, of examples by number, int64."""
 
 
 class EncodedSource:
-    """The shards: every example is decoded when its turn comes.
+    """The shards: every example is parsed when its turn comes.
 
     Args:
       cache: keeps where records begin, which has to be found out once for each host.
     """
 
-    def __init__(self, split: Split, cache: HostCache | None = None, max_bytes_in_memory: int = MAX_BYTES_IN_MEMORY):
-        self._image_shape = split.image_shape
+    def __init__(self, split: Split, parse: Parse, cache: HostCache | None = None, max_bytes_in_memory: int = MAX_BYTES_IN_MEMORY):
+        self._parse = parse
         if split.num_bytes <= max_bytes_in_memory:
             with tf.device("/cpu:0"):
                 records_N = read_records(split.paths, split.removed).batch(split.num_examples).get_single_element()
@@ -58,81 +59,90 @@ class EncodedSource:
         else:
             self.read = _reader(list(split.paths), _offsets(split, cache))
 
-    def load(self, examples_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return parse(self.read(examples_b), self._image_shape)
+    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
+        return self._parse(self.read(examples_b))
 
 
 class MemorySource:
-    """All images, decoded, in the memory of this worker."""
+    """All examples, parsed, in the memory of this worker."""
 
-    def __init__(self, split: Split):
-        images_NHWC, labels_N = np.empty([split.num_examples, *split.image_shape], np.uint8), np.empty([split.num_examples], np.int64)
-        done = 0
-        for images, labels in _decoded(split):
-            images_NHWC[done:done + len(labels)], labels_N[done:done + len(labels)] = images, labels
-            done += len(labels)
+    def __init__(self, split: Split, parse: Parse):
+        batches = [tf.nest.flatten(batch) for batch in _parsed(split, parse).as_numpy_iterator()]
         with tf.device("/cpu:0"):
-            self._images_NHWC, self._labels_N = tf.convert_to_tensor(images_NHWC), tf.convert_to_tensor(labels_N)
+            leaves = [tf.convert_to_tensor(np.concatenate(parts)) for parts in zip(*batches, strict=True)]
+        self._all = tf.nest.pack_sequence_as(_parsed(split, parse).element_spec, leaves)
 
-    def load(self, examples_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.gather(self._images_NHWC, examples_b), tf.gather(self._labels_N, examples_b)
+    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
+        return tf.nest.map_structure(lambda values_N: tf.gather(values_N, examples_b), self._all)
 
 
 class DiskSource:
-    """All images, decoded, in one file of this host: records of equal size, so each is where arithmetic says."""
+    """All features, parsed, in one file of this host: records of equal size, so each is where arithmetic says. Labels are in memory.
 
-    _IMAGES, _LABELS = "images.tfrecord", "labels.npy"
+    Args:
+      parse: makes features that are one tensor.
+      version: what another `parse` has, has another.
+    """
+
+    _FEATURES, _LABELS = "features.tfrecord", "labels-{}.npy"
     _FRAME_BYTES = 16  # of a TFRecord: length and two checksums
 
-    def __init__(self, split: Split, cache: HostCache):
-        folder = cache.entry("decoded", digest_of([_identity(split), list(split.image_shape)]), lambda made: self._write(split, made))
-        num_bytes = math.prod(split.image_shape)
-        offsets_N = np.arange(split.num_examples, dtype=np.int64) * (num_bytes + self._FRAME_BYTES)
-        self._read = _reader([str(folder / self._IMAGES)], [offsets_N])
-        self._shape = split.image_shape
+    def __init__(self, split: Split, parse: Parse, cache: HostCache, version: str):
+        self._spec, labels_spec = _parsed(split, parse).element_spec
+        identity = digest_of([_identity(split), version, str(self._spec), str(labels_spec)])
+        folder = cache.entry("parsed", identity, lambda made: self._write(split, parse, made))
+        offsets_N = np.arange(split.num_examples, dtype=np.int64) * (_num_bytes(self._spec) + self._FRAME_BYTES)
+        self._read = _reader([str(folder / self._FEATURES)], [offsets_N])
         with tf.device("/cpu:0"):
-            self._labels_N = tf.convert_to_tensor(np.load(folder / self._LABELS))
+            leaves = [tf.convert_to_tensor(np.load(folder / self._LABELS.format(i))) for i in range(len(tf.nest.flatten(labels_spec)))]
+        self._labels = tf.nest.pack_sequence_as(labels_spec, leaves)
 
-    def load(self, examples_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        values = tf.io.decode_raw(self._read(examples_b), tf.uint8, fixed_length=math.prod(self._shape))
-        return tf.reshape(values, [-1, *self._shape]), tf.gather(self._labels_N, examples_b)
+    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
+        values = tf.io.decode_raw(self._read(examples_b), self._spec.dtype, fixed_length=_num_bytes(self._spec))
+        return tf.reshape(values, [-1, *self._spec.shape[1:]]), tf.nest.map_structure(lambda values_N: tf.gather(values_N, examples_b), self._labels)
 
     @classmethod
-    def _write(cls, split: Split, folder: Path) -> None:
+    def _write(cls, split: Split, parse: Parse, folder: Path) -> None:
         all_labels = []
-        with tf.io.TFRecordWriter(str(folder / cls._IMAGES)) as writer:
-            for images, labels in _decoded(split):
-                all_labels.append(labels)
-                for image in images:
-                    writer.write(image.tobytes())
-        np.save(folder / cls._LABELS, np.concatenate(all_labels))
+        with tf.io.TFRecordWriter(str(folder / cls._FEATURES)) as writer:
+            for features, labels in _parsed(split, parse).as_numpy_iterator():
+                all_labels.append(tf.nest.flatten(labels))
+                for one in features:
+                    writer.write(one.tobytes())
+        for number, parts in enumerate(zip(*all_labels, strict=True)):
+            np.save(folder / cls._LABELS.format(number), np.concatenate(parts))
 
 
-def open_source(split: Split, config: Input, cache: HostCache, say: Callable[[str], None]) -> Source:
-    """The source that the config asks for, if what it would keep is within the limit; `say` is told otherwise."""
-    wanted_mib = split.num_examples * math.prod(split.image_shape) / 2**20
-    if config.cache != "none" and wanted_mib > config.cache_limit_mib:
+def open_source(split: Split, parse: Parse, config: Input, cache: HostCache, version: str, say: Callable[[str], None]) -> Source:
+    """The source that the config asks for, if what it would keep fits.
+
+    Args:
+      parse: of the task.
+      version: of the code behind `parse`: what is kept on disk is not found by another.
+      say: is told why something is not kept.
+    """
+    if config.cache == "none":
+        return EncodedSource(split, parse, cache)
+    features, labels = _parsed(split, parse).element_spec
+    leaves = tf.nest.flatten((features, labels))
+    if any(leaf.shape[1:].num_elements() is None for leaf in leaves) or (config.cache == "disk" and not isinstance(features, tf.TensorSpec)):
+        say("examples are not cached, because not all of them have the same shape")
+        return EncodedSource(split, parse, cache)
+    wanted_mib = split.num_examples * sum(map(_num_bytes, leaves)) / 2**20
+    if wanted_mib > config.cache_limit_mib:
         say(f"decoded images are not cached: they need {wanted_mib:.0f} MiB, and train.input.cache_limit_mib is {config.cache_limit_mib}")
-    elif config.cache == "memory":
-        return MemorySource(split)
-    elif config.cache == "disk":
-        return DiskSource(split, cache)
-    return EncodedSource(split, cache)
+        return EncodedSource(split, parse, cache)
+    return MemorySource(split, parse) if config.cache == "memory" else DiskSource(split, parse, cache, version)
 
 
-def parse(serialized_b: tf.Tensor, image_shape: tuple[int, int, int]) -> tuple[tf.Tensor, tf.Tensor]:
-    """A batch of serialised examples: parsing a batch at once costs half of parsing one by one."""
-    features = tf.io.parse_example(serialized_b, {name: _FEATURES[name] for name in (ENCODED, LABEL)})
-    decode = lambda encoded: tf.ensure_shape(  # noqa: E731
-        tf.io.decode_image(encoded, channels=image_shape[-1], expand_animations=False), image_shape)
-    images_bHWC = tf.map_fn(decode, features[ENCODED], fn_output_signature=tf.TensorSpec(image_shape, tf.uint8))
-    return images_bHWC, features[LABEL]
+def _parsed(split: Split, parse: Parse) -> tf.data.Dataset:
+    """Every example once, in batches."""
+    return read_records(split.paths, split.removed).batch(_DECODE_BATCH).map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def _decoded(split: Split):
-    """Every example once, decoded, in batches of arrays."""
-    batches = read_records(split.paths, split.removed).batch(_DECODE_BATCH)
-    return batches.map(lambda batch_b: parse(batch_b, split.image_shape), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).as_numpy_iterator()
+def _num_bytes(spec: tf.TensorSpec) -> int:
+    """Of one example. Raises ValueError where examples differ."""
+    return math.prod(spec.shape[1:].as_list()) * spec.dtype.size
 
 
 def _reader(paths: list[str], offsets: list[np.ndarray]) -> Callable[[tf.Tensor], tf.Tensor]:

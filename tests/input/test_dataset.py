@@ -32,7 +32,7 @@ def split(request, dataset):
     manifest = read_manifest(dataset)
     figures = DatasetFigures.model_validate(manifest.figures)
     num_bytes = sum(f.num_bytes for f in shards_of(manifest, "train"))
-    split = Split(tuple(shard_paths(dataset, manifest, "train")), figures.num_examples["train"], num_bytes, figures.image_shape)
+    split = Split(tuple(shard_paths(dataset, manifest, "train")), figures.num_examples["train"], num_bytes)
     if request.param == "whole":
         return split
     return dataclasses.replace(split, removed=REMOVED, num_examples=split.num_examples - sum(map(len, REMOVED)))
@@ -43,26 +43,33 @@ def cache(tmp_path_factory):
     return HostCache(tmp_path_factory.mktemp("host"), 1 << 30)
 
 
+def parse(image_shape=(16, 16, 1)):
+    from pipeline_ops.models.classification import Classification
+
+    return Classification(image_shape).parse
+
+
 def source_of(name, split, cache):
     from pipeline_ops.input.sources import DiskSource, EncodedSource, MemorySource
 
     match name:
         case "encoded in memory":
-            return EncodedSource(split)
+            return EncodedSource(split, parse())
         case "encoded on disk":
-            return EncodedSource(split, cache, max_bytes_in_memory=0)
+            return EncodedSource(split, parse(), cache, max_bytes_in_memory=0)
         case "decoded in memory":
-            return MemorySource(split)
+            return MemorySource(split, parse())
         case "decoded on disk":
-            return DiskSource(split, cache)
+            return DiskSource(split, parse(), cache, "1")
 
 
 def batches(split, count, worker=0, workers=1, start_step=0, seed=3, source=None, changes=None):
     """Images and labels of the first batches."""
     from pipeline_ops.input.dataset import Slice, training_batches
+    from pipeline_ops.input.sources import EncodedSource
 
-    part = Slice.of(worker, workers, BATCH)
-    return [(x.numpy(), y.numpy()) for x, y in training_batches(split, BATCH, part, seed, start_step, source, changes).take(count)]
+    part, source = Slice.of(worker, workers, BATCH), source or EncodedSource(split, parse())
+    return [(x.numpy(), y.numpy()) for x, y in training_batches(split, source, BATCH, part, seed, start_step, changes).take(count)]
 
 
 def same(a, b) -> bool:
@@ -100,7 +107,7 @@ def test_every_example_comes_exactly_once_in_each_epoch_whatever_the_number_of_w
     from pipeline_ops.input.dataset import examples_of_step
     from pipeline_ops.input.sources import EncodedSource
 
-    epochs, source = 3, EncodedSource(split)
+    epochs, source = 3, EncodedSource(split, parse())
     steps = split.end_of_epoch(epochs - 1, BATCH)
     assert split.num_examples % BATCH
     stream = [example for step in range(steps) for example in examples_of_step(split, BATCH, 3, step, source)]
@@ -126,7 +133,7 @@ def labels_of(examples) -> np.ndarray:
 def test_an_epoch_ends_with_the_step_that_uses_its_last_example(num_examples, batch, ends):
     from pipeline_ops.input.dataset import Split
 
-    split = Split((), num_examples, 0, (1, 1, 1))
+    split = Split((), num_examples, 0)
     assert [split.end_of_epoch(epoch, batch) for epoch in range(3)] == ends
 
 
@@ -149,8 +156,7 @@ def test_what_does_not_fit_is_not_cached_and_that_is_said(split, cache):
     from pipeline_ops.input.sources import EncodedSource, open_source
 
     said = []
-    split = dataclasses.replace(split, image_shape=(16, 16, 1000))
-    assert isinstance(open_source(split, Input(cache="memory", cache_limit_mib=1), cache, said.append), EncodedSource)
+    assert isinstance(open_source(split, parse((16, 16, 1000)), Input(cache="memory", cache_limit_mib=1), cache, "1", said.append), EncodedSource)
     assert "train.input.cache_limit_mib is 1" in said[0]
 
 
@@ -177,7 +183,7 @@ def test_a_shard_that_is_cut_off_is_named(split, tmp_path):
 def test_evaluation_sees_every_example_once_over_all_workers(split):
     from pipeline_ops.input.dataset import evaluation_batches
 
-    counts = [sum(len(y) for _, y in evaluation_batches(split, 64, worker, 3)) for worker in range(3)]
+    counts = [sum(len(y) for _, y in evaluation_batches(split, parse(), 64, worker, 3)) for worker in range(3)]
     assert sum(counts) == split.num_examples
     assert max(counts) - min(counts) <= 1
 
@@ -199,7 +205,7 @@ def test_what_is_removed_is_read_by_nobody(split):
     wanted = [example for examples, positions in zip(every, removed, strict=True) for i, example in enumerate(examples) if i not in positions]
     assert len(wanted) == split.num_examples
     assert examples_of(split) == wanted
-    assert sum(len(y) for _, y in evaluation_batches(split, 64)) == len(wanted)
+    assert sum(len(y) for _, y in evaluation_batches(split, parse(), 64)) == len(wanted)
     keys = [key for batch in read_encoded(split.paths, 100, split.removed) for key in batch.keys]
     assert len(keys) == len(set(keys)) == len(wanted)
 

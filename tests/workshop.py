@@ -66,7 +66,7 @@ class Workshop:
 
     @property
     def registry(self) -> Registry:
-        return Registry(Layout(self.root, "digits").models("digits"))
+        return Registry(self.root / "models" / "digits")
 
     def config(self, **overrides) -> PipelineConfig:
         """configs/digits.yaml with overrides; `evaluate__batch` stands for `evaluate.batch`."""
@@ -116,7 +116,7 @@ class Workshop:
     def publish(self, model: str, **overrides) -> str:
         """Trains, evaluates and exports; the URI of the training's manifest."""
         train = self.train(model)
-        self.run(self.plan("export", train, self.evaluate(train, **overrides)))
+        self.run(self.plan("export", train, self.evaluate(train, **overrides), **overrides))
         return train
 
 
@@ -142,9 +142,9 @@ def work_of(job: str):
 
 def training_figures(dataset: Manifest) -> TrainingFigures:
     figures = DatasetFigures.model_validate(dataset.figures)
-    history = [Epoch(epoch=e - 1, step=11 * e, loss=2.2 * 0.72**e, accuracy=1 - 0.5 * 0.75**e, learning_rate=1e-3 * 0.5 ** max(0, (e - 8) // 3),
-                     validation_loss=0.12 + 1.9 * 0.7**e + 0.003 * max(0, e - 9), validation_accuracy=0.975 - 0.4 * 0.7**e - 0.0005 * max(0, e - 9))
-               for e in range(1, 16)]
+    history = [Epoch(epoch=e - 1, step=11 * e, learning_rate=1e-3 * 0.5 ** max(0, (e - 8) // 3), metrics={
+        "loss": 2.2 * 0.72**e, "accuracy": 1 - 0.5 * 0.75**e, "validation_loss": 0.12 + 1.9 * 0.7**e + 0.003 * max(0, e - 9),
+        "validation_accuracy": 0.975 - 0.4 * 0.7**e - 0.0005 * max(0, e - 9)}) for e in range(1, 16)]
     return TrainingFigures(strategy="multi_worker_mirrored", workers=2, steps=165, restarts=0, weights_digest="0" * 32,
                            worker_weights_digests=["0" * 32] * 2, num_parameters=2570, best_epoch=9, stopped_early=True, history=history,
                            seconds=12.3, class_names=figures.class_names, image_shape=figures.image_shape)

@@ -11,8 +11,8 @@ from typing import Any
 from pipeline_ops.cli.watch import RunView, TaskView
 from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.figures import REPORT, EvaluationFigures, ModelFigures, TrainingFigures
-from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import Manifest, read_manifest
+from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.shards import SPLITS, DatasetFigures, shards_of
 
 
@@ -76,8 +76,7 @@ def _model(config: PipelineConfig, manifest: Manifest | None) -> dict[str, Any]:
     if manifest is None:
         return {"name": config.export.model, "version": None, "uri": None}
     figures = ModelFigures.model_validate(manifest.figures)
-    folder = Layout(config.root, config.pipeline).models(figures.name) / str(figures.version)
-    return {"name": figures.name, "version": figures.version, "uri": str(folder)}
+    return {"name": figures.name, "version": figures.version, "uri": Registry(config.registry).shelf.uri(figures.version)}
 
 
 def _report(run: RunView) -> str | None:

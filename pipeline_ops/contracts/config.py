@@ -25,6 +25,7 @@ from pipeline_ops.contracts.config_text import ConfigText, nearest
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.section import Section
+from pipeline_ops.contracts.shelf import is_remote
 
 
 class Storage(Section):
@@ -82,6 +83,14 @@ class PipelineConfig(Section):
     def root(self) -> Path:
         """The storage root, absolute."""
         return self.path(self.storage.root)
+
+    @property
+    def registry(self) -> str:
+        """The place of the model's versions: an absolute path, or a URI."""
+        place = self.export.registry
+        if place is not None and is_remote(place):
+            return f"{place.rstrip('/')}/{self.export.model}"
+        return str((self.path(place) if place else self.root / "models") / self.export.model)
 
     def path(self, relative: str) -> Path:
         """A path of the config, taken from the folder that the config file is in."""

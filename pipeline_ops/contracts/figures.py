@@ -39,14 +39,15 @@ class Figures(BaseModel):
 
 
 class Epoch(Figures):
-    """Figures over all workers at the end of an epoch. Epochs count from 0; `step` counts optimizer steps since the start."""
+    """Figures over all workers at the end of an epoch. Epochs count from 0; `step` counts optimizer steps since the start.
+
+    `metrics` has `loss` and what else the task measures, over the epoch's training batches, and the same of the validation split
+    under names that begin with `validation_`. `learning_rate` is that of the epoch's last step.
+    """
 
     epoch: int
     step: int
-    loss: float
-    accuracy: float
-    validation_loss: float
-    validation_accuracy: float
+    metrics: dict[str, float]
     learning_rate: float
 
 
@@ -55,6 +56,8 @@ class TrainingFigures(Figures):
     -1 where the challenger has the weights of the last epoch, because no best one was asked for."""
 
     strategy: str
+    strategy_reason: str = ""
+    """Why `auto` chose it; empty where the config names it."""
     workers: int
     steps: int
     restarts: int

@@ -35,17 +35,38 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
       MachineError: the disk refused it (full, read-only); nothing is left behind.
     """
-    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")  # two threads may write the same file
+    with _written_beside(path, data) as temporary:
+        os.replace(temporary, path)
+
+
+def create_whole(path: Path, data: bytes) -> None:
+    """As `write_whole`, for a file that is written once: of two who write it at the same time, one is refused.
+
+    Raises:
+      FileExistsError: there is one already.
+      MachineError: the disk refused it.
+    """
+    with _written_beside(path, data) as temporary:
+        os.link(temporary, path)
+        temporary.unlink()
+
+
+@contextlib.contextmanager
+def _written_beside(path: Path, data: bytes) -> Iterator[Path]:
+    """The data under a temporary name, on disk; removed again if it does not get its own in the block."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")  # two threads may write the same file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        yield temporary
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, FileExistsError):
+            raise
         raise _could_not_write(path, error) from error
 
 

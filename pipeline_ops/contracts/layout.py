@@ -5,7 +5,8 @@
     <root>/artifacts/<pipeline>/<job>/.<fingerprint>.lock             held by the one job that makes it
     <root>/runs/<pipeline>/<run id>/<task>.json                       how a task of a run ended
     <root>/runs/<pipeline>/<run id>/<task>/attempt-<id>/              request, status, progress and logs of one job process
-    <root>/models/<model>/<version>/                                  published models, in TensorFlow Serving's layout
+    <root>/models/<model>/<version>/                                  published models (`registry.py`), unless export.registry is elsewhere
+    <root>/fetched/                                                   copies of published models that are kept elsewhere
     <root>/listings/                                                  digests of raw files, so that only changed ones are read
 """
 
@@ -49,9 +50,6 @@ class Layout:
 
     def attempts(self, run_id: str, task: str) -> Path:
         return self.run(run_id) / task
-
-    def models(self, model: str) -> Path:
-        return self.root / "models" / model
 
     @property
     def listings(self) -> Path:

@@ -6,6 +6,7 @@ from one task to the next.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.files import crc32c_of, read_json, write_json
+from pipeline_ops.contracts.files import crc32c_of, write_json
 from pipeline_ops.contracts.fingerprint import Fingerprint, digest_of
 
 NAME = "manifest.json"
@@ -93,14 +94,18 @@ def read_manifest(uri: str | Path) -> Manifest:
     Raises:
       DataError: there is none, or it is not one.
     """
-    path = Path(uri)
     try:
-        value = read_json(path)
-        if value is None:
-            raise DataError(f"{path}: there is no such manifest; run the task that makes it again")
-        return Manifest.model_validate(value)
+        return parse_manifest(Path(uri).read_bytes(), uri)
+    except FileNotFoundError:
+        raise DataError(f"{uri}: there is no such manifest; run the task that makes it again") from None
+
+
+def parse_manifest(content: bytes, uri: str | Path) -> Manifest:
+    """Raises DataError, with the place that the content is from, if it is not a manifest."""
+    try:
+        return Manifest.model_validate(json.loads(content))
     except ValueError as error:  # not JSON, or other JSON: pydantic's ValidationError is a ValueError
-        raise DataError(f"{path}: not a manifest of this version of Trainyard: {error}") from None
+        raise DataError(f"{uri}: not a manifest of this version of Trainyard: {error}") from None
 
 
 def read_input(entry: Input) -> Manifest:

@@ -19,6 +19,7 @@ from pipeline_ops.contracts.generations import BASE, RAW_FILES, choose_base
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.listing import list_raw_files
 from pipeline_ops.contracts.manifest import NAME, Input, Manifest, find_damage, read_manifest
+from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own
 from pipeline_ops.contracts.reference import find_reference
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.request import Request
@@ -55,6 +56,10 @@ def _code_of_source(kind: str) -> list[str]:
     return ["beam_jobs/raw.py", "beam_jobs/stages/given_boxes.py", *(f"beam_jobs/sources/{name}.py" for name in names)]
 
 
+def _code_of_model(model: str) -> list[str]:
+    return [] if is_own(model) else [f"pipeline_ops/models/{CATALOGUE[model].module}.py"]
+
+
 KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
         "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c", "jinja2"),
@@ -67,7 +72,8 @@ KINDS: Mapping[str, JobKind] = {
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
         lambda config: ["pipeline_ops/training", "pipeline_ops/input/dataset.py", "pipeline_ops/input/records.py",
-                        "pipeline_ops/models/classification.py", f"pipeline_ops/models/{config.train.model}.py"]),
+                        "pipeline_ops/contracts/model_catalogue.py", "pipeline_ops/models/__init__.py", "pipeline_ops/models/own.py",
+                        "pipeline_ops/models/task.py", "pipeline_ops/models/classification.py", *_code_of_model(config.train.model)]),
     "evaluate": JobKind(
         "pipeline_ops.evaluation.evaluate", ("preprocess", "train"), (*_TENSORFLOW, "jinja2", "pillow"),
         lambda config: ["pipeline_ops/evaluation", "pipeline_ops/input/served.py", "pipeline_ops/input/records.py", *_PAGE]),
@@ -108,7 +114,7 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
         digests[RAW_FILES] = list_raw_files(config.path(section.source.folder), layout.listings).digest
     if job == "evaluate":
         digests[TEST_SPLIT] = split_digest(read_manifest(manifests["preprocess"]), "test")
-        if champion := _baseline(config, layout, inputs["train"]):
+        if champion := _baseline(config, inputs["train"]):
             inputs["champion"] = champion
             digests["champion"] = champion.digest
     stages = [stage.name for stage in section.stages] if job == "preprocess" else []
@@ -123,7 +129,9 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
         inputs |= reference.inputs | ({BASE: base} if base else {})
     if job == "evaluate" and (before := _evaluation_before(layout, fingerprint)):
         inputs[LAST_EVALUATION] = before  # only told of, so no part of the fingerprint
-    request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file), config=section.model_dump(mode="json"),
+    resolved = {"registry": config.registry} if job == "export" else {}
+    request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file),
+                      config=section.model_dump(mode="json") | resolved,
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)
     return _decide(request, layout)
@@ -137,7 +145,7 @@ def _decide(request: Request, layout: Layout) -> JobPlan:
     manifest = layout.manifest(request.job, request.fingerprint.digest)
     if not manifest.exists():
         return JobPlan(request, manifest, False, _why_anew(request, layout))
-    damage = tuple(find_damage(manifest, read_manifest(manifest)) or _find_unpublished(request, layout, read_manifest(manifest)))
+    damage = tuple(find_damage(manifest, read_manifest(manifest)) or _find_unpublished(request, read_manifest(manifest)))
     if damage:
         return JobPlan(request, manifest, False, f"the artifact was damaged: {damage[0]}", damage)
     return JobPlan(request, manifest, True, "unchanged: same inputs, config, code and package versions")
@@ -152,12 +160,12 @@ def _evaluation_before(layout: Layout, fingerprint: Fingerprint) -> Input | None
     return None
 
 
-def _find_unpublished(request: Request, layout: Layout, manifest: Manifest) -> list[str]:
+def _find_unpublished(request: Request, manifest: Manifest) -> list[str]:
     """What an export left lies in the registry, where somebody may have removed it."""
     if request.job != "export":
         return []
     figures = ModelFigures.model_validate(manifest.figures)
-    published = {version.number for version in Registry(layout.models(figures.name)).versions()}
+    published = {version.number for version in Registry(request.config["registry"]).versions()}
     return [] if figures.version in published else [f"version {figures.version} of the model {figures.name} is gone"]
 
 
@@ -175,13 +183,13 @@ def _as_input(manifest: str) -> Input:
     return Input(uri=manifest, digest=read_manifest(manifest).digest)
 
 
-def _baseline(config: PipelineConfig, layout: Layout, challenger: Input) -> Input | None:
+def _baseline(config: PipelineConfig, challenger: Input) -> Input | None:
     """The model that the challenger has to beat.
 
     Once the challenger itself is the champion, that is the one that it was compared with when it was published: an
     unchanged second run asks the same question as the first, and finds it answered.
     """
-    registry = Registry(layout.models(config.export.model))
+    registry = Registry(config.registry)
     champion = registry.champion()
     if champion and champion.manifest().inputs["train"].digest == challenger.digest:
         compared_with = champion.manifest().figures["compared_with"]

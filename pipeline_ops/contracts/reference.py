@@ -41,7 +41,7 @@ def find_reference(config: PipelineConfig, layout: Layout, fingerprint: Fingerpr
 
     An artifact that is gone, or that has no schema because an older version made it, is no reference.
     """
-    name, found = "champion_data", _champions_data(config, layout)
+    name, found = "champion_data", _champions_data(config)
     if found is None:
         name, found = "previous_data", _data_before(layout, fingerprint)
     if found is None:
@@ -58,8 +58,8 @@ def find_reference(config: PipelineConfig, layout: Layout, fingerprint: Fingerpr
     return ReferenceInputs({name: Input(uri=uri, digest=manifest.digest)}, digests)
 
 
-def _champions_data(config: PipelineConfig, layout: Layout) -> tuple[str, Manifest] | None:
-    champion = Registry(layout.models(config.export.model)).champion()
+def _champions_data(config: PipelineConfig) -> tuple[str, Manifest] | None:
+    champion = Registry(config.registry).champion()
     if champion is None:
         return None
     try:

@@ -1,34 +1,28 @@
-"""The model registry: a folder of immutable versions, and one small file that says which of them is in service.
+"""The model registry: immutable versions of a model, and aliases, which say what each of them is for.
 
-    <root>/models/<model>/1/            saved_model.pb, variables/, manifest.json: what TensorFlow Serving loads
-    <root>/models/<model>/2/
-    <root>/models/<model>/champion.json
+    <registry>/<model>/1/                       saved_model.pb, variables/, manifest.json: what TensorFlow Serving loads
+    <registry>/<model>/2/
+    <registry>/<model>/aliases/00000003.json    the latest move: which version is `champion`, `previous`, or anything else
 
-A version appears whole, by rename. The champion moves by the replacement of one file, last of all. A reader that polls
-the folder sees a version whole or not at all.
+A version appears whole. Aliases move by one small record, last of all. A reader that polls sees a version whole or not at all.
+Where and how that is kept is in `shelf.py`, what a move does in `aliases.py`.
 
-The export job publishes and promotes; the command line promotes and rolls back. A server must follow `champion.json`:
+The export job publishes, promotes and retires; the command line and a DAG move aliases by hand. A server must follow an alias:
 the highest number is the newest version, and not always the one in service.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
-import time
-from collections.abc import Callable
+import functools
 from pathlib import Path
-from typing import Any
 
+from pipeline_ops.contracts import aliases
+from pipeline_ops.contracts.aliases import CHAMPION, PREVIOUS, Aliases, Move
 from pipeline_ops.contracts.errors import ConfigError, DataError
-from pipeline_ops.contracts.files import exclusive_lock, read_json, staging_folder, write_json
-from pipeline_ops.contracts.manifest import NAME, Manifest, read_manifest
-
-_POINTER = "champion.json"
-_POINTER_LOCK, _POINTER_SECONDS = ".lock", 30.0
-_PUBLISH_LOCK, _PUBLISH_SECONDS = ".publish.lock", 600.0
-"""Two locks, because publishing takes as long as the copy of a model, and nobody who rolls back should wait for that."""
-_VERSION_NAME = re.compile("[1-9][0-9]*")
+from pipeline_ops.contracts.fingerprint import digest_of
+from pipeline_ops.contracts.manifest import NAME, Input, Manifest, parse_manifest
+from pipeline_ops.contracts.shelf import Fill, Shelf, is_remote, open_shelf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,70 +30,85 @@ class Version:
     """One published model."""
 
     number: int
-    folder: Path
+    shelf: Shelf
+
+    @property
+    def folder(self) -> str:
+        """Its path, or its URI."""
+        return self.shelf.uri(self.number)
 
     @property
     def uri(self) -> str:
         """Of its manifest."""
-        return str(self.folder / NAME)
+        return f"{self.folder}/{NAME}"
 
     def manifest(self) -> Manifest:
-        return read_manifest(self.uri)
+        """Raises DataError if it is gone, or is no manifest."""
+        content = self.shelf.manifest(self.number)
+        if content is None:
+            raise DataError(f"{self.uri}: there is no such manifest; remove the version, and run the task that makes it again")
+        return parse_manifest(content, self.uri)
+
+    def fetch(self, cache: Path) -> Path:
+        """A local folder that holds it; a copy below `cache`, if it is not local."""
+        return self.shelf.fetch(self.number, cache)
 
 
 @dataclasses.dataclass(frozen=True)
 class Registry:
-    """The versions of one model."""
+    """The versions of one model; `place` is a local folder, or the URI of a place in an object store."""
 
-    folder: Path
+    place: str | Path
+
+    @functools.cached_property
+    def shelf(self) -> Shelf:
+        return open_shelf(str(self.place).rstrip("/"))
 
     def versions(self) -> list[Version]:
-        """Oldest first. What is half written has no number for a name and is not seen."""
-        if not self.folder.is_dir():
-            return []
-        found = [Version(int(entry.name), entry) for entry in self.folder.iterdir() if _VERSION_NAME.fullmatch(entry.name) and entry.is_dir()]
-        return sorted(found, key=lambda version: version.number)
+        """Oldest first. What is half written is not seen, and what is retired no more."""
+        retired = self.aliases().retired
+        return [Version(number, self.shelf) for number in self.shelf.numbers() if number not in retired]
 
     def version(self, number: int) -> Version:
         """Raises ConfigError with the versions that there are."""
-        versions = {version.number: version for version in self.versions()}
-        if number not in versions:
-            raise ConfigError(f"{self.folder}: there is no version {number}; there are {', '.join(map(str, versions)) or 'none'}")
-        return versions[number]
+        return self._existing(number, self.aliases())
+
+    def aliases(self) -> Aliases:
+        return aliases.read_aliases(self.shelf)
 
     def champion(self) -> Version | None:
         """The version in service."""
-        pointer = read_json(self.folder / _POINTER)
-        return self.version(pointer["version"]) if pointer else None
+        return self.aliased(CHAMPION)
 
-    def history(self) -> list[dict[str, Any]]:
-        """Every move of the champion, oldest first: {"version", "time", "reason"}."""
-        pointer = read_json(self.folder / _POINTER)
-        return pointer["history"] if pointer else []
+    def previous(self) -> Version | None:
+        """The champion that `roll_back` would put in service."""
+        return self.aliased(PREVIOUS)
+
+    def aliased(self, alias: str) -> Version | None:
+        """The version that an alias names; None where it names none."""
+        number = self.aliases().names.get(alias)
+        return None if number is None else self.version(number)
+
+    def history(self) -> list[Move]:
+        """Every move, oldest first."""
+        return aliases.read_moves(self.shelf)
 
     def made_from(self, training_digest: str) -> Version | None:
         """The version that holds the model of a training's artifact."""
         return next((v for v in self.versions() if v.manifest().inputs["train"].digest == training_digest), None)
 
-    def publish(self, training_digest: str, fill: Callable[[Path, int], None]) -> Version:
-        """Adds a version, or returns the one that was made from the same training. Does not move the champion.
+    def publish(self, training_digest: str, fill: Fill) -> Version:
+        """Adds a version, or returns the one that was made from the same training. Moves no alias.
 
-        Two publishers at once get two numbers, one after the other; nobody ever sees a part of a version.
-
-        Args:
-          fill: writes the version's files, its manifest among them, into an empty folder; it is told folder and number.
+        Two publishers at once get two numbers; nobody ever sees a part of a version.
 
         Raises:
-          MachineError: somebody else publishes, and does not come to an end.
+          MachineError: somebody else publishes, and does not come to an end; or publishes the same training right now.
         """
-        with exclusive_lock(self.folder / _PUBLISH_LOCK, f"the right to publish in {self.folder}", wait_seconds=_PUBLISH_SECONDS):
+        with self.shelf.publishing():
             if version := self.made_from(training_digest):
                 return version
-            number = self._next_number()
-            version = Version(number, self.folder / str(number))
-            with staging_folder(version.folder) as staging:
-                fill(staging, number)
-            return version
+            return Version(self.shelf.add(self._next_number(), training_digest, fill), self.shelf)
 
     def promote(self, number: int, reason: str, expected: int | None | type(...) = ...) -> None:
         """Puts a version in service.
@@ -110,41 +119,86 @@ class Registry:
         Raises:
           ConfigError: there is no such version.
           DataError: the champion is not the expected one any more, so the decision is out of date.
-          MachineError: somebody else is promoting right now.
         """
-        self.version(number)
-        with exclusive_lock(self.folder / _POINTER_LOCK, f"the registry of {self.folder.name}", wait_seconds=_POINTER_SECONDS):
-            champion = self.champion()
-            current = champion.number if champion else None
-            if expected is not ... and current != expected:
-                raise DataError(f"{self.folder}: version {number} was chosen over {_named(expected)}, but in service is {_named(current)} by now; "
-                                   "start a new run, which evaluates again")
-            if current != number:
-                history = [*self.history(), {"version": number, "time": time.time(), "reason": reason}]
-                write_json(self.folder / _POINTER, {"version": number, "history": history})
 
-    def previous(self) -> Version | None:
-        """The champion that `roll_back` would put in service.
+        def decide(present: Aliases) -> Aliases:
+            current = present.names.get(CHAMPION)
+            self._existing(number, present)
+            if expected is not ... and current != expected:
+                raise DataError(f"{self.place}: version {number} was chosen over {_named(expected)}, but in service is {_named(current)} by now; "
+                                "start a new run, which evaluates again")
+            return present if current == number else present.with_champion(number, reason)
+
+        aliases.move(self.shelf, decide)
+
+    def roll_back(self, reason: str = "") -> Version:
+        """Puts the champion before the present one back in service. Raises ConfigError where there was none.
 
         Going back to an earlier champion undoes what came after it, so two roll-backs lead two champions back.
         """
-        succession: list[int] = []
-        for move in self.history():
-            number = move["version"]
-            succession = [*succession[: succession.index(number)], number] if number in succession else [*succession, number]
-        return self.version(succession[-2]) if len(succession) > 1 else None
 
-    def roll_back(self) -> Version:
-        """Puts the champion before the present one back in service. Raises ConfigError where there was none."""
-        champion, previous = self.champion(), self.previous()
-        if champion is None or previous is None:
-            raise ConfigError(f"{self.folder}: there is no earlier champion to go back to; put another version in service by its number")
-        self.promote(previous.number, reason=f"rolled back from version {champion.number}", expected=champion.number)
-        return previous
+        def decide(present: Aliases) -> Aliases:
+            if PREVIOUS not in present.names:
+                raise ConfigError(f"{self.place}: there is no earlier champion to go back to; put another version in service by its number")
+            self._existing(present.names[PREVIOUS], present)
+            because = f"rolled back from version {present.names[CHAMPION]}" + (f": {reason}" if reason else "")
+            return present.with_champion(present.names[PREVIOUS], because)
+
+        return Version(aliases.move(self.shelf, decide).names[CHAMPION], self.shelf)
+
+    def set_alias(self, alias: str, number: int | None, reason: str) -> None:
+        """Lets an alias name a version, or none. Raises ConfigError for a name that can't be given, or no such version."""
+
+        def decide(present: Aliases) -> Aliases:
+            if number is not None:
+                self._existing(number, present)
+            wanted = present.with_alias(alias, number, reason)
+            return present if wanted.names == present.names else wanted
+
+        aliases.move(self.shelf, decide)
+
+    def retire(self, keep: int, reason: str) -> list[int]:
+        """Removes all but the newest `keep` versions and those that an alias names. Returns the numbers that were removed.
+
+        What goes is decided by a move, and removed after that: an alias that comes to a version at the same time comes
+        first, and keeps it, or too late, and is refused. A removal that was killed is finished by the next one.
+        """
+
+        def decide(present: Aliases) -> Aliases:
+            there = [number for number in self.shelf.numbers() if number not in present.retired]
+            goes = [number for number in there[: max(0, len(there) - keep)] if not present.named(number)]
+            return present.without(goes, reason) if goes else present
+
+        retired = aliases.move(self.shelf, decide).retired
+        removed = [number for number in self.shelf.numbers() if number in retired]
+        for number in removed:
+            self.shelf.remove(number)
+        return removed
+
+    def _existing(self, number: int, present: Aliases) -> Version:
+        there = [other for other in self.shelf.numbers() if other not in present.retired]
+        if number not in there:
+            raise ConfigError(f"{self.place}: there is no version {number}; there are {', '.join(map(str, there)) or 'none'}")
+        return Version(number, self.shelf)
 
     def _next_number(self) -> int:
-        """Never that of a version that was in service once, even if its folder has been removed."""
-        return 1 + max([version.number for version in self.versions()] + [move["version"] for move in self.history()], default=0)
+        """Never that of a version that was in service once or was retired, even if its folder has been removed."""
+        present = self.aliases()
+        return 1 + max([*self.shelf.numbers(), *present.succession, *present.names.values(), *present.retired,
+                        *(move.version or 0 for move in self.history())], default=0)
+
+
+def fetched(entry: Input, root: Path) -> Input:
+    """A version among a job's inputs, with the URI of its local copy, which is made below the storage root where it has to be.
+
+    Raises:
+      DataError: it is gone, or damaged.
+    """
+    if not is_remote(entry.uri):
+        return entry
+    place, number, _ = entry.uri.rsplit("/", 2)
+    folder = open_shelf(place).fetch(int(number), root / "fetched" / digest_of(place)[:8])
+    return entry.model_copy(update={"uri": str(folder / NAME)})
 
 
 def _named(number: int | None) -> str:

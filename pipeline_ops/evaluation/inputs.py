@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.figures import SAVED_MODEL, TEST_SPLIT, ModelFigures, TrainingFigures, files_of_saved_model
 from pipeline_ops.contracts.manifest import Manifest, read_input, refuse_damage
+from pipeline_ops.contracts.registry import fetched
 from pipeline_ops.contracts.request import Request
 from pipeline_ops.contracts.shards import (
     INDEX,
@@ -108,6 +109,9 @@ class Inputs:
 
 def read_inputs(request: Request) -> Inputs:
     """Raises DataError for an artifact that is gone, changed or damaged, or that does not fit the others."""
+    if "champion" in request.inputs:  # a version in an object store is read from a local copy
+        champion = fetched(request.inputs["champion"], Path(request.root))
+        request = request.model_copy(update={"inputs": {**request.inputs, "champion": champion}})
     dataset = Dataset(*_read(request, "preprocess", DatasetFigures))
     challenger = Challenger(*_read(request, "train", TrainingFigures))
     champion = Champion(*_read(request, "champion", ModelFigures)) if "champion" in request.inputs else None

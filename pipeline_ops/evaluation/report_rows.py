@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
 from pipeline_ops.contracts.config_evaluate import LOWER_IS_BETTER
-from pipeline_ops.contracts.figures import CalibrationBin, ClassFigures, EvaluationFigures, ModelEvaluation, TrainingFigures
+from pipeline_ops.contracts.figures import CalibrationBin, ClassFigures, Epoch, EvaluationFigures, ModelEvaluation, TrainingFigures
 from pipeline_ops.evaluation.metrics import Curves
 from pipeline_ops.evaluation.scores import RECALLS
 from pipeline_ops.evaluation.svg import Line, interval_chart, line_chart, share_chart
@@ -69,17 +69,21 @@ def _slice_row(part: Any, low: float) -> dict[str, Any]:
 
 
 def training_charts(training: TrainingFigures) -> list[tuple[str, list[Line], Markup]]:
-    """Title, curves and drawing of each chart. For people, the first epoch is number 1."""
-    def curve(name: str, style: str, field: str) -> Line:
-        return Line(name, style, [(epoch.epoch + 1, getattr(epoch, field)) for epoch in training.history])
+    """Title, curves and drawing of each chart: the loss, the other metrics, the learning rate. For people, the first epoch is number 1."""
+    def curve(name: str, style: str, value: Callable[[Epoch], float]) -> Line:
+        return Line(name, style, [(epoch.epoch + 1, value(epoch)) for epoch in training.history])
 
-    loss = [curve("training", "training", "loss"), curve("validation", "validation", "validation_loss")]
-    accuracy = [curve("training", "training", "accuracy"), curve("validation", "validation", "validation_accuracy")]
-    rate = [curve("learning rate", "validation", "learning_rate")]
+    def chart(metric: str) -> tuple[str, list[Line], Markup]:
+        title = metric.replace("_", " ").capitalize()
+        lines = [curve("training", "training", lambda epoch: epoch.metrics[metric]),
+                 curve("validation", "validation", lambda epoch: epoch.metrics[f"validation_{metric}"])]
+        bounds = {"at_least": 0.0} if metric == "loss" else {"at_most": 1.0} if metric == "accuracy" else {}
+        return title, lines, line_chart(f"{title} by epoch", lines, **bounds, **best)
+
     best = {"marked": training.best_epoch + 1, "mark": "best"} if training.best_epoch >= 0 else {}
-    return [("Loss", loss, line_chart("Loss by epoch", loss, at_least=0.0, **best)),
-            ("Accuracy", accuracy, line_chart("Accuracy by epoch", accuracy, at_most=1.0, **best)),
-            ("Learning rate", rate, line_chart("Learning rate by epoch", rate, at_least=0.0))]
+    metrics = [name for name in training.history[0].metrics if f"validation_{name}" in training.history[0].metrics] if training.history else []
+    rate = [curve("learning rate", "validation", lambda epoch: epoch.learning_rate)]
+    return [*map(chart, metrics), ("Learning rate", rate, line_chart("Learning rate by epoch", rate, at_least=0.0))]
 
 
 def score_charts(figures: EvaluationFigures, curves: Sequence[Curves], class_names: Sequence[str]) -> list[tuple[str, list[Line], Markup]]:

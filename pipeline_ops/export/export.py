@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from pipeline_ops.contracts.aliases import CHAMPION
 from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.errors import DataError, ExitCode
 from pipeline_ops.contracts.figures import (
@@ -24,8 +25,7 @@ from pipeline_ops.contracts.figures import (
 )
 from pipeline_ops.contracts.files import copy_file
 from pipeline_ops.contracts.job import Job, run_job
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.manifest import Manifest, list_files, read_input, refuse_damage, write_manifest
+from pipeline_ops.contracts.manifest import NAME, Manifest, list_files, read_input, refuse_damage, write_manifest
 from pipeline_ops.contracts.registry import Registry, Version
 from pipeline_ops.contracts.request import Request
 from pipeline_ops.export.check import Agreement, check_candidate
@@ -51,11 +51,14 @@ def export(job: Job) -> ExitCode:
     config, challenger = Export.model_validate(job.request.config), _read_challenger(job.request)
     job.progress.report("check", message="comparing the SavedModel with the trained model")
     agreement = check_candidate(challenger.folder, len(challenger.class_names), config.tolerance)
-    registry = Registry(Layout(Path(job.request.root), job.request.pipeline).models(config.model))
+    registry = Registry(config.registry)
     job.progress.report("publish", message=f"{agreement.num_checked} images checked, largest difference {agreement.max_difference:.2g}")
     version = registry.publish(challenger.training.digest, lambda folder, number: _fill(folder, number, job.request, config, challenger, agreement))
-    refuse_damage(version.uri, version.manifest(), version.manifest().files)
+    local = version.fetch(Path(job.request.root) / "fetched" / config.model)
+    refuse_damage(local / NAME, version.manifest(), version.manifest().files)
     job.progress.report("promote", message=_promote(registry, version, job.request, challenger.evaluation))
+    if config.keep_versions and (retired := registry.retire(config.keep_versions, f"export.keep_versions is {config.keep_versions}")):
+        job.progress.report("retire", message=f"removed version {', '.join(map(str, retired))}")
     with job.artifact() as draft:
         draft.figures = _figures(version.number, config, challenger, agreement).model_dump(mode="json")
     return ExitCode.SUCCESS
@@ -99,7 +102,7 @@ def _promote(registry: Registry, version: Version, request: Request, evaluation:
     champion = registry.champion()
     if champion and champion.number == version.number:
         return f"version {version.number} is in service already"
-    if any(move["version"] == version.number for move in registry.history()):
+    if any(move.alias == CHAMPION and move.version == version.number for move in registry.history()):
         return (f"version {version.number} was in service before and was replaced by version {champion.number}; "
                 "a person may put it in service again, a run does not")
     reason = f"run {request.run_id} of {request.pipeline}: {'; '.join(rule.text for rule in evaluation.rules)}"

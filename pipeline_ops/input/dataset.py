@@ -2,20 +2,25 @@
 
 Every worker reads the same order and takes its own slice of each global batch, so the global batches are the same sets
 whatever the number of workers, and a gang of any size resumes in the middle of an epoch by its step number. What a
-worker does not need is dropped while it is still bytes: decoding costs ten to thirty times more than reading.
+worker does not need is dropped while it is still bytes: decoding costs ten to thirty times more than reading. What is in
+an example is the task's matter (`models/task.py`).
 
-Legend: B global batch, b this worker's part of it, H W C image.
+Legend: B global batch, b this worker's part of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
-from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL
 from pipeline_ops.input.records import read_records, shard_reader
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 tf = import_tensorflow()
+
+Parse = Callable[[Any], tuple[Any, Any]]
+"""Serialised examples, string [b], to features and labels."""
 
 MAX_BYTES_IN_MEMORY = 256 << 20
 """A split up to this size is held in memory, and every epoch is a full permutation of it."""
@@ -43,7 +48,6 @@ class Split:
     paths: tuple[str, ...]
     num_examples: int
     num_bytes: int
-    image_shape: tuple[int, int, int]
     removed: tuple[tuple[int, ...], ...] = ()
     """For each shard the positions of records that don't count; `num_examples` is without them. Empty: none anywhere."""
 
@@ -56,21 +60,21 @@ class Split:
         return self.num_bytes <= MAX_BYTES_IN_MEMORY
 
 
-def training_batches(split: Split, global_batch: int, part: Slice, seed: int, start_step: int) -> tf.data.Dataset:
-    """Endless batches from `start_step` on: (images_bHWC uint8, labels_b int64)."""
+def training_batches(split: Split, parse: Parse, global_batch: int, part: Slice, seed: int, start_step: int) -> tf.data.Dataset:
+    """Endless batches from `start_step` on: this worker's part of each, as `parse` makes it."""
     steps = split.steps_per_epoch(global_batch)
     first_epoch, first_step = divmod(start_step, steps)
     records = _epochs_in_memory if split.is_small else _epochs_streamed
     serialized = records(split, global_batch, steps, seed, first_epoch).skip(first_step)
     return (serialized.map(lambda batch_B: batch_B[part.start:part.end])
-            .map(lambda batch_b: _parse(batch_b, split.image_shape), num_parallel_calls=2, deterministic=True)
+            .map(parse, num_parallel_calls=2, deterministic=True)
             .prefetch(2))
 
 
-def evaluation_batches(split: Split, batch: int, worker: int = 0, workers: int = 1) -> tf.data.Dataset:
+def evaluation_batches(split: Split, parse: Parse, batch: int, worker: int = 0, workers: int = 1) -> tf.data.Dataset:
     """Every `workers`-th example once, beginning with number `worker`; the last batch may be smaller."""
     return (read_records(split.paths, split.removed).shard(workers, worker).batch(batch)
-            .map(lambda batch_b: _parse(batch_b, split.image_shape), num_parallel_calls=2, deterministic=True)
+            .map(parse, num_parallel_calls=2, deterministic=True)
             .prefetch(2))
 
 
@@ -100,14 +104,3 @@ def _epochs_streamed(split: Split, global_batch: int, steps: int, seed: int, fir
 
 
 _FOREVER = 1 << 31
-
-_FEATURES = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64), KEY: tf.io.FixedLenFeature([], tf.string)}
-
-
-def _parse(serialized_b: tf.Tensor, image_shape: tuple[int, int, int]) -> tuple[tf.Tensor, tf.Tensor]:
-    """A batch of serialised examples: parsing a batch at once costs half of parsing one by one."""
-    features = tf.io.parse_example(serialized_b, {name: _FEATURES[name] for name in (ENCODED, LABEL)})
-    decode = lambda encoded: tf.ensure_shape(  # noqa: E731
-        tf.io.decode_image(encoded, channels=image_shape[-1], expand_animations=False), image_shape)
-    images_bHWC = tf.map_fn(decode, features[ENCODED], fn_output_signature=tf.TensorSpec(image_shape, tf.uint8))
-    return images_bHWC, features[LABEL]

@@ -94,7 +94,8 @@ def figures_of(job: Job, config: Train, restarts: int, seconds: float) -> Traini
         raise TrainyardError(f"the workers ended with different weights: {', '.join(digests)}; this is a bug of Trainyard")
     dataset = DatasetFigures.model_validate(read_manifest(job.request.inputs["preprocess"].uri).figures)
     return TrainingFigures(
-        strategy=config.strategy, workers=config.workers, steps=state["step"], restarts=restarts, weights_digest=digests[0],
+        strategy=state["strategy"], strategy_reason=state["strategy_reason"],
+        workers=config.workers, steps=state["step"], restarts=restarts, weights_digest=digests[0],
         worker_weights_digests=digests, num_parameters=state["num_parameters"], best_epoch=state["best_epoch"], stopped_early=state["stopped_early"],
         history=state["history"], seconds=round(seconds, 2), class_names=dataset.class_names, image_shape=dataset.image_shape)
 

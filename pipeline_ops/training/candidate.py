@@ -19,7 +19,7 @@ from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.request import Request, read_request
 from pipeline_ops.contracts.shards import ENCODED, DatasetFigures, removed_positions, shard_paths
 from pipeline_ops.input.records import read_records
-from pipeline_ops.models import builder
+from pipeline_ops.models import build_model
 from pipeline_ops.training.state import read_arrays, write_arrays
 
 _NUM_REFERENCES = 64
@@ -56,7 +56,7 @@ def write_candidate(spec: CandidateSpec) -> None:
     config, folder = Train.model_validate(request.config), Path(spec.folder)
     manifest = read_manifest(request.inputs["preprocess"].uri)
     figures = DatasetFigures.model_validate(manifest.figures)
-    model = builder(config.model)(figures.image_shape, len(figures.class_names))
+    model = build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=False)
     weights = read_arrays(Path(spec.work) / TRAINED)
     model.set_weights(weights)
     write_arrays(folder / WEIGHTS, weights)

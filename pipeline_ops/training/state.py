@@ -34,7 +34,7 @@ class TrainingState(BaseModel):
     """
 
     step: int = 0
-    epoch_sums: list[float] = [0.0, 0.0, 0.0]
+    epoch_sums: list[float] = []
     learning_rate: float
     history: list[Epoch] = []
     best: dict[str, float] = {}

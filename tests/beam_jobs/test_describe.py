@@ -13,7 +13,6 @@ import pytest
 from pipeline_ops.contracts.config import load_config
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.fingerprint import Fingerprint
-from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import Input, Manifest, read_manifest, write_manifest
 from pipeline_ops.contracts.registry import Registry
 
@@ -27,7 +26,7 @@ def statistics(outcome) -> dict:
 def publish_champion(pipeline, data_manifest) -> None:
     """A champion that was trained on a data set."""
     config = load_config(pipeline.config_file)
-    registry = Registry(Layout(config.root, config.pipeline).models(config.export.model))
+    registry = Registry(config.registry)
 
     def manifest(job: str, inputs) -> Manifest:
         fingerprint = Fingerprint(config={"of": str(data_manifest)}, inputs={}, code={}, versions={})

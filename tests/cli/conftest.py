@@ -14,9 +14,9 @@ import yaml
 
 from pipeline_ops.contracts.config import load_config
 from pipeline_ops.contracts.figures import REPORT
-from pipeline_ops.contracts.files import write_json
 from pipeline_ops.contracts.manifest import Manifest, list_files, write_manifest
 from pipeline_ops.contracts.plan import JobPlan, plan_job
+from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.shards import shard_name
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
@@ -83,8 +83,7 @@ def publish(config_file) -> Callable[[int], None]:
         manifest = Manifest.model_validate({"job": "export", "pipeline": "digits", "fingerprint": fingerprint, "fingerprint_digest": str(number),
                                             "files": [], "figures": FIGURES["export"] | {"version": number}})
         write_manifest(models / str(number), manifest)
-        moves = [{"version": version, "time": 1.0, "reason": "passed the gate"} for version in range(1, number + 1)]
-        write_json(models / "champion.json", {"version": number, "history": moves})
+        Registry(models).promote(number, "passed the gate")
 
     return make
 

@@ -159,7 +159,7 @@ def test_a_full_disk_stops_a_publication_with_its_name_and_leaves_nothing(small_
     registry = Registry(small_disk / "models")
     with pytest.raises(MachineError, match=r"could not write .*saved_model\.pb: No space left on device; make room"):
         registry.publish("a", lambda folder, number: copy_file(tmp_path / "model", folder / "saved_model.pb"))
-    assert registry.versions() == [] and names(registry.folder) == [".publish.lock"]
+    assert registry.versions() == [] and names(registry.place) == [".publish.lock"]
 
 
 def test_a_disk_that_is_full_for_any_writer_is_a_machine_failure(small_disk):

@@ -1,65 +1,46 @@
-"""The registry: whole versions, one champion, and people and jobs that come at the same time."""
+"""The registry: whole versions, aliases, and people and jobs that come at the same time; on a local folder and on S3."""
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from publishers import publish, publish_and_say, publish_many, start
 
+from pipeline_ops.contracts.aliases import move
 from pipeline_ops.contracts.errors import ConfigError, DataError
-from pipeline_ops.contracts.fingerprint import Fingerprint
-from pipeline_ops.contracts.manifest import Input, Manifest, find_damage, list_files, write_manifest
+from pipeline_ops.contracts.manifest import NAME, find_damage, read_manifest
 from pipeline_ops.contracts.registry import Registry
 
-PUBLISHER = """
-import sys, pathlib
-sys.path.insert(0, {tests!r})
-from test_registry import publish
-from pipeline_ops.contracts.registry import Registry
-registry = Registry(pathlib.Path(sys.argv[1]))
-for index in range(int(sys.argv[3])):
-    publish(registry, sys.argv[2] + str(index))
-    print(index, flush=True)
-"""
 
-
-def publish(registry: Registry, digest: str, num_bytes: int = 200_000):
-    """Publishes a version of three files and a manifest, as export does."""
-    def fill(folder: Path, number: int) -> None:
-        (folder / "variables").mkdir()
-        for name in ("saved_model.pb", "variables/variables.index", "variables/variables.data"):
-            (folder / name).write_bytes(digest.encode() * (num_bytes // len(digest)))
-        fingerprint = Fingerprint(config={"number": number}, inputs={}, code={}, versions={})
-        write_manifest(folder, Manifest(job="export", pipeline="p", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest,
-                                        inputs={"train": Input(uri="", digest=digest)}, files=list_files(folder)))
-
-    return registry.publish(digest, fill)
-
-
-def start_publisher(registry: Registry, digest: str, count: int) -> subprocess.Popen:
-    code = PUBLISHER.format(tests=str(Path(__file__).parent))
-    return subprocess.Popen([sys.executable, "-c", code, str(registry.folder), digest, str(count)], stdout=subprocess.PIPE)
-
-
-def damage(registry: Registry) -> list[str]:
-    return [line for version in registry.versions() for line in find_damage(version.uri, version.manifest(), checksums=True)]
+@pytest.fixture(params=["folder", "s3"])
+def registry(request, tmp_path) -> Registry:
+    """An empty one of each kind."""
+    return Registry(tmp_path / "models" / "digits" if request.param == "folder" else request.getfixturevalue("s3_place"))
 
 
 @pytest.fixture
-def registry(tmp_path) -> Registry:
+def folder(tmp_path) -> Registry:
+    """An empty local one."""
     return Registry(tmp_path / "models" / "digits")
 
 
+def damage(registry: Registry, cache: Path) -> list[str]:
+    """What is wrong with the versions that a reader sees, files and checksums."""
+    found = []
+    for version in registry.versions():
+        local = version.fetch(cache) / NAME
+        found += find_damage(local, read_manifest(local), checksums=True)
+    return found
+
+
 def moves(registry: Registry) -> list[int]:
-    return [move["version"] for move in registry.history()]
+    return [move.version for move in registry.history()]
 
 
 def test_a_registry_that_nobody_has_used_is_empty(registry):
@@ -89,8 +70,8 @@ def test_promoting_moves_the_champion_and_remembers_why(registry):
     registry.promote(1, "first")
     registry.promote(2, "better", expected=1)
     assert registry.champion().number == 2
-    assert [(move["version"], move["reason"]) for move in registry.history()] == [(1, "first"), (2, "better")]
-    assert registry.history()[0]["time"] <= registry.history()[1]["time"] <= time.time()
+    assert [(move.version, move.reason) for move in registry.history()] == [(1, "first"), (2, "better")]
+    assert registry.history()[0].time <= registry.history()[1].time <= time.time()
 
 
 def test_promoting_the_champion_changes_nothing(registry):
@@ -123,7 +104,7 @@ def test_rolling_back_puts_the_champion_before_in_service(registry):
         registry.promote(publish(registry, digest).number, "better")
     assert registry.roll_back().number == 1
     assert registry.champion().number == 1
-    assert registry.history()[-1]["reason"] == "rolled back from version 2"
+    assert registry.history()[-1].reason == "rolled back from version 2"
 
 
 def test_two_roll_backs_lead_two_champions_back(registry):
@@ -150,78 +131,201 @@ def test_the_first_champion_has_nothing_to_go_back_to(registry):
         registry.roll_back()
 
 
-def test_the_number_of_a_version_that_was_in_service_is_never_used_again(registry):
+def test_the_number_of_a_version_that_was_in_service_is_never_used_again(folder):
     for digest in "ab":
-        registry.promote(publish(registry, digest).number, "better")
-    registry.promote(1, "back")
-    shutil.rmtree(registry.folder / "2")
-    assert publish(registry, "c").number == 3
+        folder.promote(publish(folder, digest).number, "better")
+    folder.promote(1, "back")
+    shutil.rmtree(folder.place / "2")
+    assert publish(folder, "c").number == 3
 
 
-def test_what_has_no_number_for_a_name_is_no_version(registry):
-    publish(registry, "a")
+def test_what_has_no_number_for_a_name_is_no_version(folder):
+    publish(folder, "a")
     for name in ("0", "007", "²", "-1", "latest", ".2.77.staging"):
-        (registry.folder / name).mkdir()
-    (registry.folder / "5").write_text("a file")
-    assert [version.number for version in registry.versions()] == [1]
+        (folder.place / name).mkdir()
+    (folder.place / "5").write_text("a file")
+    assert [version.number for version in folder.versions()] == [1]
 
 
-def test_a_version_without_a_manifest_is_named(registry):
-    (registry.folder / "1").mkdir(parents=True)
+def test_a_version_without_a_manifest_is_named(folder):
+    (folder.place / "1").mkdir(parents=True)
     with pytest.raises(DataError, match="1/manifest.json: there is no such manifest"):
-        registry.made_from("a")
+        folder.made_from("a")
 
 
-def test_a_failure_while_a_version_is_filled_leaves_nothing(registry):
+def test_a_failure_while_a_version_is_filled_leaves_nothing_for_a_reader_and_stops_nobody(registry):
     def fill(folder: Path, number: int) -> None:
         (folder / "saved_model.pb").write_bytes(b"half")
         raise DataError("the candidate is gone")
 
     with pytest.raises(DataError, match="the candidate is gone"):
         registry.publish("a", fill)
-    assert [path.name for path in registry.folder.iterdir()] == [".publish.lock"]
+    assert registry.versions() == []
+    assert [version.number for version in registry.versions()] == [] and publish(registry, "a").number in (1, 2)
 
 
-def test_publishers_at_once_get_a_number_each(registry):
-    publishers = [start_publisher(registry, digest, 5) for digest in "abc"]
-    assert [publisher.wait(60) for publisher in publishers] == [0, 0, 0]
-    assert [version.number for version in registry.versions()] == list(range(1, 16))
-    assert len({version.manifest().inputs["train"].digest for version in registry.versions()}) == 15
-    assert damage(registry) == []
+# Aliases
 
 
-def test_a_reader_sees_whole_versions_and_a_champion_that_is_there(registry):
+def test_any_name_may_stand_for_a_version_and_moves_at_once(registry):
+    for digest in "ab":
+        publish(registry, digest)
+    registry.set_alias("canary", 1, "try it")
+    registry.set_alias("canary", 2, "try that")
+    assert registry.aliased("canary").number == 2 and registry.champion() is None
+    registry.set_alias("canary", None, "enough")
+    assert registry.aliased("canary") is None
+    assert [(move.alias, move.version) for move in registry.history()] == [("canary", 1), ("canary", 2), ("canary", None)]
+
+
+@pytest.mark.parametrize("name, complaint", [("champion", "promote a version"), ("previous", "promote a version"), ("Canary", "an alias must begin"),
+                                             ("1", "an alias must begin"), ("../x", "an alias must begin")])
+def test_a_name_that_can_not_be_given_is_refused(folder, name, complaint):
+    publish(folder, "a")
+    with pytest.raises(ConfigError, match=complaint):
+        folder.set_alias(name, 1, "no")
+
+
+def test_the_champion_before_is_called_previous(registry):
+    for digest in "abc":
+        registry.promote(publish(registry, digest).number, "better")
+    assert (registry.aliased("champion").number, registry.aliased("previous").number) == (3, 2)
+    registry.roll_back()
+    assert (registry.aliased("champion").number, registry.aliased("previous").number) == (2, 1)
+
+
+def test_of_two_who_promote_against_the_same_champion_one_is_told(registry):
+    for digest in "abcdef":
+        publish(registry, digest)
+    registry.promote(1, "first")
+    told = []
+
+    def promote(number: int) -> None:
+        try:
+            registry.promote(number, "better", expected=1)
+        except DataError as error:
+            told.append(str(error))
+
+    threads = [threading.Thread(target=promote, args=[number]) for number in range(2, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(told) == 4 and all(f"in service is version {registry.champion().number} by now" in text for text in told)
+    assert len(moves(registry)) == 2
+
+
+# Retirement
+
+
+def test_retiring_keeps_the_newest_and_whatever_an_alias_names(registry):
+    for digest in "abcdefg":
+        publish(registry, digest)
+    for number in (1, 3):
+        registry.promote(number, "better")
+    registry.set_alias("audit", 2, "asked for")
+    assert registry.retire(2, "too many") == [4, 5]
+    assert [version.number for version in registry.versions()] == [1, 2, 3, 6, 7]
+    assert registry.retire(2, "again") == []
+    assert registry.history()[-1].retired == [4, 5]
+
+
+def test_a_retired_version_can_not_come_back_and_its_number_is_not_used_again(registry):
+    for digest in "abc":
+        publish(registry, digest)
+    registry.retire(1, "too many")
+    with pytest.raises(ConfigError, match="there is no version 2; there are 3"):
+        registry.promote(2, "late")
+    assert publish(registry, "b").number == 4
+
+
+def test_a_champion_that_was_retired_is_skipped_by_a_roll_back(registry):
+    for digest in "abc":
+        registry.promote(publish(registry, digest).number, "better")
+    registry.retire(1, "too many")
+    registry.roll_back()
+    with pytest.raises(ConfigError, match="no earlier champion"):
+        registry.roll_back()
+
+
+def test_a_retirement_that_was_killed_before_it_removed_anything_is_finished_by_the_next(registry):
+    for digest in "abc":
+        publish(registry, digest)
+    move(registry.shelf, lambda present: present.without([1, 2], "decided, not done"))
+    assert [version.number for version in registry.versions()] == [3]
+    assert registry.retire(1, "again") == [1, 2]
+    assert registry.shelf.numbers() == [3]
+
+
+# At the same time
+
+
+def test_publishers_at_once_get_a_number_each(registry, tmp_path):
+    publishers = [start(publish_many, str(registry.place), tag, 4) for tag in "abc"]
+    for publisher in publishers:
+        publisher.join(60)
+    assert [publisher.exitcode for publisher in publishers] == [0, 0, 0]
+    assert [version.number for version in registry.versions()] == list(range(1, 13))
+    assert len({version.manifest().inputs["train"].digest for version in registry.versions()}) == 12
+    assert damage(registry, tmp_path / "cache") == []
+
+
+def test_of_two_who_publish_the_same_model_at_once_one_wins_and_the_other_gets_its_version_or_is_told(registry):
+    answers = multiprocessing.get_context("forkserver").Queue()
+    publishers = [start(publish_and_say, str(registry.place), "the same", answers) for _ in range(3)]
+    said = [answers.get(timeout=60) for _ in publishers]
+    assert len(registry.versions()) == 1, said
+    number = registry.versions()[0].number
+    assert number in said and all(each == number or "is publishing the same model right now" in each for each in said)
+
+
+def test_a_reader_sees_whole_versions_and_a_champion_that_is_there(registry, tmp_path):
     """While one process publishes and promotes, another looks as fast as it can."""
-    publisher = start_publisher(registry, "a", 12)
-    stop, seen, faults = threading.Event(), set(), []
+    publisher = start(publish_many, str(registry.place), "a", 8, True)
+    champions, faults = [], []
+    while publisher.is_alive():
+        faults += damage(registry, tmp_path / "cache")
+        champions += [registry.champion()]
+    assert publisher.exitcode == 0
+    assert faults == [] and len(champions) > 1 and registry.champion().number == len(registry.versions()) == 8
 
-    def promote():
+
+def test_publishers_killed_at_twenty_random_moments_are_never_seen_by_a_reader_and_repaired_by_the_next(registry, tmp_path):
+    generator, stop, faults, looks = random.Random(5), threading.Event(), [], []
+
+    def read() -> None:
         while not stop.is_set():
-            for version in registry.versions():
-                registry.promote(version.number, "newest")
+            try:
+                faults.extend(damage(registry, tmp_path / "cache"))
+                looks.append(len(registry.versions()))
+            except Exception as error:
+                faults.append(repr(error))
 
-    promoter = threading.Thread(target=promote)
-    promoter.start()
-    while publisher.poll() is None:
-        faults += damage(registry)
-        champion = registry.champion()
-        seen.add(champion.number if champion else None)
-        faults += [] if champion is None else find_damage(champion.uri, champion.manifest())
-    stop.set()
-    promoter.join()
-    assert faults == [] and len(seen) > 2 and len(registry.versions()) == 12
-
-
-def test_kills_at_twenty_random_moments_leave_whole_versions_and_are_repaired_by_the_next_publisher(registry):
-    generator = random.Random(5)
+    reader = threading.Thread(target=read)
+    reader.start()
     for kill in range(20):
-        publisher = start_publisher(registry, f"kill {kill} ", 1000)
-        publisher.stdout.readline()  # it has published once, so it is at work
-        time.sleep(generator.uniform(0, 0.03))
-        os.kill(publisher.pid, signal.SIGKILL)
-        publisher.wait()
-        assert damage(registry) == []
-    before = len(registry.versions())
-    publish(registry, "after all")
-    assert [version.number for version in registry.versions()] == list(range(1, before + 2))
-    assert list(registry.folder.glob(".*.staging")) == []
+        at_work = multiprocessing.get_context("forkserver").Event()
+        publisher = start(publish_many, str(registry.place), f"kill {kill}", 1000, True, at_work)
+        if kill % 2:  # the others are killed on their way to their first version
+            assert at_work.wait(60)
+        time.sleep(generator.uniform(0, 0.2))
+        publisher.kill()
+        publisher.join()
+    stop.set()
+    reader.join()
+    assert faults == [] and len(looks) > 2 and len(registry.versions()) > 0
+    before = [version.number for version in registry.versions()]
+    after = publish(registry, "after all").number
+    assert after > max(before) and [version.number for version in registry.versions()] == [*before, after]
+    assert remains(registry) == []
+    registry.promote(after, "after all")
+    assert registry.champion().number == after
+
+
+def remains(registry: Registry) -> list[str]:
+    """What lies beside whole versions, records, locks, and marks of what was given up."""
+    whole = {str(version.number) for version in registry.versions()} | {"aliases", "claims"}
+    if isinstance(registry.place, Path):
+        return [entry.name for entry in registry.place.iterdir() if entry.name not in whole | {".publish.lock"}]
+    names = [name for name in registry.shelf._sizes() if name.split("/")[0] not in whole]
+    return [name for name in names if not name.endswith("/manifest.json")]

@@ -141,7 +141,7 @@ def test_a_damaged_candidate_is_refused_and_named(workshop):
 def test_a_damaged_champion_is_refused_and_named(workshop):
     workshop.publish("fair")
     plan = workshop.plan("evaluate", workshop.train("good"))
-    spoil(workshop.registry.champion().folder / "saved_model.pb")
+    spoil(Path(workshop.registry.champion().folder) / "saved_model.pb")
     with pytest.raises(DataError, match=r"models/digits/1/saved_model\.pb has another checksum"):
         workshop.run(plan)
 

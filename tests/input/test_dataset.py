@@ -26,10 +26,16 @@ def split(request, dataset):
     manifest = read_manifest(dataset)
     figures = DatasetFigures.model_validate(manifest.figures)
     num_bytes = sum(f.num_bytes for f in shards_of(manifest, "train")) if "in memory" in request.param else MAX_BYTES_IN_MEMORY + 1
-    split = Split(tuple(shard_paths(dataset, manifest, "train")), figures.num_examples["train"], num_bytes, figures.image_shape)
+    split = Split(tuple(shard_paths(dataset, manifest, "train")), figures.num_examples["train"], num_bytes)
     if "removals" not in request.param:
         return split
     return dataclasses.replace(split, removed=REMOVED, num_examples=split.num_examples - sum(map(len, REMOVED)))
+
+
+def parse():
+    from pipeline_ops.models.classification import Classification
+
+    return Classification((16, 16, 1)).parse
 
 
 def batches(split, count, worker=0, workers=1, start_step=0, seed=3):
@@ -37,7 +43,7 @@ def batches(split, count, worker=0, workers=1, start_step=0, seed=3):
     from pipeline_ops.input.dataset import Slice, training_batches
 
     part = Slice.of(worker, workers, BATCH)
-    return [(x.numpy(), y.numpy()) for x, y in training_batches(split, BATCH, part, seed, start_step).take(count)]
+    return [(x.numpy(), y.numpy()) for x, y in training_batches(split, parse(), BATCH, part, seed, start_step).take(count)]
 
 
 def same(a, b) -> bool:
@@ -71,7 +77,7 @@ def test_every_epoch_and_every_seed_has_an_order_of_its_own(split):
 def test_evaluation_sees_every_example_once_over_all_workers(split):
     from pipeline_ops.input.dataset import evaluation_batches
 
-    counts = [sum(len(y) for _, y in evaluation_batches(split, 64, worker, 3)) for worker in range(3)]
+    counts = [sum(len(y) for _, y in evaluation_batches(split, parse(), 64, worker, 3)) for worker in range(3)]
     assert sum(counts) == split.num_examples
     assert max(counts) - min(counts) <= 1
 
@@ -93,7 +99,7 @@ def test_what_is_removed_is_read_by_nobody(split):
     wanted = [example for examples, positions in zip(every, removed, strict=True) for i, example in enumerate(examples) if i not in positions]
     assert len(wanted) == split.num_examples
     assert examples_of(split) == wanted
-    assert sum(len(y) for _, y in evaluation_batches(split, 64)) == len(wanted)
+    assert sum(len(y) for _, y in evaluation_batches(split, parse(), 64)) == len(wanted)
     keys = [key for batch in read_encoded(split.paths, 100, split.removed) for key in batch.keys]
     assert len(keys) == len(set(keys)) == len(wanted)
     one_epoch = np.concatenate([y for _, y in batches(split, split.steps_per_epoch(BATCH))])

@@ -1,0 +1,287 @@
+"""A shelf in an object store, `s3://bucket/models/digits`, for the registry.
+
+There are no renames and no locks, only a put that is refused where there is an object already (`If-None-Match: *`):
+
+    claims/<number>.json     who is about to fill a number; taken once and never given back, so no number is used twice
+    <number>/manifest.json   put last: the version is there. An empty one means that the number was given up, for good
+
+A publisher that was killed leaves a claim and files, but no manifest. The next one gives the number up by putting the
+empty manifest, and only then removes the files: should the other live after all, its own manifest is refused, and it
+knows. So a wrong guess about who is dead costs a second try, and never a half version.
+
+TensorFlow Serving must not poll such a place, because it takes every number for a version; it gets a fetched copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import fsspec
+
+from pipeline_ops.contracts.errors import ConfigError, DataError, MachineError
+from pipeline_ops.contracts.files import crc32c_of, exclusive_lock, staging_folder
+from pipeline_ops.contracts.manifest import NAME, list_files, parse_manifest
+from pipeline_ops.contracts.processes import ProcessIdentity
+from pipeline_ops.contracts.shelf import PUBLISH_SECONDS, Fill, is_version_name
+
+_CLAIMS = "claims"
+_DRIVERS = ("botocore", "aiobotocore", "aiohttp")
+_ABANDONED_SECONDS = 3600.0
+"""After this long, a claim of another host counts as abandoned."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """Who is about to fill a number, and with what."""
+
+    owner: str
+    process: ProcessIdentity
+
+    def to_json(self) -> bytes:
+        return json.dumps({"owner": self.owner, "process": self.process.to_json()}, indent=2).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Claim:
+        value = json.loads(content)
+        return cls(value["owner"], ProcessIdentity.from_json(value["process"]))
+
+    def is_abandoned(self, age_seconds: float) -> bool:
+        """Of a process on this host we know; of one elsewhere, only when it came."""
+        if self.process.host == socket.gethostname():
+            return not self.process.is_alive()
+        return age_seconds > _ABANDONED_SECONDS
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectShelf:
+    """Keeps the promises of `shelf.Shelf`."""
+
+    place: str
+
+    @functools.cached_property
+    def _files(self) -> fsspec.AbstractFileSystem:
+        scheme = self.place.partition("://")[0]
+        try:
+            return fsspec.filesystem(scheme, use_listings_cache=False)
+        except ImportError as error:
+            raise ConfigError(f"{self.place}: {error}; install trainyard[{scheme}]") from None
+
+    def numbers(self) -> list[int]:
+        return _published(self._sizes())
+
+    def uri(self, number: int) -> str:
+        return f"{self.place}/{number}"
+
+    def manifest(self, number: int) -> bytes | None:
+        try:
+            return self._get(f"{number}/{NAME}") or None
+        except FileNotFoundError:
+            return None
+
+    @contextlib.contextmanager
+    def publishing(self) -> Iterator[None]:
+        """Nobody can hold an object store: it is the claims that say who came first."""
+        sizes = self._sizes()
+        for number, claim in _pending(sizes, self._claims(sizes)).items():
+            age_seconds = time.time() - self._files.modified(self._path(_claim_name(number))).timestamp()
+            if claim.is_abandoned(age_seconds):
+                self._give_up(number)
+        for number in _given_up(sizes):
+            self._remove_files(number)
+        yield
+
+    def add(self, at_least: int, owner: str, fill: Fill) -> int:
+        number, is_mine = self._claim(at_least, Claim(owner, ProcessIdentity.of(os.getpid())))
+        if is_mine:
+            try:
+                self._upload(number, fill)
+            except BaseException:
+                self._give_up(number)
+                raise
+        return number
+
+    def fetch(self, number: int, cache: Path) -> Path:
+        content = self.manifest(number)
+        if content is None:
+            raise DataError(f"{self.uri(number)}: there is no such version")
+        folder = cache / str(number)
+        with exclusive_lock(cache / f".{number}.lock", f"the local copy of {self.uri(number)}", wait_seconds=PUBLISH_SECONDS):
+            if not (folder / NAME).exists() or (folder / NAME).read_bytes() != content:
+                shutil.rmtree(folder, ignore_errors=True)
+                with staging_folder(folder) as staging:
+                    self._download(number, content, staging)
+        return folder
+
+    def remove(self, number: int) -> None:
+        """An empty manifest in the place of its own, then the files; the claim stays, so that the number is not used again."""
+        with self._translated():
+            self._files.pipe_file(self._path(f"{number}/{NAME}"), b"")
+        self._remove_files(number)
+
+    def records(self, folder: str) -> list[str]:
+        return sorted(name.removeprefix(f"{folder}/") for name in self._sizes(folder))
+
+    def read(self, folder: str, names: Sequence[str]) -> list[bytes]:
+        paths = [self._path(f"{folder}/{name}") for name in names]
+        with self._translated():
+            contents = self._files.cat(paths) if paths else {}
+        return [contents[path] for path in paths]
+
+    def create(self, folder: str, name: str, content: bytes) -> None:
+        self._create(f"{folder}/{name}", content)
+
+    def _claim(self, at_least: int, mine: Claim) -> tuple[int, bool]:
+        """A number, and whether it is ours to fill; the same model that was published meanwhile has one already.
+
+        Claims are made in order without a gap. So whoever makes one between our look and our claim takes the number that
+        we are about to take, and we look again.
+        """
+        while True:
+            sizes = self._sizes()
+            claims, published = self._claims(sizes), _published(sizes)
+            same = [number for number, claim in claims.items() if claim.owner == mine.owner]
+            if done := [number for number in same if number in published]:
+                return done[0], False
+            if pending := _pending(sizes, claims).keys() & same:
+                other = claims[min(pending)].process
+                raise MachineError(f"{self.uri(min(pending))}: process {other.pid} on {other.host} is publishing the same model right now; "
+                                   "wait for it, or end it, and retry")
+            number = max(at_least, 1 + max(claims, default=0), 1 + max(published, default=0))
+            with contextlib.suppress(FileExistsError):
+                self._create(_claim_name(number), mine.to_json())
+                self._refuse_unconditional(number, mine)
+                return number, True
+
+    def _refuse_unconditional(self, number: int, mine: Claim) -> None:
+        """Some stores take the condition and ignore it; there, two publishers would overwrite each other."""
+        try:
+            self._create(_claim_name(number), mine.to_json())
+        except FileExistsError:
+            return
+        raise ConfigError(f"{self.place}: this store ignores If-None-Match, so it can't hold a registry; use another one")
+
+    def _upload(self, number: int, fill: Fill) -> None:
+        with tempfile.TemporaryDirectory(prefix="trainyard-version-") as made:
+            folder = Path(made)
+            fill(folder, number)
+            for file in list_files(folder):
+                with self._translated():
+                    self._files.put_file(str(folder / file.path), self._path(f"{number}/{file.path}"))
+            try:
+                self._create(f"{number}/{NAME}", (folder / NAME).read_bytes())
+            except FileExistsError:
+                raise MachineError(f"{self.uri(number)}: another publisher took this one for dead, and gave its number up; try again") from None
+
+    def _download(self, number: int, manifest: bytes, folder: Path) -> None:
+        for file in parse_manifest(manifest, f"{self.uri(number)}/{NAME}").files:
+            target = folder / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with self._translated():
+                self._files.get_file(self._path(f"{number}/{file.path}"), str(target))
+            if crc32c_of(target) != file.crc32c:
+                raise DataError(f"{self.uri(number)}/{file.path} has another checksum than the manifest says; publish the model again")
+        (folder / NAME).write_bytes(manifest)
+
+    def _give_up(self, number: int) -> None:
+        with contextlib.suppress(FileExistsError):  # its owner lives, and was faster
+            self._create(f"{number}/{NAME}", b"")
+            self._remove_files(number)
+
+    def _remove_files(self, number: int) -> None:
+        """All but the manifest, which says that they are not needed."""
+        for name in self._sizes(str(number)):
+            if not _is_manifest(name):
+                with self._translated(), contextlib.suppress(FileNotFoundError):
+                    self._files.rm_file(self._path(name))
+
+    def _claims(self, sizes: dict[str, int]) -> dict[int, Claim]:
+        names = [name.removeprefix(f"{_CLAIMS}/") for name in sizes if name.startswith(f"{_CLAIMS}/")]
+        return {int(Path(name).stem): Claim.from_json(content) for name, content in zip(names, self.read(_CLAIMS, names), strict=True)}
+
+    def _sizes(self, below: str = "") -> dict[str, int]:
+        """Every object's size in bytes, by its name below the place, as one listing sees them."""
+        root = self._path("")
+        with self._in_a_bucket():
+            found = self._files.find(f"{root}{below}", detail=True)
+        # Where nothing was listed, s3fs asks once more what the place itself is, and tells of a folder that has just come into being.
+        return {path.removeprefix(root): entry["size"] for path, entry in found.items() if entry["type"] == "file"}
+
+    def _path(self, name: str) -> str:
+        """As the driver calls an object."""
+        return f"{self.place.partition('://')[2].rstrip('/')}/{name}"
+
+    def _get(self, name: str) -> bytes:
+        with self._translated():
+            return self._files.cat_file(self._path(name))
+
+    def _create(self, name: str, content: bytes) -> None:
+        """Raises FileExistsError where there is such an object."""
+        with self._in_a_bucket():
+            self._files.pipe_file(self._path(name), content, mode="create")
+
+    @contextlib.contextmanager
+    def _in_a_bucket(self) -> Iterator[None]:
+        """For what needs no object to be there: only the bucket can be missing."""
+        try:
+            with self._translated():
+                yield
+        except FileNotFoundError as error:
+            raise ConfigError(f"{self.place}: {error}; make the bucket, or name another one") from None
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """What the driver says, as one of our errors; that an object is there or not stays what it is."""
+        try:
+            yield
+        except (FileNotFoundError, FileExistsError):
+            raise
+        except PermissionError as error:
+            raise ConfigError(f"{self.place}: {error}; check the credentials, and what they may do") from error
+        except OSError as error:
+            if error.errno == errno.EINVAL and "recondition" in str(error):  # a store that does not say which condition it was
+                raise FileExistsError(errno.EEXIST, str(error)) from error
+            raise self._unreachable(error) from error
+        except Exception as error:  # the driver's own, which is not imported here
+            if "Credentials" in type(error).__name__:
+                raise ConfigError(f"{self.place}: {error}; the driver looks for them in the environment and in its own files") from error
+            if type(error).__module__.partition(".")[0] in _DRIVERS:
+                raise self._unreachable(error) from error
+            raise
+
+    def _unreachable(self, error: Exception) -> MachineError:
+        return MachineError(f"{self.place}: {error}; see whether the store can be reached, then retry")
+
+
+def _claim_name(number: int) -> str:
+    return f"{_CLAIMS}/{number}.json"
+
+
+def _is_manifest(name: str) -> bool:
+    number, _, rest = name.partition("/")
+    return is_version_name(number) and rest == NAME
+
+
+def _published(sizes: Mapping[str, int]) -> list[int]:
+    return sorted(int(name.split("/")[0]) for name, size in sizes.items() if _is_manifest(name) and size)
+
+
+def _pending(sizes: Mapping[str, int], claims: Mapping[int, Claim]) -> dict[int, Claim]:
+    """Claimed, and neither published nor given up."""
+    return {number: claim for number, claim in claims.items() if f"{number}/{NAME}" not in sizes}
+
+
+def _given_up(sizes: Mapping[str, int]) -> list[int]:
+    """Those of which files are left."""
+    empty = {name.split("/")[0] for name, size in sizes.items() if _is_manifest(name) and not size}
+    return sorted({int(name.split("/")[0]) for name in sizes if name.split("/")[0] in empty and not _is_manifest(name)})

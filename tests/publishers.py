@@ -1,0 +1,107 @@
+"""What the tests of the registry share: small versions, publishers that are processes of their own, and a real S3 server."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.contracts.fingerprint import Fingerprint
+from pipeline_ops.contracts.manifest import Input, Manifest, list_files, write_manifest
+from pipeline_ops.contracts.registry import Registry, Version
+
+BUCKET = "trainyard"
+_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "testtest", "AWS_DEFAULT_REGION": "us-east-1",
+                "AWS_EC2_METADATA_DISABLED": "true"}
+_SERVER = """
+import sys
+from werkzeug.serving import make_server
+from moto.server import DomainDispatcherApplication, create_backend_app
+server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=False)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+"""Without threads, because moto looks and writes in two steps: a conditional put has to be one."""
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of an S3 server with an empty bucket."""
+    server = subprocess.Popen([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        address = f"http://127.0.0.1:{int(server.stdout.readline())}"
+        urllib.request.urlopen(urllib.request.Request(f"{address}/{BUCKET}", method="PUT", headers={
+            "Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"}))
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def s3_place(s3_server, monkeypatch, tmp_path) -> str:
+    """A place in the bucket that nobody else uses; what this process and its children need to reach it is in the environment."""
+    for name, value in _CREDENTIALS.items() | {("AWS_ENDPOINT_URL", s3_server)}:
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{tmp_path.name}/models/digits"
+
+
+def publish(registry: Registry, digest: str, num_bytes: int = 200_000) -> Version:
+    """Publishes a version of three files and a manifest, as export does."""
+    def fill(folder: Path, number: int) -> None:
+        (folder / "variables").mkdir()
+        for name in ("saved_model.pb", "variables/variables.index", "variables/variables.data"):
+            (folder / name).write_bytes(digest.encode() * (num_bytes // len(digest)))
+        fingerprint = Fingerprint(config={"number": number}, inputs={}, code={}, versions={})
+        write_manifest(folder, Manifest(job="export", pipeline="p", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest,
+                                        inputs={"train": Input(uri="", digest=digest)}, files=list_files(folder)))
+
+    return registry.publish(digest, fill)
+
+
+def start(target, *arguments, environment: dict[str, str] | None = None) -> BaseProcess:
+    """A process of its own, forked from a clean one that has imported what takes long."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["publishers", "s3fs", "aiobotocore.session", "pipeline_ops.contracts.object_shelf"])
+    process = context.Process(target=_run, args=(target, arguments, dict(os.environ if environment is None else environment)), daemon=True)
+    process.start()
+    return process
+
+
+def _run(target, arguments, environment) -> None:
+    os.environ.update(environment)  # the clean process was started before the test had set it
+    target(*arguments)
+
+
+def publish_many(place: str, tag: str, count: int, promote: bool = False, at_work=None) -> None:
+    """`at_work` is an event that says that the first version is there."""
+    registry = Registry(place)
+    for index in range(count):
+        version = publish(registry, f"{tag} {index} ")
+        if promote:
+            registry.promote(version.number, "newest")
+        if at_work:
+            at_work.set()
+
+
+def publish_and_say(place: str, digest: str, answers) -> None:
+    """Puts the number, or what it was told, into a queue."""
+    try:
+        answers.put(publish(Registry(place), digest).number)
+    except Exception as error:
+        answers.put(f"{type(error).__name__}: {error}")
+
+
+def wait_until(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

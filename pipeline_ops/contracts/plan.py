@@ -63,8 +63,8 @@ def _code_of_model(model: str) -> list[str]:
 KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
         "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c", "jinja2"),
-        lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/shard.py", "beam_jobs/io",
-                        "beam_jobs/splits.py", "beam_jobs/delta.py", "beam_jobs/generations.py", "beam_jobs/index.py",
+        lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/work.py", "beam_jobs/shard.py",
+                        "beam_jobs/io", "beam_jobs/splits.py", "beam_jobs/delta.py", "beam_jobs/generations.py", "beam_jobs/index.py",
                         "beam_jobs/balance.py", "beam_jobs/duplicates.py", "beam_jobs/pictures.py", "beam_jobs/quarantine.py",
                         "beam_jobs/describe.py", "beam_jobs/statistics", *_PAGE, *_code_of_source(config.preprocess.source.type),
                         "beam_jobs/stages/stage.py", "beam_jobs/stages/boxes.py",
@@ -132,6 +132,7 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     resolved = {"registry": config.registry} if job == "export" else {}
     request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file),
                       config=section.model_dump(mode="json") | resolved,
+                      hosts=config.hosts.model_dump(mode="json") if job == "train" and config.hosts else None,
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)
     return _decide(request, layout)

@@ -81,9 +81,9 @@ def make_job_in():
     return job_maker
 
 
-def job_maker(folder: Path, dataset: str):
+def job_maker(folder: Path, dataset: str, file: Path = DIGITS):
     def make(name: str = "attempt", **overrides) -> Job:
-        config = load_config(DIGITS, {"storage.root": str(folder / "root")} | {k.replace("__", "."): v for k, v in overrides.items()})
+        config = load_config(file, {"storage.root": str(folder / "root")} | {k.replace("__", "."): v for k, v in overrides.items()})
         plan = plan_job("train", config, "run", {"preprocess": dataset})
         attempt = Attempt(folder / name)
         write_request(attempt, plan.request)

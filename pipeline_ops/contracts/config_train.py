@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from pipeline_ops.contracts.config_input import Input
+from pipeline_ops.contracts.config_optimizer import Optimizer
+from pipeline_ops.contracts.config_strategy import Strategy, refuse_impossible
+from pipeline_ops.contracts.model_catalogue import CATALOGUE, check_function, check_model, is_own
 from pipeline_ops.contracts.section import Section, TaskSection, operational
 
-
-class Optimizer(Section):
-    """A Keras optimizer; the clipping is done by us, on the gradient of the global batch."""
-
-    name: Literal["adam", "adamw", "sgd"] = "adam"
-    learning_rate: float = Field(1e-3, gt=0, le=10)
-    momentum: float = Field(0.0, ge=0, lt=1)
-    """For sgd."""
-    weight_decay: float = Field(0.0, ge=0, lt=1)
-    """For adamw."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> Optimizer:
-        if self.momentum and self.name != "sgd":
-            raise ValueError(f"momentum is for the optimizer sgd, got it with {self.name}")
-        if self.weight_decay and self.name != "adamw":
-            raise ValueError(f"weight_decay is for the optimizer adamw, got it with {self.name}")
-        return self
-
-
-Monitor = Literal["validation_loss", "validation_accuracy"]
+Monitor = Annotated[str, Field(pattern=r"^validation_[a-z][a-z0-9_]*$")]
+"""A figure of the validation split: `validation_loss`, or `validation_` and the name of a metric. One that ends in loss or error is better
+when it is lower, any other when it is higher."""
 
 
 class EarlyStopping(Section):
@@ -52,35 +38,71 @@ class BestCheckpoint(Section):
     """The weights of the epoch with the best figure become the challenger, not those of the last epoch."""
 
     monitor: Monitor = "validation_accuracy"
+    keep: int = operational(1, ge=1, le=1000)
+    """The weights of so many of the best epochs stay in the folder of checkpoints until training is done."""
 
 
 class Train(TaskSection):
     """Shards to trained weights and a candidate SavedModel."""
 
     model: str
-    """A name from the model catalogue (`pipeline_ops/models/`)."""
-    strategy: Literal["one_device", "multi_worker_mirrored", "parameter_server"] = "multi_worker_mirrored"
+    """A name from the model catalogue (`contracts/model_catalogue.py`), or `my_package.my_module:build`, a function of your own."""
+    model_parameters: dict[str, Any] = {}
+    """Passed on to the function that builds the model."""
+    loss: str | None = None
+    """`my_package.my_module:loss`, a function of labels and logits that returns a loss for each example; null: cross-entropy."""
+    metrics: list[str] = []
+    """`my_package.my_module:metric` each, as `loss`; reported under the function's name, beside accuracy."""
+    strategy: Strategy = "multi_worker_mirrored"
     workers: int = Field(1, ge=1, le=1024)
     min_workers: int | None = operational(None, ge=1, le=1024)
     """A gang that has lost hosts goes on with as few workers as this, at the same global batch. Null: with `workers` or not at all."""
     max_workers: int | None = operational(None, ge=1, le=1024)
     """As many workers as this, where the hosts have room for them. Null: `workers`."""
-    devices_per_worker: int = Field(1, ge=1, le=64)
-    parameter_servers: int = Field(0, ge=0, le=1024)
-    """For parameter_server: processes that hold the variables, beside the chief and the workers."""
     hosts: str | None = operational(None)
     """The hosts to train on: the name of a file in `hosts/` beside this one. Null: this machine."""
+    devices_per_worker: int = Field(1, ge=1, le=64)
+    """GPUs of each worker, or logical devices where it has none."""
+    parameter_servers: int = Field(0, ge=0, le=1024)
+    """For parameter_server: processes that hold the variables, beside the chief and the workers."""
+    min_variable_shard_bytes: int = operational(256 << 10, ge=1)
+    """For parameter_server: a variable is divided among the servers as long as no part gets smaller than this."""
+    placement: dict[str, str] = {}
+    """For placed_layers: the device of the layers whose names match a pattern, `{"conv2d*": "GPU:0", "dense*": "GPU:1"}`; the first that matches."""
+    sharding: dict[str, int] = {}
+    """For sharded_layers: the axis along which the weights that match a pattern are divided, `{"*dense/kernel": 1}`; others are on each device."""
+    tpu: str = operational("")
+    """For tpu: its name or address; empty for the one that the environment names."""
     global_batch: int = Field(64, ge=1, le=1_000_000)
     """Examples per optimizer step over all workers. It never follows the number of workers."""
+    micro_batches: int = Field(1, ge=1, le=1024)
+    """Into so many parts each replica divides its share of a batch, one after the other, to save memory; the gradients are added up."""
     epochs: int = Field(10, ge=1, le=100_000)
     seed: int = Field(1, ge=0)
+    input: Input = Input()
     optimizer: Optimizer = Optimizer()
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """What layers compute in; weights are float32 always. float16 scales the loss, so that small gradients don't vanish."""
+    synchronized_batch_normalization: bool = False
+    """Batch normalisation over the global batch, and not over each replica's share of it."""
+    xla: Literal["none", "gradients", "step"] = "none"
+    """What XLA compiles: nothing, forward and backward pass, or the whole step with the optimizer. For GPUs: on CPUs, convolutions get slower."""
+    class_weights: bool = False
+    """Weighs each example's loss by its class, as `preprocess.balance: by_class` asks for. The validation loss is not weighed."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """So much of each label is spread over all classes, in training only."""
+    warm_start: str | None = None
+    """The weights to begin with: champion (the model in service, if there is one yet), or the path of a SavedModel's folder or of a
+    file of weights (.npz, .weights.h5 or .keras)."""
     early_stopping: EarlyStopping | None = None
     reduce_learning_rate: ReduceLearningRate | None = None
     best_checkpoint: BestCheckpoint | None = BestCheckpoint()
     steps_per_call: int = operational(10, ge=1, le=10_000)
     """Optimizer steps in one call of the compiled function."""
     checkpoint_every_steps: int = operational(200, ge=1)
+    """A checkpoint is written while training goes on; a lost worker costs the steps since the last one."""
+    keep_checkpoints: int = operational(2, ge=2, le=1000)
+    """The newest so many; should the last one be damaged, training goes on from the one before it."""
     max_restarts: int = operational(3, ge=0, le=1000)
     """How often the whole gang is restarted from its last checkpoint before the task fails."""
     start_timeout_seconds: int = operational(300, ge=1)
@@ -90,18 +112,34 @@ class Train(TaskSection):
     heartbeat_timeout_seconds: int = operational(15, ge=2)
     """A host or a process that gives no sign of life for so long is taken for lost, though it may be in the middle of a long step."""
 
+    @field_validator("model")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return check_model(value)
+
+    @field_validator("loss")
+    @classmethod
+    def _function(cls, value: str | None) -> str | None:
+        return value and check_function(value)
+
+    @field_validator("metrics")
+    @classmethod
+    def _functions(cls, value: list[str]) -> list[str]:
+        return [check_function(path) for path in value]
+
     @model_validator(mode="after")
     def _fits(self) -> Train:
-        if self.strategy == "one_device" and self.workers != 1:
-            raise ValueError(f"strategy one_device has exactly 1 worker, got workers: {self.workers}; use multi_worker_mirrored")
-        if self.global_batch < self.most_workers:
-            raise ValueError(f"global_batch must be at least the number of workers ({self.most_workers}), got {self.global_batch}")
-        if not self.fewest_workers <= self.workers <= self.most_workers:
-            raise ValueError(f"min_workers ({self.fewest_workers}), workers ({self.workers}) and max_workers ({self.most_workers}) must not go down")
-        if (self.strategy == "parameter_server") != bool(self.parameter_servers):
-            raise ValueError(f"parameter_servers must be at least 1 with strategy parameter_server, and 0 elsewhere; got {self.parameter_servers} "
-                             f"with {self.strategy}")
+        refuse_impossible(self)
+        if not is_own(self.model) and (unknown := sorted(set(self.model_parameters) - set(CATALOGUE[self.model].parameters))):
+            known = ", ".join(CATALOGUE[self.model].parameters) or "none"
+            raise ValueError(f"the model {self.model} has no parameter {', '.join(unknown)}; it has {known}")
+        self._refuse_unknown_monitors()
         return self
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Of all figures beside the loss."""
+        return ["accuracy", *(path.partition(":")[2] for path in self.metrics)]
 
     @property
     def fewest_workers(self) -> int:
@@ -110,3 +148,10 @@ class Train(TaskSection):
     @property
     def most_workers(self) -> int:
         return self.max_workers or self.workers
+
+    def _refuse_unknown_monitors(self) -> None:
+        known = [f"validation_{name}" for name in ("loss", *self.metric_names)]
+        for name in ("early_stopping", "reduce_learning_rate", "best_checkpoint"):
+            section = getattr(self, name)
+            if section is not None and section.monitor not in known:
+                raise ValueError(f"{name}.monitor must be one of {', '.join(known)}, got {section.monitor}")

@@ -57,6 +57,8 @@ def export(job: Job) -> ExitCode:
     local = version.fetch(Path(job.request.root) / "fetched" / config.model)
     refuse_damage(local / NAME, version.manifest(), version.manifest().files)
     job.progress.report("promote", message=_promote(registry, version, job.request, challenger.evaluation))
+    if config.keep_versions and (retired := registry.retire(config.keep_versions, f"export.keep_versions is {config.keep_versions}")):
+        job.progress.report("retire", message=f"removed version {', '.join(map(str, retired))}")
     with job.artifact() as draft:
         draft.figures = _figures(version.number, config, challenger, agreement).model_dump(mode="json")
     return ExitCode.SUCCESS

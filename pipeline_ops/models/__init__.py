@@ -1,27 +1,62 @@
-"""The model catalogue: one file per model, named as in the YAML, with `build(image_shape, num_classes)`.
+"""Models and tasks. The names are in `contracts/model_catalogue.py`; each module there has `build(image_shape, num_classes, **parameters)`.
 
 A model takes float32 images in 0..255, shape [batch, height, width, channels], scales them itself, and returns logits
-[batch, num_classes] in float32.
+[batch, num_classes]. The same is asked of a function of the user's own.
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
+from pathlib import Path
 
-from pipeline_ops.contracts.config_text import nearest
+import keras
+
+from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own
+from pipeline_ops.models.own import load_function
 
-_NOT_MODELS = ("classification",)
-
-
-def catalogue() -> list[str]:
-    """The names that `train.model` may have. Imports nothing."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _NOT_MODELS)
+_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
-def builder(name: str):
-    """The `build` function of a model. Raises ConfigError with the nearest name."""
-    if name not in catalogue():
-        raise ConfigError(f"train.model: there is no model {name!r}; {nearest(name, catalogue())}")
-    return importlib.import_module(f"{__name__}.{name}").build
+def build_model(config: Train, image_shape: tuple[int, int, int], num_classes: int, folder: Path, for_training: bool) -> keras.Model:
+    """The model of a config, with new weights.
+
+    Args:
+      config: the training section.
+      image_shape: height, width, channels.
+      num_classes: of the data set.
+      folder: of the config file; a module of the user's may lie there.
+      for_training: computes with the config's precision; else in float32, as what is served does.
+
+    Raises:
+      ConfigError: there is no such function, or what it makes can't be trained.
+    """
+    keras.config.set_dtype_policy(_POLICIES[config.precision] if for_training else "float32")
+    try:
+        model = _build(config, image_shape, num_classes, folder)
+    except (TypeError, ValueError) as error:
+        what = f"images of shape {image_shape} and {num_classes} classes"
+        raise ConfigError(f"train.model: {config.model} can't be built for {what}: {error}") from error
+    if not getattr(model, "built", False):
+        raise ConfigError(f"train.model: {config.model} must return a Keras model that is built, got {model!r}; begin with keras.Input(image_shape)")
+    if config.synchronized_batch_normalization and for_training:
+        _synchronize(config, model)
+    return model
+
+
+def _build(config: Train, image_shape: tuple[int, int, int], num_classes: int, folder: Path) -> keras.Model:
+    if is_own(config.model):
+        return load_function(config.model, "train.model", folder)(image_shape, num_classes, **config.model_parameters)
+    entry = CATALOGUE[config.model]
+    build = importlib.import_module(f"{__name__}.{entry.module}").build
+    return build(image_shape, num_classes, **entry.arguments, **config.model_parameters)
+
+
+def _synchronize(config: Train, model: keras.Model) -> None:
+    """Lets every batch normalisation take its statistics over all replicas; the layers read this attribute in each call."""
+    normalizations = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    if not normalizations:
+        raise ConfigError(f"train.synchronized_batch_normalization: the model {config.model} has no keras.layers.BatchNormalization")
+    for layer in normalizations:
+        layer.synchronized = True

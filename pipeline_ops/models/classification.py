@@ -1,22 +1,67 @@
-"""Image classification: what a batch contributes to the loss and to the metrics, as sums.
-
-Sums, not means: they add up over replicas, workers and batches of different sizes, and are divided once, by the number
-of examples.
-"""
+"""Image classification: one class for each image."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import tensorflow as tf
 
+from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.shards import ENCODED, LABEL
 
-def batch_sums(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """float32 [3]: sum of the cross-entropies, number of correct answers, number of examples."""
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    correct = tf.equal(tf.argmax(logits, axis=-1), labels)
-    return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(tf.cast(correct, tf.float32)), tf.cast(tf.size(labels), tf.float32)])
+PerExample = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+"""A loss or a metric of the user's own: labels int64 [b] and logits float32 [b, classes] to float32 [b], a value for each example."""
+
+_FEATURES = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64)}
 
 
-def means(sums) -> dict[str, float]:
-    """{"loss", "accuracy"} of sums as `batch_sums` makes them."""
-    loss, correct, count = (float(value) for value in sums)
-    return {"loss": loss / max(count, 1.0), "accuracy": correct / max(count, 1.0)}
+class Classification:
+    """The task of a model that returns logits [b, classes].
+
+    Args:
+      image_shape: height, width, channels.
+      class_weights: what a class's loss is multiplied with in training, by index; None for all alike.
+      label_smoothing: how much of each label is spread over all classes in training.
+      loss: instead of the cross-entropy.
+      metrics: beside accuracy, by name.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], class_weights: list[float] | None = None, label_smoothing: float = 0.0,
+                 loss: PerExample | None = None, metrics: Mapping[str, PerExample] | None = None):
+        self._image_shape, self._class_weights, self._label_smoothing = image_shape, class_weights, label_smoothing
+        self._loss, self._metrics = loss, dict(metrics or {})
+        self.metrics = ("accuracy", *self._metrics)
+
+    def parse(self, serialized_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """images uint8 [b, H, W, C] and labels int64 [b]. A batch is parsed at once, for half of the cost of one by one."""
+        features = tf.io.parse_example(serialized_b, _FEATURES)
+        decode = lambda encoded: tf.ensure_shape(  # noqa: E731
+            tf.io.decode_image(encoded, channels=self._image_shape[-1], expand_animations=False), self._image_shape)
+        images_bHWC = tf.map_fn(decode, features[ENCODED], fn_output_signature=tf.TensorSpec(self._image_shape, tf.uint8))
+        return images_bHWC, features[LABEL]
+
+    def batch_sums(self, outputs: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
+        """The sums of loss, accuracy and the metrics of one's own, and the number of examples."""
+        logits = tf.cast(outputs, tf.float32)
+        correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
+        values = [self._losses(logits, labels, training), correct, *(_checked(name, fn, labels, logits) for name, fn in self._metrics.items())]
+        return tf.stack([*map(tf.reduce_sum, values), tf.cast(tf.size(labels), tf.float32)])
+
+    def _losses(self, logits: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
+        if self._loss is not None:
+            return _checked("train.loss", self._loss, labels, logits)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        if training and self._label_smoothing:
+            uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)  # the cross-entropy against all classes alike
+            losses = (1 - self._label_smoothing) * losses + self._label_smoothing * uniform
+        if training and self._class_weights is not None:
+            losses *= tf.gather(tf.constant(self._class_weights, tf.float32), labels)
+        return losses
+
+
+def _checked(name: str, function: PerExample, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """What a function of the user's returns. A mean over the batch would train, but to another result for each number of workers."""
+    values = tf.convert_to_tensor(function(labels, logits))
+    if values.shape.rank != 1:
+        raise ConfigError(f"{name}: must return a value for each example, a tensor of rank 1, got shape {values.shape}; don't average over the batch")
+    return tf.cast(values, tf.float32)

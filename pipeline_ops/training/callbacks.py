@@ -45,10 +45,10 @@ def _stop_early(config: Train, state: TrainingState, epoch: Epoch) -> None:
 def _improves(state: TrainingState, callback: str, epoch: Epoch, monitor: str, min_delta: float = 0.0) -> bool:
     """Whether the monitored figure is better than the callback's best; counts the epochs for which it was not.
 
-    A loss is better when it is lower, an accuracy when it is higher. Equal is not better: the earlier epoch wins.
+    A loss or an error is better when it is lower, anything else when it is higher. Equal is not better: the earlier epoch wins.
     """
-    value = getattr(epoch, monitor)
-    signed = -value if monitor.endswith("loss") else value
+    value = epoch.metrics[monitor]
+    signed = -value if monitor.endswith(("loss", "error")) else value
     better = callback not in state.best or signed > state.best[callback] + min_delta
     if better:
         state.best[callback] = signed

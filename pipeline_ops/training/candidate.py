@@ -15,11 +15,12 @@ import tensorflow as tf
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.figures import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL, WEIGHTS
 from pipeline_ops.contracts.gang import TRAINED, CandidateSpec
+from pipeline_ops.contracts.local_dataset import host_cache, with_local_dataset
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.request import Request, read_request
 from pipeline_ops.contracts.shards import ENCODED, DatasetFigures, removed_positions, shard_paths
 from pipeline_ops.input.records import read_records
-from pipeline_ops.models import builder
+from pipeline_ops.models import build_model
 from pipeline_ops.training.state import read_arrays, write_arrays
 
 _NUM_REFERENCES = 64
@@ -54,9 +55,10 @@ def write_candidate(spec: CandidateSpec) -> None:
     """Writes SavedModel, weights and references into the artifact that the train job is making."""
     request = read_request(spec.request)
     config, folder = Train.model_validate(request.config), Path(spec.folder)
+    request = with_local_dataset(request, config.input, host_cache(config.input), print)
     manifest = read_manifest(request.inputs["preprocess"].uri)
     figures = DatasetFigures.model_validate(manifest.figures)
-    model = builder(config.model)(figures.image_shape, len(figures.class_names))
+    model = build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=False)
     weights = read_arrays(Path(spec.work) / TRAINED)
     model.set_weights(weights)
     write_arrays(folder / WEIGHTS, weights)

@@ -4,98 +4,240 @@ Keras's `fit` does not run under MultiWorkerMirroredStrategy, and its optimizers
 the all-reduce, which silently makes the result depend on the number of workers. So the all-reduce is ours: each
 replica divides its summed loss by the *global* batch, gradients and metric sums are added up over all replicas in one
 collective, and the optimizer sees the gradient of the global batch.
+
+Strategies whose steps are not taken by all replicas together have loops of their own with the same methods:
+`parameter_server.py` and `sharded.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.contracts.config_train import Optimizer, Train
-from pipeline_ops.models.classification import batch_sums
+from pipeline_ops.contracts.config_train import Train
+from pipeline_ops.models.task import Task, num_sums
+from pipeline_ops.training.all_reduce import AllReduce
+from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.state import Arrays
 
-
-def make_optimizer(config: Optimizer) -> keras.optimizers.Optimizer:
-    match config.name:
-        case "sgd":
-            return keras.optimizers.SGD(config.learning_rate, momentum=config.momentum)
-        case "adamw":
-            return keras.optimizers.AdamW(config.learning_rate, weight_decay=config.weight_decay)
-        case "adam":
-            return keras.optimizers.Adam(config.learning_rate)
+_SUM = tf.distribute.ReduceOp.SUM
 
 
-class Loop:
-    """A model, its optimizer and the two compiled functions on them.
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """Some steps that were taken.
+
+    `sums` are those of `Task.batch_sums` over all workers; `is_finite` says whether every weight is still a number;
+    `is_asked_to_stop` whether some worker said so. All are the same on every worker.
+    """
+
+    sums: np.ndarray
+    is_finite: bool
+    is_asked_to_stop: bool
+
+    @property
+    def is_sound(self) -> bool:
+        return self.is_finite and bool(np.isfinite(self.sums).all())
+
+
+class Loop(Protocol):
+    """A model, its optimizer, and what can be done with them. All workers of a gang call the same methods in the same order."""
+
+    model: keras.Model
+
+    def train(self, batches: Iterator, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
+        """Takes a step for each learning rate, in one call of a compiled function. `stop` is 1 where this worker is asked to stop."""
+        ...
+
+    def train_on(self, batch: Any, learning_rate: float) -> Taken:
+        """Takes one step on a batch that `next(batches)` gave: to find out which one of several did the harm."""
+        ...
+
+    def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
+        """The sums of `Task.batch_sums` over this worker's batches and then over all workers; with averaged weights where they are kept."""
+        ...
+
+    def weights(self) -> Arrays:
+        """All weights, in the order of `model.weights`."""
+        ...
+
+    def best_weights(self) -> Arrays:
+        """The weights that are evaluated: the averaged ones where they are kept, else `weights`."""
+        ...
+
+    def optimizer_values(self) -> Arrays: ...
+
+    def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
+        """Sets what `weights` and `optimizer_values` gave; None leaves the optimizer as it is."""
+        ...
+
+
+class SynchronousLoop:
+    """All replicas take each step together.
 
     Args:
       strategy: the strategy in whose scope `model` was built.
-      model: takes float32 images in 0..255, returns logits.
+      model: returns what the task's `batch_sums` takes.
+      task: what the model is trained for.
       config: the training section.
+      all_reduce: adds up what the replicas have in a step.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, config: Train):
-        self._strategy, self.model, self._global_batch = strategy, model, config.global_batch
+    def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, task: Task, config: Train, all_reduce: AllReduce):
+        self._strategy, self.model, self._task, self._config, self._all_reduce = strategy, model, task, config, all_reduce
         with strategy.scope():
-            self.optimizer = make_optimizer(config.optimizer)
+            self.optimizer = make_optimizer(config.optimizer, scale_loss=config.precision == "float16")
             self.optimizer.build(model.trainable_variables)
+        self._inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         # The gradients that reach `apply_gradients` are summed already. A private hook, so keras is pinned.
-        self.optimizer._all_reduce_sum_gradients = lambda gradients: gradients
+        self._inner._all_reduce_sum_gradients = lambda gradients: gradients
+        self._local_replicas = len(strategy.extended.worker_devices) if strategy.extended._in_multi_worker_mode() else strategy.num_replicas_in_sync
+        self._gradients = tf.function(self._sum_gradients, jit_compile=True) if config.xla == "gradients" else self._sum_gradients
+        self._step = tf.function(self._replica_step, jit_compile=True) if config.xla == "step" else self._replica_step
+
+    def train(self, batches: Iterator, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
+        # Of one length always: another length would be traced anew.
+        padded = np.zeros(max(self._config.steps_per_call, len(learning_rates)), np.float32)
+        padded[:len(learning_rates)] = learning_rates
+        return _taken(*self._train(batches, tf.constant(padded), tf.constant(len(learning_rates)), tf.constant(stop)))
+
+    def train_on(self, batch: Any, learning_rate: float) -> Taken:
+        return _taken(*self._train_on(batch, tf.constant(learning_rate, tf.float32)))
 
     @tf.function(reduce_retracing=True)
-    def train(self, batches: Iterator, num_steps: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
-        """Takes `num_steps` optimizer steps. Returns the sums of `batch_sums` over all workers and, last, that of their `stop`."""
-        sums = tf.zeros([4])
-        for _ in tf.range(num_steps):
-            replicas = self._strategy.run(self._replica_step, args=(*next(batches), stop))
-            sums += self._strategy.experimental_local_results(replicas)[0]  # the same on every replica
-        return sums
+    def _train(self, batches: Iterator, learning_rates: tf.Tensor, num_steps: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        sums = tf.zeros([num_sums(self._task) + 1])
+        for step in tf.range(num_steps):
+            sums += self._take(next(batches), learning_rates[step], stop)
+        return sums, self._are_finite()
 
-    def _replica_step(self, images_bHWC: tf.Tensor, labels_b: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
-        context = tf.distribute.get_replica_context()
-        with tf.GradientTape() as tape:
-            sums = batch_sums(self.model(tf.cast(images_bHWC, tf.float32), training=True), labels_b)
-            loss = sums[0] / self._global_batch
-            if self.model.losses:  # regularisers: every replica has the same ones
-                loss += tf.add_n(self.model.losses) / context.num_replicas_in_sync
-        gradients = tape.gradient(loss, self.model.trainable_variables)
-        *gradients, sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [*gradients, tf.concat([sums, [stop]], 0)])
+    @tf.function(reduce_retracing=True)
+    def _train_on(self, batch: Any, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return self._take(batch, learning_rate, tf.constant(0.0)), self._are_finite()
+
+    def _take(self, batch: Any, learning_rate: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+        """One step: the sums over all replicas, and how many of them are asked to stop."""
+        self._inner._learning_rate.value.assign(learning_rate)
+        replicas = self._strategy.run(self._step, args=(*batch, stop))
+        return self._strategy.experimental_local_results(replicas)[0]  # the same on every replica
+
+    def _are_finite(self) -> tf.Tensor:
+        """Of the first replica; the others have the same weights."""
+        values = [self._strategy.experimental_local_results(variable.value)[0] for variable in self.model.trainable_variables]
+        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
+
+    def _replica_step(self, features: Any, labels: Any, stop: tf.Tensor) -> tf.Tensor:
+        part = self._part_of_replica()
+        sums, gradients = self._gradients(*part(features, labels))
+        *gradients, sums = self._all_reduce([*gradients, tf.concat([sums, [stop]], 0)])
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
         return sums
 
-    def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
-        """The sums of `batch_sums` over this worker's batches and then over all workers.
+    def _part_of_replica(self):
+        """A function that takes this replica's share of what the worker has: the devices of one worker share its batches."""
+        replica, count = _replica_number() % self._local_replicas, self._local_replicas
+        return lambda *batch: tf.nest.map_structure(lambda values: _part(values, replica, count), batch)
 
-        Workers may have different numbers of batches: nothing is exchanged until each has gone through its own.
-        """
-        sums = tf.zeros([3])
-        for images_bHWC, labels_b in batches:
-            sums += self._strategy.experimental_local_results(self._evaluate_batch(images_bHWC, labels_b))[0]
+    def _sum_gradients(self, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Sums and gradients of this replica's share, micro-batch after micro-batch, so that one's memory is free for the next."""
+        count = self._config.micro_batches
+        if count == 1:
+            return self._sum_gradients_of(features, labels)
+        gradients = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
+        sums, number = tf.zeros([num_sums(self._task)]), tf.constant(0)
+
+        def accumulate(number, sums, *gradients):
+            micro = tf.nest.map_structure(lambda values: _part(values, number, count), (features, labels))
+            more, new = self._sum_gradients_of(*micro)
+            return number + 1, sums + more, *(a + b for a, b in zip(gradients, new, strict=True))
+
+        _, sums, *gradients = tf.while_loop(lambda number, *_: number < count, accumulate, (number, sums, *gradients), parallel_iterations=1)
+        return sums, gradients
+
+    def _sum_gradients_of(self, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            sums = self._task.batch_sums(self.model(as_floats(features), training=True), labels, training=True)
+            loss = sums[0] / self._config.global_batch
+            if self.model.losses:  # regularisers: every replica and every micro-batch has the same ones
+                loss += tf.add_n(self.model.losses) / (self._strategy.num_replicas_in_sync * self._config.micro_batches)
+            scaled = self.optimizer.scale_loss(loss)
+        variables = [variable.value for variable in self.model.trainable_variables]
+        return sums, tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
+        """Workers may have different numbers of batches: nothing is exchanged until each has gone through its own."""
+        raw = self.weights() if self._config.optimizer.average_weights else None
+        if raw:
+            self.assign(self.best_weights())
+        sums = tf.zeros([num_sums(self._task)])
+        for features, labels in batches:
+            sums += tf.add_n(self._strategy.experimental_local_results(self._evaluate_batch(features, labels)))
+        if raw:
+            self.assign(raw)
         return self._sum_over_workers(sums).numpy()
 
     @tf.function(reduce_retracing=True)
-    def _evaluate_batch(self, images_bHWC: tf.Tensor, labels_b: tf.Tensor):
-        return self._strategy.run(lambda x, y: batch_sums(self.model(tf.cast(x, tf.float32), training=False), y), args=(images_bHWC, labels_b))
+    def _evaluate_batch(self, features: Any, labels: Any):
+        def evaluate(features, labels):
+            features, labels = self._part_of_replica()(features, labels)
+            return self._task.batch_sums(self.model(as_floats(features), training=False), labels, training=False)
 
-    @tf.function(input_signature=[tf.TensorSpec([3])])
+        return self._strategy.run(evaluate, args=(features, labels))
+
+    @tf.function
     def _sum_over_workers(self, sums: tf.Tensor) -> tf.Tensor:
-        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
-
-    def set_learning_rate(self, value: float) -> None:
-        self.optimizer.learning_rate = value
+        """Every local replica brings an equal share of what this worker has."""
+        return self._strategy.reduce(_SUM, self._strategy.run(lambda values: values / self._local_replicas, args=(sums,)), axis=None)
 
     def weights(self) -> Arrays:
         """To be called by all workers at the same step: some variables are averaged over the workers when they are read."""
         return [variable.numpy() for variable in self.model.weights]
 
+    def best_weights(self) -> Arrays:
+        if not self._config.optimizer.average_weights:
+            return self.weights()
+        averages = {id(variable): average for variable, average in
+                    zip(self.model.trainable_variables, self._inner._model_variables_moving_average, strict=True)}
+        return [averages.get(id(variable), variable).numpy() for variable in self.model.weights]
+
     def optimizer_values(self) -> Arrays:
         return [variable.numpy() for variable in self.optimizer.variables]
 
-    def assign(self, weights: Arrays, optimizer_values: Arrays) -> None:
-        """Sets what `weights` and `optimizer_values` gave."""
-        for variable, value in zip([*self.model.weights, *self.optimizer.variables], [*weights, *optimizer_values], strict=True):
+    def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
+        pairs = [*zip(self.model.weights, weights, strict=True)]
+        if optimizer_values is not None:
+            pairs += zip(self.optimizer.variables, optimizer_values, strict=True)
+        for variable, value in pairs:
             variable.assign(value)
+
+
+def _taken(sums: tf.Tensor, is_finite: tf.Tensor) -> Taken:
+    *sums, asked = sums.numpy()
+    return Taken(np.array(sums), bool(is_finite), asked > 0)
+
+
+def as_floats(features: Any) -> Any:
+    """What a model is given: images travel as bytes."""
+    return tf.nest.map_structure(lambda values: tf.cast(values, tf.float32) if values.dtype.is_integer else values, features)
+
+
+def _replica_number() -> int | tf.Tensor:
+    number = tf.distribute.get_replica_context().replica_id_in_sync_group
+    static = tf.get_static_value(number)
+    return number if static is None else int(static)
+
+
+def _part(values: tf.Tensor, number: int | tf.Tensor, count: int) -> tf.Tensor:
+    """The given one of `count` equal parts along the first axis; equal up to one example."""
+    if count == 1:
+        return values
+    size = values.shape[0] or tf.shape(values)[0]
+    part = values[number * size // count:(number + 1) * size // count]
+    if values.shape[0] and values.shape[0] % count == 0:
+        part = tf.ensure_shape(part, [values.shape[0] // count, *values.shape[1:]])
+    return part

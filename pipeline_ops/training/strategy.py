@@ -2,21 +2,116 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import tensorflow as tf
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
 from pipeline_ops.contracts.config_train import Train
+from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.gang import WorkerSpec
 
 
-def make_strategy(config: Train, spec: WorkerSpec) -> tf.distribute.Strategy:
-    """Joins the gang: returns once every worker is there. Must come before any other operation."""
+@dataclasses.dataclass(frozen=True)
+class ChosenStrategy:
+    """A strategy, its name in the config, and, where the config leaves the choice to us, why it is this one."""
+
+    name: str
+    reason: str
+    strategy: tf.distribute.Strategy
+
+
+def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
+    """Joins the gang: returns once every worker is there. Must come before any other operation.
+
+    Raises:
+      ConfigError: this worker has not the devices that the strategy needs.
+    """
     tf.config.threading.set_intra_op_parallelism_threads(spec.threads)
     tf.config.threading.set_inter_op_parallelism_threads(max(2, spec.threads))
-    if config.strategy == "one_device":
-        return tf.distribute.OneDeviceStrategy("/cpu:0" if not tf.config.list_physical_devices("GPU") else "/gpu:0")
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    name, reason = choose(config, spec.workers, gpus) if config.strategy == "auto" else (config.strategy, "")
+    num_devices = gpus if name == "mirrored" and config.strategy == "auto" else config.devices_per_worker
+    devices = local_devices(num_devices, gpus)
+    match name:
+        case "one_device":
+            strategy = tf.distribute.OneDeviceStrategy(devices[0])
+        case "mirrored":
+            strategy = tf.distribute.MirroredStrategy(devices)
+        case "multi_worker_mirrored":
+            strategy = _join(config, spec, devices)
+        case "tpu":
+            strategy = _tpu(config)
+        case _:
+            strategy = tf.distribute.get_strategy()
+    return ChosenStrategy(name, reason, strategy)
+
+
+def choose(config: Train, workers: int, gpus: int) -> tuple[str, str]:
+    """What `auto` stands for, and why: a strategy that needs nothing that is not there and leaves nothing idle."""
+    if workers > 1:
+        return "multi_worker_mirrored", f"the gang has {workers} workers"
+    if gpus > 1 and config.devices_per_worker == 1:
+        return "mirrored", f"there is one worker, and its host has {gpus} GPUs"
+    if config.devices_per_worker > 1:
+        return "mirrored", f"there is one worker with {config.devices_per_worker} devices"
+    return "one_device", f"there is one worker, and its host has {'one GPU' if gpus else 'no GPU'}"
+
+
+def local_devices(count: int, gpus: int) -> list[str]:
+    """This worker's devices; where there is no GPU, logical CPUs, so that what is meant for several devices runs anywhere.
+
+    Raises:
+      ConfigError: there are GPUs, but not so many.
+    """
+    if gpus:
+        if count > gpus:
+            raise ConfigError(f"train.devices_per_worker is {count}, but a worker here sees {gpus} GPUs")
+        return [f"/gpu:{number}" for number in range(count)]
+    if count > 1:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    return [f"/cpu:{number}" for number in range(count)]
+
+
+def _join(config: Train, spec: WorkerSpec, devices: list[str]) -> tf.distribute.Strategy:
     os.environ["TF_CONFIG"] = spec.tf_config
     # A step that takes longer than this is a lost peer. A killed one is noticed at once, by its closed connection.
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=float(config.step_timeout_seconds))
-    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    with _use_of(devices):
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+class _use_of:
+    """While the block runs, a MultiWorkerMirroredStrategy takes these devices of its worker.
+
+    By itself it takes all GPUs, or one CPU, and leaves no choice; so the method in which it looks for them is replaced. A private one:
+    TensorFlow is pinned, and the tests train with several devices in each worker.
+    """
+
+    def __init__(self, devices: list[str]):
+        self._devices = devices
+
+    def __enter__(self) -> None:
+        self._original = CollectiveAllReduceExtended._initialize_local_devices
+        CollectiveAllReduceExtended._initialize_local_devices = self._find
+
+    def __exit__(self, *_) -> None:
+        CollectiveAllReduceExtended._initialize_local_devices = self._original
+
+    def _find(self, _resolver: object, worker_device: str) -> tuple[tuple[str, ...], str]:
+        kind = self._devices[0].strip("/").partition(":")[0].upper()
+        return tuple(f"{worker_device}/device:{kind}:{number}" for number in range(len(self._devices))), kind
+
+
+def _tpu(config: Train) -> tf.distribute.Strategy:
+    """Raises ConfigError where there is no TPU to be found."""
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=config.tpu)
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
+        raise ConfigError(f"train.strategy is tpu, but no TPU was found{f' under the name {config.tpu}' if config.tpu else ''}: "
+                          f"{str(error).strip().splitlines()[0]}; name it in train.tpu, or take another strategy") from error
+    return tf.distribute.TPUStrategy(resolver)

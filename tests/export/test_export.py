@@ -210,6 +210,13 @@ def test_a_kill_at_any_time_is_repaired_by_the_next_try(workshop, after_seconds)
     assert [path.name for path in workshop.registry.place.glob(".*.staging")] == []
 
 
+def test_old_versions_are_retired_but_never_the_champion_before(workshop):
+    for model in ("poor", "fair", "good"):
+        workshop.publish(model, evaluate__gate=[{"metric": "accuracy", "at_least": 0.1}], export__keep_versions=1)
+    assert numbers(workshop) == [2, 3]
+    assert workshop.registry.previous().number == 2
+
+
 def test_progress_names_the_steps(workshop):
     workshop.run(planned(workshop, "good"), attempt="export")
     moments = ProgressReader(workshop.root / "export" / "progress.jsonl").new()

@@ -32,8 +32,8 @@ def parsed() -> dict:
     return json.loads(output.stdout.splitlines()[-1])
 
 
-def test_every_config_becomes_a_dag(parsed):
-    assert parsed["dags"] == sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
+def test_every_config_becomes_a_dag_and_one_dag_moves_their_models(parsed):
+    assert parsed["dags"] == sorted([*(path.stem for path in (ROOT / "configs").glob("*.yaml")), "trainyard_models"])
 
 
 def test_the_dag_file_imports_nothing_heavy(parsed):
@@ -60,7 +60,7 @@ def test_a_broken_config_is_an_import_error_and_does_not_take_the_others_down(tm
     broken.write_text(text.replace("global_batch", "golbal_batch"))
     misspelt.write_text(text.replace("- resize: {height: 28", "- resize: {heigth: 28"))
     found = bag(tmp_path, monkeypatch, ROOT / "configs" / "digits.yaml", broken, misspelt)
-    assert set(found.dags) == {"digits"}
+    assert set(found.dags) == {"digits", "trainyard_models"}
     [message] = found.import_errors.values()
     assert f"{broken}:" in message
     assert "train.golbal_batch: unknown key; the nearest valid name is 'global_batch'" in message

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
 from pipeline_ops.contracts.config_train import BestCheckpoint, EarlyStopping, ReduceLearningRate, Train
-from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.figures import Epoch
 from pipeline_ops.training.callbacks import end_epoch
 from pipeline_ops.training.state import TrainingState
@@ -13,7 +10,8 @@ def run(config: Train, validation: list[tuple[float, float]]) -> list[TrainingSt
     """The state after each epoch, for validation losses and accuracies by epoch."""
     state, states = TrainingState(learning_rate=0.1), []
     for number, (loss, accuracy) in enumerate(validation):
-        epoch = Epoch(epoch=number, step=number, loss=0, accuracy=0, validation_loss=loss, validation_accuracy=accuracy, learning_rate=0.1)
+        metrics = {"loss": 0, "accuracy": 0, "validation_loss": loss, "validation_accuracy": accuracy}
+        epoch = Epoch(epoch=number, step=number, metrics=metrics, learning_rate=0.1)
         end_epoch(config, state, epoch)
         state = TrainingState.model_validate_json(state.model_dump_json())  # as if restarted after every epoch
         states.append(state.model_copy(deep=True))
@@ -52,11 +50,3 @@ def test_the_best_epoch_is_the_earliest_of_equals():
 
 def test_without_best_checkpoint_the_last_epoch_counts():
     assert run(train(best_checkpoint=None), [(1, 0.9), (2, 0.1)])[-1].best_epoch == 1
-
-
-@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_is_the_learning_rates_fault(loss):
-    from pipeline_ops.training.worker import refuse_infinite
-
-    with pytest.raises(ConfigError, match=r"after step 7 at learning rate 0.5; lower train.optimizer.learning_rate"):
-        refuse_infinite(loss, 7, 0.5)

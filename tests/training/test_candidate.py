@@ -15,7 +15,7 @@ from pipeline_ops.contracts.shards import KEY
 def test_no_reference_is_an_example_that_was_removed(dataset, make_job_in, tmp_path):
     import tensorflow as tf
 
-    from pipeline_ops.models import builder
+    from pipeline_ops.models.digits_cnn import build
     from pipeline_ops.training.candidate import write_candidate
     from pipeline_ops.training.state import write_arrays
 
@@ -23,7 +23,7 @@ def test_no_reference_is_an_example_that_was_removed(dataset, make_job_in, tmp_p
     job = make_job_in(tmp_path, remove_from_tests(dataset, tmp_path / "later", range(0, 10)))()
     for made in (work, folder):
         made.mkdir()
-    write_arrays(work / TRAINED, builder("digits_cnn")((16, 16, 1), 10).get_weights())
+    write_arrays(work / TRAINED, build((16, 16, 1), 10).get_weights())
     write_candidate(CandidateSpec(request=str(job.attempt.request), work=str(work), folder=str(folder)))
     records = list(tf.data.TFRecordDataset([str(folder / REFERENCE_EXAMPLES)]).as_numpy_iterator())
     keys = tf.io.parse_example(records, {KEY: tf.io.FixedLenFeature([], tf.string)})[KEY].numpy()

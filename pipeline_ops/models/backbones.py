@@ -1,0 +1,52 @@
+"""The networks of `keras.applications`, from scratch, with a new head of one dense layer.
+
+Weights of a backbone come in through `train.warm_start`. Nothing is downloaded, whatever the name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import Input, Model, layers
+
+_PREPROCESS_TF = ("InceptionV3", "MobileNetV2", "ResNet50V2", "ResNet101V2", "Xception")
+"""Scale to -1..1."""
+_PREPROCESS_CAFFE = ("ResNet50",)
+"""Blue, green, red, with the mean colour of ImageNet taken away."""
+_PREPROCESS_TORCH = ("DenseNet121",)
+"""Scale to 0..1, and normalise by mean and deviation of ImageNet."""
+# The others have their preprocessing inside.
+
+_MEAN_CAFFE, _MEAN, _DEVIATION = (103.939, 116.779, 123.68), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def build(image_shape: tuple[int, int, int], num_classes: int, name: str, dropout: float = 0.0, **parameters: Any) -> Model:
+    """A network by the name of its function in `keras.applications`, on images of one or three channels.
+
+    Args:
+      dropout: before the head.
+      parameters: of that function, `alpha` say.
+    """
+    images = Input(image_shape, name="images")
+    x = images if image_shape[-1] == 3 else layers.Concatenate(name="three_channels")([images] * 3)
+    backbone = getattr(keras.applications, name)(include_top=False, weights=None, input_shape=(*image_shape[:2], 3), pooling="avg", **parameters)
+    x = backbone(_preprocessed(name, x))
+    if dropout:
+        x = layers.Dropout(dropout, name="dropout")(x)
+    return Model(images, layers.Dense(num_classes, dtype="float32", name="logits")(x), name=name.lower())
+
+
+def _preprocessed(name: str, x: Any) -> Any:
+    if name in _PREPROCESS_TF:
+        return layers.Rescaling(1 / 127.5, -1)(x)
+    if name in _PREPROCESS_TORCH:
+        return layers.Normalization(mean=_MEAN, variance=[deviation**2 for deviation in _DEVIATION])(layers.Rescaling(1 / 255)(x))
+    if name in _PREPROCESS_CAFFE:
+        return layers.Normalization(mean=_MEAN_CAFFE, variance=(1.0, 1.0, 1.0))(layers.Lambda(_reversed_channels, name="bgr")(x))
+    return x
+
+
+@keras.saving.register_keras_serializable("trainyard")
+def _reversed_channels(images: Any) -> Any:
+    return images[..., ::-1]

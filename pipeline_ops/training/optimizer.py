@@ -1,0 +1,52 @@
+"""The Keras optimizer of a config, and the learning rate of each step."""
+
+from __future__ import annotations
+
+import bisect
+import math
+
+import keras
+
+from pipeline_ops.contracts.config_optimizer import AnySchedule, Constant, Cosine, Exponential, Optimizer, Piecewise
+
+
+def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimizers.Optimizer:
+    """An optimizer that is to be given the gradient of the global batch, which is what makes its clipping right.
+
+    Args:
+      scale_loss: wraps it into one that scales the loss, for float16.
+    """
+    clip = {"global_norm": "global_clipnorm", "norm": "clipnorm", "value": "clipvalue"}
+    options = {clip[name]: value for name, value in (config.clip.model_dump() if config.clip else {}).items() if value is not None}
+    if config.average_weights is not None:
+        options |= {"use_ema": True, "ema_momentum": config.average_weights}
+    match config.name:
+        case "sgd":
+            optimizer = keras.optimizers.SGD(config.learning_rate, momentum=config.momentum, **options)
+        case "adamw":
+            optimizer = keras.optimizers.AdamW(config.learning_rate, weight_decay=config.weight_decay, **options)
+        case "adam":
+            optimizer = keras.optimizers.Adam(config.learning_rate, **options)
+    return keras.optimizers.LossScaleOptimizer(optimizer) if scale_loss else optimizer
+
+
+def schedule_factor(schedule: AnySchedule, step: int, total_steps: int) -> float:
+    """What the learning rate is multiplied with in a step; a function of the step alone, so that a restart changes nothing.
+
+    Args:
+      step: 0 for the first.
+      total_steps: of the whole training, were it not stopped early.
+    """
+    if step < schedule.warmup_steps:
+        return (step + 1) / (schedule.warmup_steps + 1)
+    match schedule:
+        case Constant():
+            return 1.0
+        case Cosine():
+            decay_steps = schedule.decay_steps or max(1, total_steps - schedule.warmup_steps)
+            done = min(1.0, (step - schedule.warmup_steps) / decay_steps)
+            return schedule.end_factor + (1 - schedule.end_factor) * (1 + math.cos(math.pi * done)) / 2
+        case Exponential():
+            return schedule.factor ** ((step - schedule.warmup_steps) / schedule.decay_steps)
+        case Piecewise():
+            return [1.0, *schedule.factors][bisect.bisect_right(schedule.boundaries_steps, step)]

@@ -1,0 +1,30 @@
+"""The training and the validation split of the data set that a request names."""
+
+from __future__ import annotations
+
+from pipeline_ops.contracts.config_train import Train
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.manifest import read_manifest
+from pipeline_ops.contracts.request import Request
+from pipeline_ops.contracts.shards import DatasetFigures, removed_positions, shard_paths, shards_of
+from pipeline_ops.input.dataset import Split
+
+
+def open_splits(request: Request) -> tuple[Split, Split, DatasetFigures]:
+    """Training and validation split, and the data set's figures."""
+    uri = request.inputs["preprocess"].uri
+    manifest = read_manifest(uri)
+    figures = DatasetFigures.model_validate(manifest.figures)
+
+    def split(name: str) -> Split:
+        num_bytes = sum(file.num_bytes for file in shards_of(manifest, name))
+        return Split(tuple(shard_paths(uri, manifest, name)), figures.num_examples[name], num_bytes, removed_positions(manifest, name))
+
+    return split("train"), split("validation"), figures
+
+
+def refuse_small(split: Split, config: Train) -> None:
+    """Raises DataError where the split has less than one global batch."""
+    if split.num_examples < config.global_batch:
+        raise DataError(f"the train split has {split.num_examples} examples, fewer than one global_batch ({config.global_batch}); "
+                        "lower train.global_batch or add data")

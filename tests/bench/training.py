@@ -217,12 +217,12 @@ def rate_of_ours(bench: Bench, net: str, workers: int, global_batch: int, epochs
         return Rate(last.done - first.done, last.time - first.time, training.cpu_seconds() - start_cpu)
 
 
-def rate_of(argv: Sequence[str | Path]) -> Rate:
-    """Of a program that prints it as its last line."""
+def said_by(argv: Sequence[object]) -> dict:
+    """The JSON that a program prints as its last line."""
     done = subprocess.run(list(map(str, argv)), env=environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{argv} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    return Rate(**json.loads(done.stdout.splitlines()[-1]))
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 # What is measured ----------------------------------------------------------------------------------------------------
@@ -252,11 +252,30 @@ def measure_kill(bench: Bench, rounds: int) -> None:
     print(f"=> kill -9 to the next new step: {statistics.median(seconds):.2f} s ({' '.join(f'{s:.2f}' for s in seconds)})\n", flush=True)
 
 
+def measure_save(_bench: Bench, rounds: int) -> None:
+    """What training waits for, of what writing the file takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = said_by([sys.executable, HERE / "saving.py", folder, 4 * rounds])
+    blocked, whole = (statistics.median(side) for side in zip(*said["saves"], strict=True))
+    ratio = statistics.median(blocked / whole for blocked, whole in said["saves"])
+    print(f"=> a checkpoint of {said['parameters'] / 1e6:.1f} M parameters with Adam: training waits {blocked * 1e3:.0f} ms of {whole * 1e3:.0f} "
+          f"({ratio:.2f})\n", flush=True)
+
+
+def measure_input(bench: Bench, rounds: int) -> None:
+    for net, cache in (("cnn", "memory"), ("cnn", "none"), ("dense", "memory")):
+        halves = [said_by([sys.executable, HERE / "halves.py", bench.dataset, net, 64, cache]) for _ in range(rounds)]
+        batch, step = (statistics.median(half[name] for half in halves) * 1e3 for name in ("batch_seconds", "step_seconds"))
+        ratio = statistics.median(half["batch_seconds"] / half["step_seconds"] for half in halves)
+        print(f"=> {net}, cache {cache}: a batch takes {batch:.2f} ms, a step with it {step:.2f} ms ({ratio:.2f})", flush=True)
+    print(flush=True)
+
+
 def measure_fit(bench: Bench, rounds: int) -> None:
     for net, epochs in (("cnn", 3), ("dense", 12)):
         pairs = []
         for _ in range(rounds):
-            theirs = rate_of([sys.executable, HERE / "fit.py", bench.dataset, net, 64, epochs])
+            theirs = Rate(**said_by([sys.executable, HERE / "fit.py", bench.dataset, net, 64, epochs]))
             pairs.append((rate_of_ours(bench, net, 1, 64, epochs), theirs))
             print(f"{net}\n  fit  {pairs[-1][1]}\n  ours {pairs[-1][0]}", flush=True)
         ratios = [ours.per_second / theirs.per_second for ours, theirs in pairs]
@@ -269,7 +288,7 @@ def measure_scaling(bench: Bench, rounds: int, torch: Path | None) -> None:
     one_core, measured = sorted(os.sched_getaffinity(0))[:1], []
     for _ in range(rounds):
         ours = [rate_of_ours(bench, "cnn", 1, 32, 2, one_core), rate_of_ours(bench, "cnn", 1, 64, 3, one_core), rate_of_ours(bench, "cnn", 2, 64, 4)]
-        theirs = [rate_of([torch, HERE / "ddp.py", workers, batch, 300]) for workers, batch in ((1, 32), (1, 64), (2, 32))] if torch else []
+        theirs = [Rate(**said_by([torch, HERE / "ddp.py", workers, batch, 300])) for workers, batch in ((1, 32), (1, 64), (2, 32))] if torch else []
         measured.append((ours, theirs))
         for name, rates in (("ours", ours), ("DDP ", theirs)):
             for label, rate in zip(("1 x 32", "1 x 64", "2 x 32"), rates, strict=False):
@@ -294,7 +313,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=("start", "kill", "save", "fit", "scale", "input"))
     arguments = parser.parse_args()
     bench = Bench(arguments.cache.resolve())
-    measures = {"start": measure_start, "kill": measure_kill, "fit": measure_fit,
+    measures = {"start": measure_start, "kill": measure_kill, "save": measure_save, "fit": measure_fit, "input": measure_input,
                 "scale": lambda bench, rounds: measure_scaling(bench, rounds, arguments.torch)}
     for name in arguments.only:
         measures[name](bench, arguments.rounds)

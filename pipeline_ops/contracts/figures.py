@@ -70,6 +70,8 @@ class TrainingFigures(Figures):
     seconds: float
     class_names: list[str]
     image_shape: tuple[int, int, int]
+    warnings: list[str] = []
+    """What a person should hear of, though training went on: a checkpoint that was damaged, a batch that was left out."""
 
 
 class ClassFigures(Figures):

@@ -91,5 +91,17 @@ class ServedModel:
         return probabilities, classes
 
 
+    def ask(self, signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
+        """The outputs of any signature. Raises DataError for one that it does not have, or for inputs that it can't take."""
+        tf = import_tensorflow()
+        if signature not in self._model.signatures:
+            raise DataError(f"{self._name} has no signature {signature}; train again")
+        try:
+            outputs = self._model.signatures[signature](**{name: tf.constant(value) for name, value in inputs.items()})
+        except (tf.errors.OpError, TypeError) as error:
+            raise DataError(f"{self._name} failed in the signature {signature}: {_first_line(error)}") from error
+        return {name: output.numpy() for name, output in outputs.items()}
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]

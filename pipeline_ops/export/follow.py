@@ -20,6 +20,7 @@ from pipeline_ops.contracts.figures import ModelFigures
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.shelf import is_remote
 from pipeline_ops.export.rest import Spec
+from pipeline_ops.input.tensorflow_errors import reason_of
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 _log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class LoadedModel:
             self._model = tf.saved_model.load(str(folder))
             self.signature_def = _signature_def(folder)
         except (OSError, ValueError, tf.errors.OpError) as error:
-            raise DataError(f"{folder}: can't be loaded as a SavedModel: {str(error).splitlines()[0]}") from error
+            raise DataError(f"{folder}: can't be loaded as a SavedModel: {reason_of(error)}") from error
         self.signatures = {name: _specs(function) for name, function in self._model.signatures.items()}
 
     def ask(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -100,7 +101,7 @@ class LoadedModel:
         try:
             outputs = self._model.signatures[signature](**tensors)
         except tf.errors.OpError as error:
-            raise ValueError((error.message or str(error)).splitlines()[0]) from error
+            raise ValueError(reason_of(error)) from error
         return {name: output.numpy() for name, output in sorted(outputs.items())}
 
 

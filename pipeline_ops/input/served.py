@@ -16,6 +16,7 @@ import numpy as np
 
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL
+from pipeline_ops.input.tensorflow_errors import reason_of
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 _SIGNATURE, _INPUT, _OUTPUTS = "serving_default", "image_bytes", ("probabilities", "classes")
@@ -23,17 +24,21 @@ _SIGNATURE, _INPUT, _OUTPUTS = "serving_default", "image_bytes", ("probabilities
 
 @dataclasses.dataclass(frozen=True)
 class EncodedBatch:
-    """N examples: keys as text, images as the bytes of their files, labels int64 [N]."""
+    """N examples: keys as text, images as the bytes of their files, labels int64 [N].
+
+    `features` has the first value of each other feature that was asked for, None where an example lacks it.
+    """
 
     keys: list[str]
     images: np.ndarray
     labels: np.ndarray
+    features: dict[str, list[bytes | int | float | None]] = dataclasses.field(default_factory=dict)
 
 
-def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[int]] = ()) -> Iterator[EncodedBatch]:
+def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[int]] = (), features: Sequence[str] = ()) -> Iterator[EncodedBatch]:
     """Every example of some shards once, in the order of the shards; the last batch may be smaller.
 
-    `removed` are the positions to skip, for each shard.
+    `removed` are the positions to skip, for each shard; `features` the names of what else is wanted of each example.
 
     Raises:
       DataError: a shard holds something that is not an example.
@@ -41,14 +46,30 @@ def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[in
     from pipeline_ops.input.records import read_records
 
     tf = import_tensorflow()
-    features = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64), KEY: tf.io.FixedLenFeature([], tf.string)}
-    records = read_records(paths, removed).batch(batch)
+    fixed = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64), KEY: tf.io.FixedLenFeature([], tf.string)}
+
+    def parse(serialized_N):
+        return (serialized_N if features else serialized_N[:0]), tf.io.parse_example(serialized_N, fixed)
+
     try:
-        for parsed in records.map(lambda serialized_N: tf.io.parse_example(serialized_N, features)).prefetch(1).as_numpy_iterator():
+        for serialized_N, parsed in read_records(paths, removed).batch(batch).map(parse).prefetch(1).as_numpy_iterator():
             keys = [key.decode("utf-8", "backslashreplace") for key in parsed[KEY]]
-            yield EncodedBatch(keys, parsed[ENCODED], parsed[LABEL])
+            yield EncodedBatch(keys, parsed[ENCODED], parsed[LABEL], _read_features(serialized_N, features))
     except tf.errors.OpError as error:
-        raise DataError(f"{Path(paths[0]).parent}: a shard can't be read: {_first_line(error)}; run preprocess again") from error
+        raise DataError(f"{Path(paths[0]).parent}: a shard can't be read: {reason_of(error)}; run preprocess again") from error
+
+
+def _read_features(serialized_N: Sequence[bytes], names: Sequence[str]) -> dict[str, list[bytes | int | float | None]]:
+    """One by one, because nobody has said which type a feature has, nor that every example has it."""
+    example = import_tensorflow().train.Example
+    found = [example.FromString(serialized).features.feature for serialized in serialized_N] if names else []
+    return {name: [_first_value(features[name]) if name in features else None for features in found] for name in names}
+
+
+def _first_value(feature) -> bytes | int | float | None:
+    kind = feature.WhichOneof("kind")
+    values = getattr(feature, kind).value if kind else ()
+    return values[0] if values else None
 
 
 class ServedModel:
@@ -69,7 +90,7 @@ class ServedModel:
         try:
             self._model = tf.saved_model.load(str(folder))  # kept: its variables live no longer than it does
         except (OSError, ValueError, tf.errors.OpError) as error:
-            raise DataError(f"{folder}: {name} can't be loaded as a SavedModel: {_first_line(error)}") from error
+            raise DataError(f"{folder}: {name} can't be loaded as a SavedModel: {reason_of(error)}") from error
         self._signature = self._model.signatures.get(_SIGNATURE)
         if self._signature is None or not self._has_the_right_names():
             raise DataError(f"{folder}: {name} must have the signature {_SIGNATURE} from {_INPUT} to {' and '.join(_OUTPUTS)}")
@@ -83,7 +104,7 @@ class ServedModel:
         try:
             answer = self._signature(**{_INPUT: tf.constant(batch.images)})
         except tf.errors.OpError as error:
-            raise DataError(f"{self._name} failed on the examples {batch.keys[0]} to {batch.keys[-1]}: {_first_line(error)}") from error
+            raise DataError(f"{self._name} failed on the examples {batch.keys[0]} to {batch.keys[-1]}: {reason_of(error)}") from error
         probabilities, classes = (answer[name].numpy() for name in _OUTPUTS)
         if probabilities.shape != (len(batch.keys), self._num_classes):
             raise DataError(f"{self._name} answers with the shape {probabilities.shape}, expected {(len(batch.keys), self._num_classes)}: "
@@ -99,9 +120,5 @@ class ServedModel:
         try:
             outputs = self._model.signatures[signature](**{name: tf.constant(value) for name, value in inputs.items()})
         except (tf.errors.OpError, TypeError) as error:
-            raise DataError(f"{self._name} failed in the signature {signature}: {_first_line(error)}") from error
+            raise DataError(f"{self._name} failed in the signature {signature}: {reason_of(error)}") from error
         return {name: output.numpy() for name, output in outputs.items()}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

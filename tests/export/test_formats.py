@@ -57,7 +57,7 @@ def test_a_format_answers_for_any_number_of_images_without_the_model(published, 
     assert classify(batch[:1]).shape == (1, 10)
 
 
-@pytest.mark.filterwarnings("ignore:    Warning. tf.lite.Interpreter is deprecated:UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning:tensorflow.lite.python.interpreter")
 def test_eight_bits_means_eight_bits(published):
     interpreter = tf.lite.Interpreter(model_path=str(published / PATHS["tflite_int8"]))
     assert {tensor["dtype"] for tensor in interpreter.get_tensor_details()} >= {np.int8}

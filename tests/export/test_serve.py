@@ -148,7 +148,7 @@ def test_requests_as_tensorflow_serving_logs_them_can_be_asked_over_rest(server)
 
 @pytest.mark.parametrize("path, body, status, complaint", [
     ("/v1/models/digits:predict", b"{", 400, "JSON Parse error"),
-    ("/v1/models/digits:predict", json.dumps({"instances": [{"b64": "bm8gaW1hZ2U="}]}).encode(), 400, "the model can't take this: Unknown image file format."),
+    ("/v1/models/digits:predict", b'{"instances": [{"b64": "bm8gaW1hZ2U="}]}', 400, "the model can't take this: Unknown image file format."),
     ("/v1/models/digits:predict", json.dumps({"signature_name": "no", "instances": ["x"]}).encode(), 400, "there is no signature 'no'"),
     ("/v1/models/other:predict", b"{}", 404, "there is no model other here; there is digits"),
     ("/v1/models/digits/versions/7:predict", b"{}", 404, "version 7 is not loaded; version 2 is"),

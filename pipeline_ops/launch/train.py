@@ -15,16 +15,19 @@ from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.contracts.figures import TENSORBOARD, TrainingFigures
 from pipeline_ops.contracts.files import read_json, write_json
+from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.gang import STATE, CandidateSpec, Fork, Order, worker_digest_name
-from pipeline_ops.contracts.hosts import Hosts, LocalHosts, SshHosts, parse_hosts
+from pipeline_ops.contracts.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts, parse_hosts
 from pipeline_ops.contracts.job import Job, run_job
 from pipeline_ops.contracts.manifest import find_damage, read_manifest
 from pipeline_ops.contracts.request import Status
 from pipeline_ops.contracts.shards import DatasetFigures
 from pipeline_ops.launch.fleet import Fleet
 from pipeline_ops.launch.gang import Gang, Stop
+from pipeline_ops.launch.kubernetes import KubernetesLauncher
 from pipeline_ops.launch.launcher import Launcher
 from pipeline_ops.launch.local import LocalLauncher
+from pipeline_ops.launch.slurm import SlurmLauncher
 from pipeline_ops.launch.ssh import SshLauncher
 
 _CANDIDATE_SECONDS = 600
@@ -64,6 +67,11 @@ def make_launcher(hosts: Hosts | None, job: Job) -> Launcher:
     match hosts:
         case SshHosts():
             return SshLauncher(hosts)
+        case SlurmHosts():
+            return SlurmLauncher(hosts, f"trainyard-{job.request.pipeline}", job.attempt.folder)
+        case KubernetesHosts():
+            name = f"trainyard-{job.request.pipeline.replace('_', '-')[:30]}-{digest_of(str(job.attempt.folder))[:8]}"
+            return KubernetesLauncher(hosts, name, str(job.attempt.folder), job.request.deadline_seconds)
         case LocalHosts():
             return LocalLauncher(hosts.workers)
         case _:

@@ -25,7 +25,7 @@ from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.config_text import nearest
 from pipeline_ops.contracts.errors import ConfigError, DataError
 from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.listing import list_raw_files
+from pipeline_ops.contracts.raw_folder import list_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +70,7 @@ def preview(config: PipelineConfig, stage: str | None, num_examples: int) -> Pre
     """
     stages = config.preprocess.stages
     place = _place_of(stage, [each.name for each in stages])
-    listing = list_raw_files(config.path(config.preprocess.source.folder), Layout(config.root, config.pipeline).listings)
+    listing = list_folder(config.raw_folder, Layout(config.root, config.pipeline).listings)
     records, _ = read_records(config.preprocess.source, listing)
     if not records:
         raise DataError(f"{listing.folder}: there is no usable file to show; correct preprocess.source in {config.file}")
@@ -171,7 +171,7 @@ def _cell(example: Example | None, key: str, note: str) -> Image.Image:
     else:
         picture = _fitted(example)
         cell.paste(picture, ((_CELL - picture.width) // 2, (_CELL - picture.height) // 2))
-        known = [f"{example.image.shape[1]}x{example.image.shape[0]}", example.label if example.boxes is None else f"{len(example.boxes)} boxes"]
+        known = [f"{example.shape[1]}x{example.shape[0]}", example.label if example.boxes is None else f"{len(example.boxes)} boxes"]
     pen = ImageDraw.Draw(cell)
     color = "#b00" if note.startswith(("rejected", "skipped")) else "#666"
     _write(pen, 2, key, "black", keep_end=True)
@@ -190,7 +190,7 @@ def _write(pen: ImageDraw.ImageDraw, line: int, text: str, color: str, keep_end:
 
 def _fitted(example: Example) -> Image.Image:
     """The image in the size of a cell, small ones enlarged by whole pixels, with its boxes."""
-    height, width, channels = example.image.shape
+    height, width, channels = example.shape
     scale = _CELL / max(height, width)
     size = max(1, round(width * scale)), max(1, round(height * scale))
     picture = Image.fromarray(_three_channels(example.image)).resize(size, Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BILINEAR)

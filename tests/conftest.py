@@ -24,6 +24,7 @@ DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 NUM_SHARDS = 4
 
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="trainyard-tests-")  # before anything imports Airflow
+os.environ["TRAINYARD_LOCAL_FOLDER"] = tempfile.mkdtemp(prefix="trainyard-tests-local-")
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -19,7 +19,8 @@ from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.gang import STATE, CandidateSpec, Fork, Order, worker_digest_name
 from pipeline_ops.contracts.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts, parse_hosts
 from pipeline_ops.contracts.job import Job, run_job
-from pipeline_ops.contracts.manifest import find_damage, read_manifest
+from pipeline_ops.contracts.local_dataset import host_cache, local_dataset
+from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.request import Status
 from pipeline_ops.contracts.shards import DatasetFigures
 from pipeline_ops.launch.fleet import Fleet
@@ -91,9 +92,8 @@ def check_dataset(job: Job) -> None:
     if task != "classification":
         raise ConfigError(f"the data set is for {task}, and train.model {job.request.config['model']} is for classification; "
                           f"there is no model for {task} yet")
-    damage = find_damage(uri, manifest, checksums=True)
-    if damage:
-        raise MachineError(f"the data set is damaged: {'; '.join(damage[:5])}; clear the task preprocess, and it is made again")
+    config = Train.model_validate(job.request.config).input
+    local_dataset(uri, config, host_cache(config), lambda message: job.progress.report("input", message=message))
 
 
 def write_candidate(job: Job, fleet: Fleet, stop: Stop, folder: Path) -> None:
@@ -135,7 +135,8 @@ def figures_of(job: Job, config: Train, gang: Gang, seconds: float) -> TrainingF
         strategy=state["strategy"], strategy_reason=state["strategy_reason"], workers=len(gang.plan.cluster["worker"]), steps=state["step"],
         restarts=gang.restarts, weights_digest=digests[0],
         worker_weights_digests=digests, num_parameters=state["num_parameters"], best_epoch=state["best_epoch"], stopped_early=state["stopped_early"],
-        history=state["history"], seconds=round(seconds, 2), class_names=dataset.class_names, image_shape=dataset.image_shape)
+        history=state["history"], warnings=state["warnings"], seconds=round(seconds, 2), class_names=dataset.class_names,
+        image_shape=dataset.image_shape)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ class JobOperator(BaseOperator):
     """How long a task follows its job itself before it defers. A deferral costs about two seconds on the way back."""
 
     ui_fgcolor = "#ffffff"
+    template_fields = ("config_file",)
+    """Not for its templates: these fields are in Airflow's database, where the UI's pages find the config."""
 
     def __init__(self, *, config_file: str, **kwargs: Any):
         super().__init__(task_id=self.job, **kwargs)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import jsonschema
 import pytest
-import yaml
-from conftest import DIGITS
-from launch.running import QUICK, RunningJob
+from launch.running import QUICK, RunningJob, config_with_hosts
 
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.hosts import KubernetesHosts
@@ -56,12 +53,9 @@ def test_a_pod_trains_through_kubectl_exec_and_is_deleted_after_it(dataset, make
     state.mkdir()
     monkeypatch.setenv("PATH", f"{Path(__file__).parent / 'stand_in'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("KUBECTL_STAND_IN", str(state))
-    shutil.copy(DIGITS, tmp_path / "digits.yaml")
-    (tmp_path / "hosts").mkdir()
-    values = {key: FULL[key] for key in ("launcher", "image", "volumes")} | {"pods": 1}
-    (tmp_path / "hosts" / "cluster.yaml").write_text(yaml.safe_dump(values))
-    job = RunningJob(make_job_in(tmp_path, dataset, tmp_path / "digits.yaml")("attempt", **(
-        QUICK | {"train__epochs": 1, "train__hosts": "cluster", "train__workers": 1, "train__strategy": "one_device"})))
+    config = config_with_hosts(tmp_path, {key: FULL[key] for key in ("launcher", "image", "volumes")} | {"pods": 1})
+    job = RunningJob(make_job_in(tmp_path, dataset, config)("attempt", **(
+        QUICK | {"train__epochs": 1, "train__hosts": "lab", "train__workers": 1, "train__strategy": "one_device"})))
     assert job.end() == ExitCode.SUCCESS, job.message()
     assert job.survivors() == []
     calls = (state / "calls").read_text().splitlines()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
-import yaml
-from conftest import DIGITS
 from launch.cluster import Cluster, why_not
-from launch.running import QUICK, RunningJob, assert_same
+from launch.running import QUICK, RunningJob, assert_same, config_with_hosts
 
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.hosts import SlurmHosts
@@ -46,11 +43,9 @@ def start(cluster, dataset, make_job_in, tmp_path):
     started = []
 
     def start_job(name: str = "attempt", lab: dict | None = None, **overrides) -> RunningJob:
-        shutil.copy(DIGITS, tmp_path / "digits.yaml")
-        (tmp_path / "hosts").mkdir(exist_ok=True)
-        (tmp_path / "hosts" / "slurm.yaml").write_text(yaml.safe_dump({"launcher": "slurm", "nodes": 2} | (lab or {})))
-        make = make_job_in(tmp_path, dataset, tmp_path / "digits.yaml")
-        started.append(RunningJob(make(name, **(QUICK | {"train__hosts": "slurm", "train__start_timeout_seconds": 90} | overrides))))
+        content = {"launcher": "slurm", "nodes": 2, "cores_per_node": 1} | (lab or {})
+        make = make_job_in(tmp_path, dataset, config_with_hosts(tmp_path, content))
+        started.append(RunningJob(make(name, **(QUICK | {"train__hosts": "lab", "train__start_timeout_seconds": 90} | overrides))))
         return started[-1]
 
     yield start_job
@@ -63,7 +58,8 @@ def test_two_nodes_train_what_one_machine_trains_and_are_given_back(start, clust
     job.wait_for_step(5)
     assert len(cluster.jobs()) == 1
     assert job.end() == ExitCode.SUCCESS, job.message()
-    alone = RunningJob(make_job_in(tmp_path / "alone", dataset)("attempt", **QUICK))
+    config = config_with_hosts(tmp_path / "alone", {"launcher": "local", "cores": 2})
+    alone = RunningJob(make_job_in(tmp_path / "alone", dataset, config)("attempt", **QUICK, train__hosts="lab"))
     assert alone.end() == ExitCode.SUCCESS
     assert_same(job, alone)
     assert job.survivors() == []

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from launch.network import Network, why_not
-from launch.running import QUICK, RunningJob, assert_same, command, parent
+from launch.running import QUICK, RunningJob, assert_same, command, config_with_hosts, parent
 
 from pipeline_ops.contracts.errors import ExitCode
 
@@ -34,11 +34,7 @@ def start(network, dataset, make_job_in, tmp_path):
     started = []
 
     def start_job(hosts: int = 2, name: str = "attempt", lab: dict | None = None, **overrides) -> RunningJob:
-        from conftest import DIGITS
-
-        shutil.copy(DIGITS, tmp_path / "digits.yaml")
-        network.hosts_file(tmp_path, count=hosts, **(lab or {}))
-        make = make_job_in(tmp_path, dataset, tmp_path / "digits.yaml")
+        make = make_job_in(tmp_path, dataset, config_with_hosts(tmp_path, network.hosts_file(hosts) | (lab or {})))
         started.append(RunningJob(make(name, **(QUICK | PATIENT | {"train__hosts": "lab", "train__workers": hosts} | overrides))))
         return started[-1]
 
@@ -52,7 +48,9 @@ def start(network, dataset, make_job_in, tmp_path):
 @pytest.fixture(scope="module")
 def undisturbed(dataset, make_job_in, tmp_path_factory):
     """A run on this machine alone that nobody disturbed."""
-    job = RunningJob(make_job_in(tmp_path_factory.mktemp("undisturbed"), dataset)("attempt", **QUICK))
+    folder = tmp_path_factory.mktemp("undisturbed")
+    config = config_with_hosts(folder, {"launcher": "local", "cores": 2})
+    job = RunningJob(make_job_in(folder, dataset, config)("attempt", **QUICK, train__hosts="lab"))
     assert job.end() == ExitCode.SUCCESS, job.job.attempt.log.read_text()
     return job
 
@@ -86,7 +84,9 @@ def test_a_lost_host_shrinks_the_gang_and_the_result_is_the_same(start, network,
 @pytest.mark.slow
 def test_a_returned_host_grows_the_gang_back_and_the_curve_stays_the_same(start, network, dataset, make_job_in, tmp_path_factory):
     long = {"train__epochs": 60, "train__best_checkpoint": None}
-    alone = RunningJob(make_job_in(tmp_path_factory.mktemp("alone"), dataset)("attempt", **(QUICK | long)))
+    folder = tmp_path_factory.mktemp("alone")
+    config = config_with_hosts(folder, {"launcher": "local", "cores": 1})
+    alone = RunningJob(make_job_in(folder, dataset, config)("attempt", **(QUICK | long), train__hosts="lab", train__workers=1))
     assert alone.end() == ExitCode.SUCCESS
     network.cut("tyh2")
     job = start(hosts=2, lab={"connect_timeout_seconds": 1}, train__min_workers=1, **long)

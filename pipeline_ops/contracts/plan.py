@@ -17,9 +17,9 @@ from pipeline_ops.contracts.figures import LAST_EVALUATION, TEST_SPLIT, ModelFig
 from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code, versions_of
 from pipeline_ops.contracts.generations import BASE, RAW_FILES, choose_base
 from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.listing import list_raw_files
 from pipeline_ops.contracts.manifest import NAME, Input, Manifest, find_damage, read_manifest
 from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own
+from pipeline_ops.contracts.raw_folder import list_folder
 from pipeline_ops.contracts.reference import find_reference
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.request import Request
@@ -112,7 +112,7 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     inputs = {name: _as_input(manifests[name]) for name in kind.reads}
     digests = {name: entry.digest for name, entry in inputs.items()}
     if job == "preprocess":
-        digests[RAW_FILES] = list_raw_files(config.path(section.source.folder), layout.listings).digest
+        digests[RAW_FILES] = list_folder(config.raw_folder, layout.listings).digest
     if job == "evaluate":
         digests[TEST_SPLIT] = split_digest(read_manifest(manifests["preprocess"]), "test")
         if champion := _baseline(config, inputs["train"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from pipeline_ops.contracts.errors import ConfigError
 
 DUMP = "debugger"
 """In TensorBoard's folder."""
+_DETECTED = re.compile(r"Detected Infinity or NaN.*? op \S+", re.S)
+_PLACE = re.compile(r"\+ (\S+ \(L\d+\) \S+)")
 
 
 def turn_on(switches: Sequence[str], board: Path) -> None:
@@ -32,6 +35,8 @@ def naming_operations(switches: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        if "numerics" not in switches or "TensorFlow's check" not in str(error) and "CheckNumerics" not in str(error) and "Inf" not in str(error):
+        found = _DETECTED.search(str(error))
+        if "numerics" not in switches or found is None:
             raise
-        raise ConfigError(f"train.debug: numerics: {' '.join(line.strip() for line in str(error).splitlines() if line.strip())}") from error
+        own = [place for place in _PLACE.findall(str(error)) if "packages/" not in place]
+        raise ConfigError(f"train.debug: numerics: {' '.join(found.group(0).split())}, made by {' > '.join(own)}; the log has all of it") from error

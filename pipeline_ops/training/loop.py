@@ -113,7 +113,7 @@ class SynchronousLoop:
 
     @tf.function(reduce_retracing=True)
     def _train(self, batches: Iterator, learning_rates: tf.Tensor, num_steps: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        sums, worst = tf.zeros([num_sums(self._task) + 1]), tf.constant(-np.inf)
+        sums, worst = tf.zeros([num_sums(self._task) + 1]), tf.constant(tf.float32.min)
         for step in tf.range(num_steps):
             of_step = self._take(next(batches), learning_rates[step], stop)
             sums, worst = sums + of_step, tf.maximum(worst, _mean_loss(of_step))

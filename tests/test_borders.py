@@ -22,7 +22,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/models": ({"contracts", "models"}, TENSORFLOW),
     "pipeline_ops/input": ({"contracts", "input"}, TENSORFLOW),
     "pipeline_ops/evaluation": ({"contracts", "evaluation", "models", "input"}, TENSORFLOW | {"jinja2", "markupsafe", "PIL", "faster_coco_eval"}),
-    "pipeline_ops/export": ({"contracts", "export", "models", "input"}, TENSORFLOW),
+    "pipeline_ops/export": ({"contracts", "export", "models", "input"}, TENSORFLOW | {"google", "onnxruntime", "tf2onnx"}),
     "pipeline_ops/cli/compare.py": ({"contracts", "cli", "evaluation"}, {"rich"}),
     "pipeline_ops/ui": ({"contracts", "ui"}, {"airflow", "fastapi", "sqlalchemy", "jinja2", "markupsafe"}),
     "pipeline_ops/cli": ({"contracts", "cli", "beam_jobs.stages", "beam_jobs"}, {"httpx", "rich", "yaml"}),

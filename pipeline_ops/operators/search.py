@@ -36,12 +36,15 @@ class SearchOperator(BaseOperator):
     def execute(self, context: Mapping[str, Any]) -> list[dict[str, Any]]:
         conf = context["dag_run"].conf
         try:
-            trials = plan_trials(load_config(self.config_file, conf))
+            config = load_config(self.config_file, conf)
+            trials = plan_trials(config)
             check_trials(self.config_file, conf, trials)
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
         for trial in trials:
             self.log.info("%s: %s", trial.name, trial)
+        record = TaskRecord(state="success", reason=f"{len(trials)} trials ({config.search.method})")
+        write_record(Layout(config.root, config.pipeline).task_record(context["run_id"], self.task_id), record)
         return [trial.model_dump(mode="json") for trial in trials]
 
 

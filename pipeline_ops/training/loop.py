@@ -212,12 +212,21 @@ class SynchronousLoop:
     def optimizer_values(self) -> Arrays:
         return [variable.numpy() for variable in self.optimizer.variables]
 
+    def views(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """What `weights` and `optimizer_values` give, not copied: good until the next step."""
+        return [tf.convert_to_tensor(v.value) for v in self.model.weights], [tf.convert_to_tensor(v.value) for v in self.optimizer.variables]
+
     def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
         pairs = [*zip(self.model.weights, weights, strict=True)]
         if optimizer_values is not None:
             pairs += zip(self.optimizer.variables, optimizer_values, strict=True)
         for variable, value in pairs:
             variable.assign(value)
+
+
+def snapshot(loop: Loop) -> tuple[Sequence, Sequence]:
+    """Weights and optimizer values, good until the next step. Loops whose variables lie in pieces gather them, which is a copy."""
+    return loop.views() if isinstance(loop, SynchronousLoop) else (loop.weights(), loop.optimizer_values())
 
 
 def _mean_loss(sums: tf.Tensor) -> tf.Tensor:

@@ -26,7 +26,7 @@ from pipeline_ops.training.callbacks import end_epoch
 from pipeline_ops.training.checkpoints import Checkpoints
 from pipeline_ops.training.debugging import naming_operations, turn_on
 from pipeline_ops.training.divergence import DivergedError, batch_file, decide, is_sound, loss_of, save_batch
-from pipeline_ops.training.loop import Taken
+from pipeline_ops.training.loop import Taken, snapshot
 from pipeline_ops.training.optimizer import schedule_factor
 from pipeline_ops.training.own_callbacks import OwnCallbacks
 from pipeline_ops.training.preemption import Preempted, StopRequest
@@ -221,7 +221,7 @@ class Training:
         self._report(epoch.metrics)
 
     def _save(self, best: Arrays | None = None) -> None:
-        weights, optimizer_values = self._loop.weights(), self._loop.optimizer_values()  # by all workers, written by one
+        weights, optimizer_values = snapshot(self._loop)  # by all workers, written by one
         if self._spec.is_chief:
             self._checkpoints.save(self._state, weights, optimizer_values, best)
         self._saved_step = self._state.step

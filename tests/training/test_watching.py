@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -182,6 +183,17 @@ def test_own_callbacks_change_the_training_alike_on_all_workers_and_remember_acr
 def test_a_callback_that_can_not_be_is_named(make_job, fleet, name, message):
     with pytest.raises(ConfigError, match=message):
         train(make_job("bad", **QUICK, **ALONE, train__callbacks=[f"own_watchers:{name}"]), fleet)
+
+
+def test_all_workers_lines_are_in_one_log_and_the_first_failure_is_its_last(make_job, fleet):
+    job = make_job("merged", **QUICK, train__workers=2, train__callbacks=["own_watchers:clumsy"])
+    with pytest.raises(ConfigError, match="all workers' lines in one: .*gang.log"):
+        train(job, fleet)
+    lines = (job.attempt.folder / "gang.log").read_text().splitlines()
+    for worker in ("worker 0", "worker 1"):
+        assert any(re.match(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{{3}}Z  {worker}   train \d+/44 steps", line) for line in lines)
+    assert "FAILED: worker" in lines[-1]
+    assert "own_watchers:clumsy raised KeyError in after_epoch" in lines[-1]
 
 
 def test_tensorboard_has_scalars_graph_histograms_and_pictures(make_job, fleet):

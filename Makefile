@@ -42,6 +42,7 @@ bench: install data ## compare the chain with a plain script, the preprocess job
 	@$(PYTHON) tests/bench/preprocess.py $(ARGS)
 	@$(PYTHON) tests/bench/deltas.py
 	@$(PYTHON) tests/bench/evaluation.py
+	@$(PYTHON) tests/bench/training_state.py
 
 lock: ## lock the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate -o requirements.txt pyproject.toml

@@ -211,6 +211,23 @@ def test_a_kill_at_any_time_is_repaired_by_the_next_try(workshop, after_seconds)
     assert [path.name for path in workshop.registry.place.glob(".*.staging")] == []
 
 
+def test_the_champion_in_other_formats_is_a_new_version_that_takes_its_place(workshop):
+    train = workshop.publish("good")
+    for _ in range(2):
+        workshop.run(workshop.plan("export", train, workshop.evaluate(train), export__card={"intended_use": "letters"}))
+    assert numbers(workshop) == [1, 2] and workshop.registry.champion().number == 2
+    assert [move.version for move in workshop.registry.history()] == [1, 2]
+
+
+def test_a_model_that_was_rolled_back_does_not_come_back_in_other_formats(workshop):
+    workshop.publish("fair")
+    train = workshop.publish("good")
+    workshop.registry.roll_back()
+    evaluation = workshop.evaluate(train, evaluate__batch=64)
+    workshop.run(workshop.plan("export", train, evaluation, export__card={"intended_use": "letters"}), attempt="again")
+    assert numbers(workshop) == [1, 2, 3] and workshop.registry.champion().number == 1
+
+
 def test_old_versions_are_retired_but_never_the_champion_before(workshop):
     for model in ("poor", "fair", "good"):
         workshop.publish(model, evaluate__gate=[{"metric": "accuracy", "at_least": 0.1}], export__keep_versions=1)

@@ -30,8 +30,8 @@ from pipeline_ops.contracts.figures import (
 from pipeline_ops.contracts.files import copy_file, link_file
 from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.job import Job, run_job
-from pipeline_ops.contracts.manifest import NAME, Input, Manifest, list_files, read_input, refuse_damage, write_manifest
-from pipeline_ops.contracts.registry import Registry, Version
+from pipeline_ops.contracts.manifest import Input, Manifest, list_files, read_input, refuse_damage, write_manifest
+from pipeline_ops.contracts.registry import Registry, Version, fetched
 from pipeline_ops.contracts.request import Request
 from pipeline_ops.export.card import make_card, write_card
 from pipeline_ops.export.check import References, check_format, check_saved_model
@@ -79,8 +79,8 @@ def export(job: Job) -> ExitCode:
     job.progress.report("publish", message="; ".join(_describe(each) for each in staged.formats))
     version = registry.publish(challenger.training.digest, lambda folder, number: _fill(folder, number, job.request, config, challenger, staged),
                                _contents(config))
-    local = version.fetch(Path(job.request.root) / "fetched" / config.model)
-    refuse_damage(local / NAME, version.manifest(), version.manifest().files)
+    manifest = version.manifest()
+    refuse_damage(fetched(Input(uri=version.uri, digest=manifest.digest), Path(job.request.root)).uri, manifest, manifest.files)
     job.progress.report("promote", message=_promote(registry, version, job.request, challenger.evaluation))
     if config.keep_versions and (retired := registry.retire(config.keep_versions, f"export.keep_versions is {config.keep_versions}")):
         job.progress.report("retire", message=f"removed version {', '.join(map(str, retired))}")

@@ -92,8 +92,6 @@ def _refuse_sharding(train: Train) -> None:
         return
     if train.precision == "float16":
         raise ValueError("precision: float16 is not for sharded_layers, whose optimizer has no loss scale; use bfloat16")
-    if train.micro_batches > 1:
-        raise ValueError("micro_batches is not for sharded_layers, which divides layers and not batches")
 
 
 def _refuse_labels(train: Train) -> None:

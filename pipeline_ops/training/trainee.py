@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import keras
-import tensorflow as tf
 
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
@@ -17,6 +16,10 @@ from pipeline_ops.models.classification import Classification
 from pipeline_ops.models.own import load_function
 from pipeline_ops.models.task import Task
 from pipeline_ops.training.loop import Loop, SynchronousLoop
+from pipeline_ops.training.parameter_server import ParameterServerLoop
+from pipeline_ops.training.placement import compute_on_devices, variables_on_devices
+from pipeline_ops.training.sharded import ShardedLoop
+from pipeline_ops.training.strategy import ChosenStrategy
 
 
 def make_task(config: Train, request: Request, figures: DatasetFigures) -> Task:
@@ -36,9 +39,24 @@ def _class_weights(request: Request, figures: DatasetFigures) -> list[float]:
     return [weights[name] for name in figures.class_names]
 
 
-def make_loop(config: Train, request: Request, strategy: tf.distribute.Strategy, task: Task, figures: DatasetFigures) -> Loop:
-    """A model with weights that depend on the seed alone, and the loop that trains it."""
+def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Task, figures: DatasetFigures) -> Loop:
+    """A model with weights that depend on the seed alone, and the loop that trains it.
+
+    Raises:
+      ConfigError: the model can't be built, or not in the way that the strategy needs.
+    """
     keras.utils.set_random_seed(config.seed)
-    with strategy.scope():
-        model = build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=True)
-    return SynchronousLoop(strategy, model, task, config)
+    shape, num_classes, folder = figures.image_shape, len(figures.class_names), Path(request.config_file).parent
+    match chosen.name:
+        case "parameter_server":
+            return ParameterServerLoop(chosen.strategy, build_model(config, shape, num_classes, folder, for_training=True), task, config)
+        case "sharded_layers":
+            return ShardedLoop(build_model(config, shape, num_classes, folder, for_training=True), task, config, chosen.devices)
+        case "placed_layers":
+            with variables_on_devices(config.placement):
+                model = build_model(config, shape, num_classes, folder, for_training=True)
+            compute_on_devices(model, config.placement)
+        case _:
+            with chosen.strategy.scope():
+                model = build_model(config, shape, num_classes, folder, for_training=True)
+    return SynchronousLoop(chosen.strategy, model, task, config)

@@ -23,10 +23,11 @@ from pipeline_ops.models.task import means
 from pipeline_ops.training.callbacks import end_epoch
 from pipeline_ops.training.loop import Taken
 from pipeline_ops.training.optimizer import schedule_factor
+from pipeline_ops.training.parameter_server import serve
 from pipeline_ops.training.preemption import Preempted, StopRequest
 from pipeline_ops.training.splits import open_splits, steps_per_epoch
 from pipeline_ops.training.state import Checkpoints, TrainingState, digest_of_weights, read_arrays, write_arrays
-from pipeline_ops.training.strategy import ChosenStrategy, make_strategy
+from pipeline_ops.training.strategy import ChosenStrategy, cluster_resolver, make_strategy, use_threads
 from pipeline_ops.training.trainee import make_loop, make_task
 
 _REPORT_SECONDS = 0.25
@@ -42,6 +43,9 @@ def run_worker(spec: WorkerSpec) -> Training:
     """
     progress = ProgressWriter(Path(spec.progress), spec.index)
     progress.report("joining", message=f"{spec.name} of {spec.workers} joins")
+    if spec.is_server:
+        use_threads(spec)
+        serve(cluster_resolver(spec))
     request = read_request(spec.request)
     config = Train.model_validate(request.config)
     chosen = make_strategy(config, spec)
@@ -67,7 +71,7 @@ class Training:
         self._train, self._validation, figures = open_splits(request)
         self._steps_per_epoch = steps_per_epoch(self._train, config)
         self._task = make_task(config, request, figures)
-        self._loop = make_loop(config, request, chosen.strategy, self._task, figures)
+        self._loop = make_loop(config, request, chosen, self._task, figures)
         self._work = Path(spec.work)
         self._checkpoints = Checkpoints(self._work)
         self._state = self._restore()

@@ -69,10 +69,24 @@ FAST = {
     "label smoothing": Row(GANG, {"label_smoothing": 0.1}),
 }
 
+SERVERS = {"strategy": "parameter_server", "workers": 1, "parameter_servers": 2, "min_variable_shard_bytes": 1024}
+PLACED = {"strategy": "placed_layers", "devices_per_worker": 2, "placement": {"conv2d*": "CPU:1", "dense": "CPU:0", "dense_*": "CPU:1"}}
+SHARDED = {"strategy": "sharded_layers", "devices_per_worker": 2, "sharding": {"*/dense/kernel": 1, "*/dense/bias": 0, "*/dense_1/kernel": 0}}
+FAST |= {
+    "one worker and two parameter servers": Row(SERVERS),
+    "parameter servers with everything": Row(SERVERS | {"micro_batches": 2}, {
+        "model": "dense", "optimizer": ADAMW | {"clip": {"norm": 0.1}, "average_weights": 0.9, "schedule": {"type": "constant", "warmup_steps": 9}}}),
+    "layers on two devices": Row(PLACED),
+    "divided layers": Row(SHARDED),
+    "divided layers with everything": Row(SHARDED | {"micro_batches": 2, "sharding": {"*hidden*/kernel": 1}}, {
+        "model": "dense", "optimizer": SGD | {"clip": {"global_norm": 0.1}, "average_weights": 0.9}}),
+}
+
 SLOW = {
     "gang of four": Row(GANG | {"workers": 4}),
     "gang of three with uneven parts": Row(GANG | {"workers": 3}),
-} | {f"two devices, {name}": dataclasses.replace(row, changed=row.changed | MIRRORED) for name, row in FAST.items() if row.changed.items() >= GANG.items()}
+} | {f"two devices, {name}": dataclasses.replace(row, changed=row.changed | MIRRORED)
+     for name, row in FAST.items() if row.changed.items() >= GANG.items()}
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from acme_vision.blocks import convolution
 from keras import Input, Model, Sequential, layers
+
+from acme_vision.blocks import convolution
 
 
 def normalized(image_shape: tuple[int, int, int], num_classes: int, width: int = 8) -> Model:

@@ -50,7 +50,7 @@ def compute_on_devices(model: keras.Model, placement: Mapping[str, str]) -> None
     Raises:
       ConfigError: a pattern matches no layer.
     """
-    layers = [layer for layer in model._flatten_layers(include_self=False)]
+    layers = list(model._flatten_layers(include_self=False))
     for layer in layers:
         if device := device_of(layer.name, placement):
             layer.call = _on(device, layer.call)

@@ -32,7 +32,7 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
     use_threads(spec)
     gpus = len(tf.config.list_physical_devices("GPU"))
     name, reason = choose(config, spec.workers, gpus) if config.strategy == "auto" else (config.strategy, "")
-    num_devices = gpus if name == "mirrored" and config.strategy == "auto" else config.devices_per_worker
+    num_devices = max(gpus, config.devices_per_worker) if name == "mirrored" and config.strategy == "auto" else config.devices_per_worker
     devices = local_devices(num_devices, gpus)
     match name:
         case "one_device":

@@ -15,6 +15,7 @@ from pipeline_ops.models import build_model
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.models.own import load_function
 from pipeline_ops.models.task import Task
+from pipeline_ops.training.all_reduce import make_all_reduce
 from pipeline_ops.training.loop import Loop, SynchronousLoop
 from pipeline_ops.training.parameter_server import ParameterServerLoop
 from pipeline_ops.training.placement import compute_on_devices, variables_on_devices
@@ -59,4 +60,4 @@ def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Tas
         case _:
             with chosen.strategy.scope():
                 model = build_model(config, shape, num_classes, folder, for_training=True)
-    return SynchronousLoop(chosen.strategy, model, task, config)
+    return SynchronousLoop(chosen.strategy, model, task, config, make_all_reduce(chosen.strategy, config.step_timeout_seconds))

@@ -17,8 +17,9 @@ import pytest
 
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.gang import TRAINED, worker_digest_name
+from pipeline_ops.launch.fleet import Fleet
 from pipeline_ops.launch.gang import Gang
-from pipeline_ops.launch.local import LocalHost
+from pipeline_ops.launch.local import LocalLauncher
 from pipeline_ops.training.state import read_arrays
 
 STEPS = 20
@@ -90,14 +91,14 @@ SLOW = {
 
 
 @pytest.fixture(scope="module")
-def host(own_package, tmp_path_factory):
-    host = LocalHost(tmp_path_factory.mktemp("host") / "preloaded.log")
-    yield host
-    host.stop()
+def fleet(own_package, tmp_path_factory):
+    fleet = Fleet(LocalLauncher(), "equality", tmp_path_factory.mktemp("host"))
+    yield fleet
+    fleet.close()
 
 
 @pytest.fixture(scope="module")
-def trained(weighted_dataset, make_job_in, tmp_path_factory, host):
+def trained(weighted_dataset, make_job_in, tmp_path_factory, fleet):
     """The weights after STEPS steps, by options; each is trained once."""
     known: dict[str, list[np.ndarray]] = {}
     make = make_job_in(tmp_path_factory.mktemp("equality"), weighted_dataset)
@@ -106,14 +107,14 @@ def trained(weighted_dataset, make_job_in, tmp_path_factory, host):
         key = json.dumps(options, sort_keys=True)
         if key not in known:
             job = make(f"attempt-{len(known)}", **{f"train__{name}": value for name, value in options.items()})
-            known[key] = trained_weights(job, host)
+            known[key] = trained_weights(job, fleet)
         return known[key]
 
     return train
 
 
-def trained_weights(job, host) -> list[np.ndarray]:
-    gang = Gang(Train.model_validate(job.request.config), job.attempt, job.work, host, job.progress.forward, steps_limit=STEPS)
+def trained_weights(job, fleet) -> list[np.ndarray]:
+    gang = Gang(Train.model_validate(job.request.config), job.attempt, job.work, fleet, job.progress.forward, steps_limit=STEPS)
     shutil.rmtree(job.work, ignore_errors=True)  # what is operational has no work folder of its own
     job.work.mkdir(parents=True)
     gang.run()

@@ -18,8 +18,8 @@ from tensorflow.experimental import dtensor
 
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.models.task import Task, num_sums
-from pipeline_ops.training.gradients import as_floats, in_micro_batches
+from pipeline_ops.models.task import Task
+from pipeline_ops.training.gradients import as_floats
 from pipeline_ops.training.loop import Taken
 from pipeline_ops.training.piecewise import PiecewiseOptimizer, checkpoint_order
 from pipeline_ops.training.state import Arrays
@@ -100,8 +100,7 @@ class ShardedLoop:
 
     @tf.function(reduce_retracing=True)
     def _step(self, features: Any, labels: Any, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        sums, gradients = in_micro_batches(self._config.micro_batches, self._differentiate, features, labels,
-                                           [variable.shape for variable in self._trainable], num_sums(self._task))
+        sums, gradients = self._differentiate(features, labels)
         self._optimizer.apply(gradients, learning_rate)
         return sums, tf.reduce_all([tf.reduce_all(tf.math.is_finite(variable.read_value())) for variable in self._trainable])
 
@@ -112,7 +111,7 @@ class ShardedLoop:
             others = [variable.read_value() for variable in self._others]
             outputs, others, losses = self.model.stateless_call(values, others, as_floats(features), training=True, return_losses=True)
             sums = self._task.batch_sums(outputs, labels, training=True)
-            loss = sums[0] / self._config.global_batch + sum(losses) / self._config.micro_batches
+            loss = sums[0] / self._config.global_batch + sum(losses)
         for variable, value in zip(self._others, others, strict=True):
             variable.assign(value)
         return sums, tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)

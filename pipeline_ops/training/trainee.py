@@ -9,8 +9,10 @@ import keras
 
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.registry import fetched
 from pipeline_ops.contracts.request import Request
 from pipeline_ops.contracts.shards import CLASS_WEIGHTS, DatasetFigures
+from pipeline_ops.contracts.warm_start import WARM_START
 from pipeline_ops.models import build_model
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.models.own import load_function
@@ -21,6 +23,7 @@ from pipeline_ops.training.parameter_server import ParameterServerLoop
 from pipeline_ops.training.placement import compute_on_devices, variables_on_devices
 from pipeline_ops.training.sharded import ShardedLoop
 from pipeline_ops.training.strategy import ChosenStrategy
+from pipeline_ops.training.warm_start import WarmStart, read_warm_start
 
 
 def make_task(config: Train, request: Request, figures: DatasetFigures) -> Task:
@@ -61,3 +64,15 @@ def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Tas
             with chosen.strategy.scope():
                 model = build_model(config, shape, num_classes, folder, for_training=True)
     return SynchronousLoop(chosen.strategy, model, task, config, make_all_reduce(chosen.strategy, config.step_timeout_seconds))
+
+
+def warm_start_of(config: Train, request: Request, loop: Loop, figures: DatasetFigures) -> WarmStart | None:
+    """What the request says to begin with, fitted to the loop's model. Raises ConfigError where it does not fit."""
+    if WARM_START not in request.inputs:
+        return None
+    place = fetched(request.inputs[WARM_START], Path(request.root))
+
+    def build() -> keras.Model:
+        return build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=False)
+
+    return read_warm_start(place.uri, loop.model, loop.weights(), build)

@@ -21,6 +21,7 @@ from pipeline_ops.contracts.gang import STATE, TRAINED, WorkerSpec, worker_diges
 from pipeline_ops.contracts.local_dataset import host_cache, with_local_dataset
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import Request, read_request
+from pipeline_ops.contracts.warm_start import WARM_START
 from pipeline_ops.input.dataset import Slice, evaluation_batches, training_batches
 from pipeline_ops.input.sources import open_source
 from pipeline_ops.models.task import means
@@ -33,7 +34,7 @@ from pipeline_ops.training.preemption import Preempted, StopRequest
 from pipeline_ops.training.splits import open_splits, refuse_small
 from pipeline_ops.training.state import Arrays, TrainingState, digest_of_weights, write_arrays
 from pipeline_ops.training.strategy import ChosenStrategy, cluster_resolver, make_strategy, use_threads
-from pipeline_ops.training.trainee import make_loop, make_task
+from pipeline_ops.training.trainee import make_loop, make_task, warm_start_of
 
 _REPORT_SECONDS = 0.25
 _EVALUATION_BATCH = 256
@@ -75,11 +76,12 @@ class Training:
         self._spec, self._config, self._chosen, self._progress, self._stop = spec, config, chosen, progress, StopRequest()
         cache = host_cache(config.input)
         request = with_local_dataset(request, config.input, cache, self._say)
-        self._train, self._validation, figures = open_splits(request)
+        self._request = request
+        self._train, self._validation, self._figures = open_splits(request)
         refuse_small(self._train, config)
         self._total_steps = self._train.end_of_epoch(config.epochs - 1, config.global_batch)
-        self._task = make_task(config, request, figures)
-        self._loop = make_loop(config, request, chosen, self._task, figures)
+        self._task = make_task(config, request, self._figures)
+        self._loop = make_loop(config, request, chosen, self._task, self._figures)
         self._work = Path(spec.work)
         self._checkpoints = Checkpoints(self._work, config.keep_checkpoints, config.best_checkpoint.keep if config.best_checkpoint else 1)
         if spec.is_chief:
@@ -177,6 +179,7 @@ class Training:
         for warning in warnings:
             self._progress.report("warning", message=warning)
         if restored is None:
+            self._begin()
             self._best = self._loop.best_weights()
             return TrainingState(learning_rate=self._config.optimizer.learning_rate, warnings=warnings)
         self._loop.assign(restored.weights, restored.optimizer)
@@ -184,6 +187,15 @@ class Training:
         self._progress.report("restored", restored.state.step, unit="steps", message=f"goes on from step {restored.state.step}")
         restored.state.warnings += warnings
         return restored.state
+
+    def _begin(self) -> None:
+        """With the weights of another model, where the request names one."""
+        if warm_start := warm_start_of(self._config, self._request, self._loop, self._figures):
+            self._loop.assign(warm_start.weights)
+            anew = f"; {', '.join(warm_start.left_out)} begin anew" if warm_start.left_out else ""
+            self._progress.report("warm start", message=f"begins with the weights of {self._request.inputs[WARM_START].uri}{anew}")
+        elif self._config.warm_start:
+            self._progress.report("warm start", message="there is no champion yet to begin with; begins anew")
 
     def _leave(self) -> None:
         """Every worker says what it ended with; the chief leaves the trained weights and the state that belongs to them.

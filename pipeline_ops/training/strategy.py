@@ -44,7 +44,7 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
         case "parameter_server":
             strategy = _coordinate(config, spec)
         case "tpu":
-            strategy = _tpu(config)
+            strategy = find_tpu(config)
         case _:
             strategy = tf.distribute.get_strategy()
     return ChosenStrategy(name, reason, strategy, devices)
@@ -123,7 +123,7 @@ class _use_of:
         return tuple(f"{worker_device}/device:{kind}:{number}" for number in range(len(self._devices))), kind
 
 
-def _tpu(config: Train) -> tf.distribute.Strategy:
+def find_tpu(config: Train) -> tf.distribute.Strategy:
     """Raises ConfigError where there is no TPU to be found."""
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=config.tpu)

@@ -16,3 +16,16 @@ def normalized(image_shape: tuple[int, int, int], num_classes: int, width: int =
         layers.Flatten(),
         layers.Dense(num_classes, kernel_regularizer="l2", dtype="float32"),
     ])
+
+
+def smooth(image_shape: tuple[int, int, int], num_classes: int) -> Model:
+    """Without kinks: where a ReLU or a maximum stands at a tie, rounding decides, and the weights differ by more than rounding."""
+    return Sequential([
+        Input(image_shape),
+        layers.Rescaling(1 / 255),
+        layers.Conv2D(8, 3, activation="gelu"),
+        layers.AveragePooling2D(2),
+        layers.Flatten(),
+        layers.Dense(32, activation="tanh", name="hidden"),
+        layers.Dense(num_classes, dtype="float32", name="logits"),
+    ])

@@ -97,6 +97,5 @@ class SlimModel(keras.Model):
         initializer = initializer if initializer is not None else v1.glorot_uniform_initializer()
         initializer = initializer() if isinstance(initializer, type) else initializer
         value = initializer(shape, dtype=dtype) if callable(initializer) else tf.constant(initializer, dtype)
-        # Moving averages are kept by each replica for itself, and averaged where they are read.
         return self.add_weight(name=name.replace("/", "."), shape=shape, dtype=dtype.name, trainable=trainable,
-                               initializer=lambda shape, dtype=None: value, aggregation="none" if trainable else "mean")
+                               initializer=lambda shape, dtype=None: value)

@@ -115,17 +115,38 @@ class SynchronousLoop:
         sums = tf.zeros([num_sums(self._task) + 1])
         for step in tf.range(num_steps):
             sums += self._take(next(batches), learning_rates[step], stop)
+        self._share_averages()
         return sums, self._are_finite()
 
     @tf.function(reduce_retracing=True)
     def _train_on(self, batch: Any, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return self._take(batch, learning_rate, tf.constant(0.0)), self._are_finite()
+        sums = self._take(batch, learning_rate, tf.constant(0.0))
+        self._share_averages()
+        return sums, self._are_finite()
 
     def _take(self, batch: Any, learning_rate: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
         """One step: the sums over all replicas, and how many of them are asked to stop."""
         self._inner._learning_rate.value.assign(learning_rate)
         replicas = self._strategy.run(self._step, args=(*batch, stop))
         return self._strategy.experimental_local_results(replicas)[0]  # the same on every replica
+
+    def _share_averages(self) -> None:
+        """Gives all replicas the mean of what each has measured of its own share: the moving averages of batch normalisation.
+
+        Keras lets every replica keep its own for ever, so each worker would evaluate, and save, another model. A moving average is linear, so
+        it makes no difference how often this is done.
+        """
+        averages = [variable.value for variable in self.model.non_trainable_variables if variable.value.dtype.is_floating]
+        count = self._strategy.num_replicas_in_sync
+        if not averages or count == 1:
+            return
+
+        def share() -> None:
+            totals = self._all_reduce([average.read_value() for average in averages])
+            for average, total in zip(averages, totals, strict=True):
+                average.assign(total / count)
+
+        self._strategy.run(share)
 
     def _are_finite(self) -> tf.Tensor:
         """Of the first replica; the others have the same weights."""

@@ -8,6 +8,7 @@ TensorFlow, so the model is called as a function of its weights.
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -95,8 +96,18 @@ class ShardedLoop:
         return Taken(np.sum([one.sums for one in taken], axis=0), all(one.is_finite for one in taken), stop > 0)
 
     def train_on(self, batch: Any, learning_rate: float) -> Taken:
-        sums, is_finite = self._step(*tf.nest.map_structure(self._put, batch), self._put(np.float32(learning_rate)))
+        try:
+            sums, is_finite = self._step(*tf.nest.map_structure(self._put, batch), self._put(np.float32(learning_rate)))
+        except tf.errors.UnknownError as error:
+            raise self._refused(error) from error
         return Taken(self._get(sums), bool(self._get(is_finite)), False)
+
+    def _refused(self, error: tf.errors.UnknownError) -> Exception:
+        """The error to raise: DTensor's compiler does not know every operation, and says so when a step is compiled."""
+        if unknown := re.search(r"'(tf\.\w+)' op does not implement layout propagation", str(error)):
+            return ConfigError(f"train.strategy sharded_layers: TensorFlow's DTensor can't compute {unknown[1]}, which {self._config.model} "
+                               "needs; replace the layer that it belongs to, or take another strategy")
+        return error
 
     @tf.function(reduce_retracing=True)
     def _step(self, features: Any, labels: Any, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -57,8 +57,8 @@ def read_warm_start(uri: str, model: keras.Model, initial: Arrays, build: Callab
 
 def _read(path: Path) -> Named:
     if path.is_dir():
-        signatures = tf.saved_model.load(str(path)).signatures
-        variables = next(iter(signatures.values())).variables
+        saved = tf.saved_model.load(str(path))  # its variables live no longer than it does
+        variables = next(iter(saved.signatures.values())).variables
         return [(variable.name.partition(":")[0], variable.numpy()) for variable in variables]
     if path.suffix == ".npz":
         return [("", array) for array in read_arrays(path)]
@@ -113,11 +113,9 @@ def _from_hdf5(path: Path, model: keras.Model) -> WarmStart:
             model.load_weights(path, skip_mismatch=True)
         else:
             target.load_weights(path)
-    skipped = [str(warning.message).strip() for warning in said if "skip" in str(warning.message).lower()]
-    if skipped:
-        kept |= {name for name, old, new in zip(names, before, model.get_weights(), strict=True) if np.array_equal(old, new)}
-        head = set(_head(names))
-        if len(skipped) > 1 or not kept & head:
-            raise ConfigError(f"train.warm_start: {path} does not fit the model: {skipped[0].splitlines()[0]}")
-        kept = head
+    if skipped := next((str(warning.message) for warning in said if "could not be loaded" in str(warning.message)), None):
+        kernel = names.index(_head(names)[0])
+        if not skipped.startswith("A total of 1 objects") or not np.array_equal(before[kernel], model.get_weights()[kernel]):
+            raise ConfigError(f"train.warm_start: {path} does not fit the model: {' '.join(skipped.split())}")
+        kept = set(_head(names))
     return WarmStart(model.get_weights(), tuple(name for name in names if name in kept))

@@ -103,11 +103,14 @@ class ShardedLoop:
         return Taken(self._get(sums), bool(self._get(is_finite)), False)
 
     def _refused(self, error: tf.errors.UnknownError) -> Exception:
-        """The error to raise: DTensor's compiler does not know every operation, and says so when a step is compiled."""
-        if unknown := re.search(r"'(tf\.\w+)' op does not implement layout propagation", str(error)):
-            return ConfigError(f"train.strategy sharded_layers: TensorFlow's DTensor can't compute {unknown[1]}, which {self._config.model} "
-                               "needs; replace the layer that it belongs to, or take another strategy")
-        return error
+        """The error to raise: DTensor's compiler does not know every operation in every layout, and says so when a step is compiled."""
+        text = " ".join(str(error).split())
+        if "layout" not in text:
+            return error
+        unknown = re.search(r"'(tf\.\w+)' op does not implement layout propagation", text)
+        reason = f"it does not know {unknown[1]}" if unknown else text[:300]
+        return ConfigError(f"train.strategy sharded_layers: TensorFlow's DTensor can't compute {self._config.model} with its weights divided like "
+                           f"this: {reason}; divide other weights in train.sharding, replace the layer, or take another strategy")
 
     @tf.function(reduce_retracing=True)
     def _step(self, features: Any, labels: Any, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

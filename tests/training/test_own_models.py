@@ -83,8 +83,8 @@ def test_a_module_that_is_nowhere_is_an_error_of_the_config(tmp_path):
     ({"train__model": "acme_vision.objectives:top3"}, "train.model: acme_vision.objectives:top3 can't be built"),
     ({"train__model_parameters": {"depth": 3}}, "got an unexpected keyword argument 'depth'"),
     ({"train__model": "acme_vision.nets:pooled", "train__model_parameters": {}, "train__strategy": "sharded_layers", "train__workers": 1,
-      "train__devices_per_worker": 2, "train__sharding": {"*/kernel": 1}},
-     "train.strategy sharded_layers: TensorFlow's DTensor can't compute tf.AvgPoolGrad, which acme_vision.nets:pooled needs"),
+      "train__devices_per_worker": 2, "train__sharding": {"*/logits/kernel": 0}},
+     "TensorFlow's DTensor can't compute acme_vision.nets:pooled with its weights divided like this: it does not know tf.AvgPoolGrad; divide"),
     ({"train__loss": "acme_vision.objectives:mean_loss", "train__strategy": "one_device", "train__workers": 1},
      "train.loss: must return a value for each example, a tensor of rank 1, got shape (); don't average over the batch"),
 ])

@@ -33,4 +33,5 @@ def smooth(image_shape: tuple[int, int, int], num_classes: int) -> Model:
 def pooled(image_shape: tuple[int, int, int], num_classes: int) -> Model:
     """With an operation that DTensor does not know: the gradient of a mean over windows."""
     return Sequential([
-        Input(image_shape), layers.AveragePooling2D(2), layers.Flatten(), layers.Dense(num_classes, dtype="float32", name="logits")])
+        Input(image_shape), layers.Conv2D(4, 3), layers.AveragePooling2D(2), layers.Flatten(),
+        layers.Dense(num_classes, dtype="float32", name="logits")])

@@ -26,6 +26,8 @@ TEST_SPLIT = "test split"
 """Evaluation: among the inputs of its fingerprint, the digest of the test split that it was planned with."""
 LAST_EVALUATION = "last_evaluation"
 """Evaluation: among its inputs, the one before it, to tell what has changed."""
+DIVERGED = "diverged"
+"""Training: where steps diverged, `step-000000123.tfrecord` with the examples of each, and a .json beside it that names them."""
 REPORT = "report.html"
 METRICS = "metrics.json"
 

@@ -61,7 +61,8 @@ class ParameterServerLoop:
         steps = [self._coordinator.schedule(self._step, args=(*next(batches), tf.constant(rate, tf.float32))) for rate in learning_rates]
         self._coordinator.join()
         is_finite = self._coordinator.schedule(self._are_finite)
-        return Taken(np.sum(self._coordinator.fetch(steps), axis=0), bool(self._coordinator.fetch(is_finite)), stop > 0)
+        sums = np.array(self._coordinator.fetch(steps))
+        return Taken(sums.sum(axis=0), bool(self._coordinator.fetch(is_finite)), stop > 0, float(np.max(sums[:, 0] / sums[:, -1])))
 
     def train_on(self, batch: Any, learning_rate: float) -> Taken:
         return self.train(iter([batch]), [learning_rate])

@@ -93,14 +93,15 @@ class ShardedLoop:
 
     def train(self, batches: Iterator, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
         taken = [self.train_on(next(batches), rate) for rate in learning_rates]
-        return Taken(np.sum([one.sums for one in taken], axis=0), all(one.is_finite for one in taken), stop > 0)
+        return Taken(np.sum([one.sums for one in taken], axis=0), all(one.is_finite for one in taken), stop > 0, max(one.worst_loss for one in taken))
 
     def train_on(self, batch: Any, learning_rate: float) -> Taken:
         try:
             sums, is_finite = self._step(*tf.nest.map_structure(self._put, batch), self._put(np.float32(learning_rate)))
         except tf.errors.UnknownError as error:
             raise self._refused(error) from error
-        return Taken(self._get(sums), bool(self._get(is_finite)), False)
+        sums = self._get(sums)
+        return Taken(sums, bool(self._get(is_finite)), False, float(sums[0] / sums[-1]))
 
     def _refused(self, error: tf.errors.UnknownError) -> Exception:
         """The error to raise: DTensor's compiler does not know every operation in every layout, and says so when a step is compiled."""

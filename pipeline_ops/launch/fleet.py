@@ -112,9 +112,11 @@ class Fleet:
 
     def close(self) -> None:
         """Ends everything on all hosts and gives them back."""
-        for host in self.hosts.values():
-            if host.link:
-                host.link.close()
+        links = [host.link for host in self.hosts.values() if host.link]
+        for link in links:
+            link.hang_up()
+        for link in links:
+            link.close()
         if self.hosts:
             self._launcher.release()
         self.hosts = {}

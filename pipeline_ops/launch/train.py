@@ -37,9 +37,15 @@ _CANDIDATE_SECONDS = 600
 def train(job: Job) -> ExitCode:
     """Trains, or goes on training where an earlier try stopped."""
     config, started = Train.model_validate(job.request.config), time.monotonic()
-    check_dataset(job)
+    with Stop().listening() as stop:
+        check_dataset(job)
+        stop.check()
+        return _train(job, config, stop, started)
+
+
+def _train(job: Job, config: Train, stop: Stop, started: float) -> ExitCode:
     job.work.mkdir(parents=True, exist_ok=True)
-    with make_fleet(job, config) as fleet, Stop().listening() as stop:
+    with make_fleet(job, config) as fleet:
         gang = Gang(config, job.attempt, job.work, fleet, job.progress.forward, stop=stop)
         gang.run()
         with job.artifact() as draft:

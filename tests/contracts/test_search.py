@@ -90,6 +90,22 @@ def test_a_trial_is_a_training_of_its_own_and_the_search_is_no_part_of_it(datase
         plan_job("train", alone, "b", {"preprocess": dataset}).request.fingerprint
 
 
+def test_a_change_of_a_callbacks_code_is_another_training(dataset, tmp_path):
+    file = tmp_path / "digits.yaml"
+    file.write_text(DIGITS.read_text())
+    (tmp_path / "my_callback.py").write_text("def tell(run, epoch):\n    pass\n")
+
+    def digest() -> str:
+        config = load_config(file, {"train.callbacks": ["my_callback:tell"]})
+        return plan_job("train", config, "a", {"preprocess": dataset}).request.fingerprint.digest
+
+    first = digest()
+    (tmp_path / "my_callback.py").write_text("def tell(run, epoch):\n    pass  # a comment\n")
+    assert digest() == first
+    (tmp_path / "my_callback.py").write_text("def tell(run, epoch):\n    run.stop()\n")
+    assert digest() != first
+
+
 def results(*figures: float | None) -> list[Result]:
     return [Result(trial=Trial(number=i, parameters={BATCH: i}), figure=figure, manifest=f"{i}", message="it broke\nbadly" if figure is None else "")
             for i, figure in enumerate(figures)]

@@ -37,11 +37,13 @@ test-all: install-dev ## with the slow tests
 check: install-dev ## lint
 	@$(PYTHON) -m ruff check .
 
-bench: install data ## compare the chain with a plain script, the preprocess job with a hand-written program, deltas with full runs, and evaluation with model.predict and pycocotools
+bench: install data ## compare the chain with a plain script, the preprocess job with a hand-written program, deltas with full runs, evaluation with model.predict and pycocotools, and export by format
 	@$(PYTHON) tests/bench/chain.py
 	@$(PYTHON) tests/bench/preprocess.py $(ARGS)
 	@$(PYTHON) tests/bench/deltas.py
 	@$(PYTHON) tests/bench/evaluation.py
+	@$(PYTHON) tests/bench/training_state.py
+	@$(PYTHON) tests/bench/export.py
 
 lock: ## lock the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate -o requirements.txt pyproject.toml
@@ -71,6 +73,7 @@ $(VENV)/installed: requirements.txt pyproject.toml | $(PYTHON)
 $(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
 	@$(PIP) install --quiet --compile --no-deps --require-hashes -r requirements-dev.txt
 	@.ci/browser
+	@.ci/hosts
 	@touch $@
 
 # Whole or absent: it takes its name by a rename.

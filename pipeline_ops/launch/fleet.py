@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline_ops.contracts.files import write_whole
 from pipeline_ops.contracts.gang import PRELOADED, AgentSpec, Event, HostReport, Order
-from pipeline_ops.launch.agent import report_host
+from pipeline_ops.launch.agent import code_digest, report_host
 from pipeline_ops.launch.launcher import Launcher
 from pipeline_ops.launch.link import Link
 from pipeline_ops.launch.plan import Place
@@ -36,6 +36,8 @@ class Host:
     link: Link | None = None
     report: HostReport | None = None
     is_ready: bool = False
+    beaten: float = 0.0
+    """When its preloaded process last gave a sign of life."""
     problem: str = ""
     needs_person: bool = False
     retry_at: float = 0.0
@@ -110,9 +112,11 @@ class Fleet:
 
     def close(self) -> None:
         """Ends everything on all hosts and gives them back."""
-        for host in self.hosts.values():
-            if host.link:
-                host.link.close()
+        links = [host.link for host in self.hosts.values() if host.link]
+        for link in links:
+            link.hang_up()
+        for link in links:
+            link.close()
         if self.hosts:
             self._launcher.release()
         self.hosts = {}
@@ -129,17 +133,26 @@ class Fleet:
             case "hello":
                 host.fenced_until = 0.0  # the agent has the host's lock, so nothing of an earlier gang is left there
                 host.report = event.host
-                if problem := compare(self._own, event.host, self._token):
+                if problem := self._difference(event.host):
                     self._lose(host, problem, needs_person=True)
             case "refused":
                 self._lose(host, event.message)
             case "ready":
-                host.is_ready, host.problem, host.needs_person = True, "", False
+                host.is_ready, host.beaten, host.problem, host.needs_person = True, time.monotonic(), "", False
             case "ended" if event.name == PRELOADED:
                 self._lose(host, f"its preloaded process ended with {event.code}")
+            case "alive" if PRELOADED in event.names:
+                host.beaten = time.monotonic()
+                return [(host.place.name, event)]
             case _:
                 return [(host.place.name, event)]
         return []
+
+    def _difference(self, report: HostReport) -> str:
+        """As `compare`, but where the code was changed under a running job, that is the thing to say."""
+        if report.code != self._own.code and code_digest() != self._own.code:
+            return "the code of this project was changed since the job began; clear the task, and it is planned anew with the code that is there"
+        return compare(self._own, report, self._token)
 
     def _look_after(self, host: Host, link: Link) -> None:
         now = time.monotonic()
@@ -148,6 +161,8 @@ class Fleet:
             self._lose(host, f"the connection ended with {code}" + (f": {words}" if words else ""))
         elif host.report and now - link.heard > self._silence_seconds:
             self._lose(host, f"nothing was heard of it for {now - link.heard:.0f} s (train.heartbeat_timeout_seconds)")
+        elif host.is_ready and now - host.beaten > self._silence_seconds:
+            self._lose(host, f"its preloaded process has given no sign of life for {now - host.beaten:.0f} s (train.heartbeat_timeout_seconds)")
         elif not host.is_ready and now - link.started > self._start_seconds:
             self._lose(host, f"it was not ready within {self._start_seconds:.0f} s (train.start_timeout_seconds)")
 

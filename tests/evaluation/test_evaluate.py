@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from pipeline_ops.contracts.request import read_status
 from pipeline_ops.contracts.shards import INDEX, KEY, DatasetFigures, shard_paths
 from pipeline_ops.evaluation.inputs import Dataset
 from pipeline_ops.evaluation.leaks import find_leaks
+from pipeline_ops.input.served import ServedModel, read_encoded
 
 LENIENT = [{"metric": "accuracy", "at_least": 0.5, "not_worse_than_champion_by_more_than": 0.05}]
 STRICT = [{"metric": "accuracy", "at_least": 0.99}]
@@ -166,6 +169,20 @@ def test_a_champion_with_the_classes_in_another_order_is_not_compared(workshop, 
     assert "has the classes in another order" in figures_of(folder).rules[1].text
 
 
+def test_a_model_of_another_image_size_is_asked_about_the_images_as_they_are_and_resizes_them_itself(workshop, tmp_path):
+    import tensorflow as tf
+
+    from pipeline_ops.models.digits_cnn import build
+    from pipeline_ops.training.candidate import ServedClassifier
+
+    served = ServedClassifier(build((28, 28, 1), 10), (28, 28, 1))  # the images have 16 x 16
+    tf.saved_model.save(served, str(tmp_path), signatures={"serving_default": served.serving_default})
+    batch = next(iter(read_encoded(shard_paths(workshop.dataset, read_manifest(workshop.dataset), "test"), 8)))
+    images = np.stack([tf.io.decode_png(image).numpy() for image in batch.images]).astype(np.float32)
+    resized = tf.image.resize(images, (28, 28), antialias=True)
+    np.testing.assert_allclose(ServedModel(tmp_path, "the champion", 10).classify(batch)[0], served.images(resized)["probabilities"], atol=1e-6)
+
+
 def test_an_evaluation_is_not_repeated_once_the_challenger_is_the_champion(workshop):
     train = workshop.publish("good")
     assert workshop.plan("evaluate", train).is_cached
@@ -275,6 +292,25 @@ def test_what_is_new_since_the_last_run_is_told_and_does_not_decide(workshop):
     page = (workshop.run(plan)[1] / REPORT).read_text()
     assert "config top_k: 5 -&gt; 3" in page and 'config model: &#34;fair&#34; -&gt; &#34;good&#34;' in page
     assert workshop.plan("evaluate", workshop.train("poor")).request.inputs["last_evaluation"].uri == str(plan.manifest)
+
+
+def test_a_disk_without_room_for_the_probabilities_is_an_error_and_not_a_signal(tmp_path):
+    program = """
+import pathlib, resource, sys
+from pipeline_ops.evaluation.answers import ask
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    ask([None], [], 1_000_000, 100, [], 0, pathlib.Path(sys.argv[1]), print)
+except OSError as error:
+    print("refused:", error.strerror)
+"""
+    output = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True).stdout
+    assert output.startswith("refused:") and not list(tmp_path.iterdir())
+
+
+def test_nothing_is_left_beside_the_artifact(workshop):
+    workshop.run(workshop.plan("evaluate", workshop.train("good")), attempt="attempt-1")
+    assert {file.name for file in (workshop.root / "attempt-1").iterdir()} == {"progress.jsonl"}
 
 
 def test_a_model_that_says_no_number_is_evaluated_and_fails(workshop):

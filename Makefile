@@ -37,11 +37,12 @@ test-all: install-dev ## with the slow tests
 check: install-dev ## lint
 	@$(PYTHON) -m ruff check .
 
-bench: install data ## compare the chain with a plain script, the preprocess job with a hand-written program, deltas with full runs, evaluation with model.predict and pycocotools, and export by format
+bench: install data ## compare the chain with a plain script, the preprocess job with a hand-written program, deltas with full runs, training with fit and, where TORCH names a Python that has it, PyTorch, evaluation with model.predict and pycocotools, and export by format
 	@$(PYTHON) tests/bench/chain.py
 	@$(PYTHON) tests/bench/preprocess.py $(ARGS)
 	@$(PYTHON) tests/bench/deltas.py
 	@$(PYTHON) tests/bench/evaluation.py
+	@$(PYTHON) tests/bench/training.py $(if $(TORCH),--torch $(TORCH))
 	@$(PYTHON) tests/bench/training_state.py
 	@$(PYTHON) tests/bench/export.py
 

@@ -1,10 +1,10 @@
-"""What training costs: starting, going on after a kill, saving, stepping, scaling, reading. Part of `make bench`.
+"""What training costs: starting, going on after a kill, stepping, scaling; saving and reading are in `training_state.py`. Part of `make bench`.
 
 What is compared runs in turn, so that what else the machine does hits both alike, and medians of ratios are what counts. Ours
 is always the train job as the operator starts it, read off its progress files; beside it stand Keras's `fit` in one process
 (`fit.py`) and PyTorch's DistributedDataParallel (`ddp.py`, where an interpreter with PyTorch is named).
 
-    python tests/bench/training.py [--cache FOLDER] [--rounds 5] [--torch PYTHON] [--only start kill save fit scale input]
+    python tests/bench/training.py [--cache FOLDER] [--rounds 5] [--torch PYTHON] [--only start kill fit scale]
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MODELS = {"cnn": "nets:build_cnn", "dense": "nets:build_dense"}
 
 def make_images(folder: Path) -> Path:
     """scikit-learn's digits as 28x28 PNG files, each shifted and noisy in its own way; made once."""
-    if not (folder / "made").exists():
+    if not (folder.parent / f"{folder.name}.made").exists():
         digits = load_digits()
         for number in range(NUM_IMAGES):
             random, source = np.random.default_rng(number), number % len(digits.images)
@@ -59,7 +59,7 @@ def make_images(folder: Path) -> Path:
             place = folder / str(digits.target[source]) / f"{number:05d}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
             cv2.imwrite(str(place), np.clip(canvas, 0, 255).astype(np.uint8))
-        (folder / "made").touch()
+        (folder.parent / f"{folder.name}.made").touch()
     return folder
 
 
@@ -68,12 +68,11 @@ class Bench:
 
     def __init__(self, cache: Path):
         self._cache = cache
-        raw = make_images(cache / "digits-28" / "images").parent / "images"
-        (raw / "made").exists()
+        raw = make_images(cache / "digits-28")
         self._yaml = {
             "pipeline": "bench", "storage": {"root": str(cache / "root")},
             "preprocess": {"source": {"type": "image_folder", "path": str(raw)}, "stages": [{"decode": {"channels": 1}}], "shards": 8,
-                           "split": {"train": 0.97, "validation": 0.015, "test": 0.015}, "rejects": {"max_count": 1}},
+                           "split": {"train": 0.97, "validation": 0.015, "test": 0.015}},
             "train": {"model": "digits_cnn"}, "evaluate": {"gate": [{"metric": "accuracy", "at_least": 0.5}]}, "export": {"model": "bench"}}
         with tempfile.TemporaryDirectory() as folder:
             self.dataset = self._preprocess(Path(folder))
@@ -252,25 +251,6 @@ def measure_kill(bench: Bench, rounds: int) -> None:
     print(f"=> kill -9 to the next new step: {statistics.median(seconds):.2f} s ({' '.join(f'{s:.2f}' for s in seconds)})\n", flush=True)
 
 
-def measure_save(_bench: Bench, rounds: int) -> None:
-    """What training waits for, of what writing the file takes."""
-    with tempfile.TemporaryDirectory() as folder:
-        said = said_by([sys.executable, HERE / "saving.py", folder, 4 * rounds])
-    blocked, whole = (statistics.median(side) for side in zip(*said["saves"], strict=True))
-    ratio = statistics.median(blocked / whole for blocked, whole in said["saves"])
-    print(f"=> a checkpoint of {said['parameters'] / 1e6:.1f} M parameters with Adam: training waits {blocked * 1e3:.0f} ms of {whole * 1e3:.0f} "
-          f"({ratio:.2f})\n", flush=True)
-
-
-def measure_input(bench: Bench, rounds: int) -> None:
-    for net, cache in (("cnn", "memory"), ("cnn", "none"), ("dense", "memory")):
-        halves = [said_by([sys.executable, HERE / "halves.py", bench.dataset, net, 64, cache]) for _ in range(rounds)]
-        batch, step = (statistics.median(half[name] for half in halves) * 1e3 for name in ("batch_seconds", "step_seconds"))
-        ratio = statistics.median(half["batch_seconds"] / half["step_seconds"] for half in halves)
-        print(f"=> {net}, cache {cache}: a batch takes {batch:.2f} ms, a step with it {step:.2f} ms ({ratio:.2f})", flush=True)
-    print(flush=True)
-
-
 def measure_fit(bench: Bench, rounds: int) -> None:
     for net, epochs in (("cnn", 3), ("dense", 12)):
         pairs = []
@@ -310,10 +290,10 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path(".trainyard/bench"), help="where images and shards are kept")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--torch", type=Path, help="an interpreter with PyTorch")
-    parser.add_argument("--only", nargs="+", default=("start", "kill", "save", "fit", "scale", "input"))
+    parser.add_argument("--only", nargs="+", default=("start", "kill", "fit", "scale"))
     arguments = parser.parse_args()
     bench = Bench(arguments.cache.resolve())
-    measures = {"start": measure_start, "kill": measure_kill, "save": measure_save, "fit": measure_fit, "input": measure_input,
+    measures = {"start": measure_start, "kill": measure_kill, "fit": measure_fit,
                 "scale": lambda bench, rounds: measure_scaling(bench, rounds, arguments.torch)}
     for name in arguments.only:
         measures[name](bench, arguments.rounds)

@@ -74,15 +74,61 @@ def test_the_form_offers_what_the_config_has_with_its_types_bounds_and_help():
 
     params = form_params(load_config(ROOT / "configs" / "digits.yaml"))
     epochs = params["train.epochs"]
-    assert (epochs.value, epochs.schema["type"], epochs.schema["minimum"], epochs.schema["section"]) == (20, "integer", 1, "Train")
+    assert (epochs.value, epochs.schema["type"], epochs.schema["section"]) == (20, "integer", "Train")
+    assert epochs.description.endswith("At least 1, at most 100000.")
     rate = params["train.optimizer.learning_rate"]
-    assert (rate.value, rate.schema["type"], rate.schema["exclusiveMinimum"]) == (1e-3, "number", 0)
+    assert (rate.value, rate.schema["type"], rate.schema["title"]) == (1e-3, "number", "Learning rate")
     assert {"one_device", "multi_worker_mirrored", "parameter_server"} <= set(params["train.strategy"].schema["enum"])
-    assert params["train.early_stopping.patience_epochs"].schema["section"] == "Train: early stopping"
+    patience = params["train.early_stopping.patience_epochs"]
+    assert (patience.schema["section"], patience.schema["title"]) == ("Train: early stopping", "Patience (epochs)")
+    assert "digits_cnn" in params["train.model"].schema["examples"]
     assert "never follows the number of workers" in params["train.global_batch"].description
     assert "evaluate.gate" not in params
     assert next(iter(params)) == "train.model"
     assert "train.retries" not in params
+
+
+def sections_of(params) -> list[str]:
+    return list(dict.fromkeys(param.schema["section"] for param in params.values()))
+
+
+def test_the_form_asks_what_matters_first_and_patience_last():
+    from pipeline_ops.contracts.config import load_config
+    from pipeline_ops.operators.form import form_params
+
+    sections = sections_of(form_params(load_config(ROOT / "configs" / "digits.yaml")))
+    of_train = [section for section in sections if section.startswith("Train")]
+    assert sections[: len(of_train)] == of_train
+    assert of_train[0] == "Train"
+    assert of_train[-1] == "Train: where and how patiently"
+    assert sections.index("Preprocess") < sections.index("Evaluate") < sections.index("Export")
+
+
+@pytest.mark.parametrize(("key", "value"), [("train.epochs", 0), ("train.epochs", 100_001), ("train.optimizer.learning_rate", 0), ("train.seed", "a"),
+                                            ("train.optimizer.momentum", 1), ("train.strategy", "none"), ("train.min_workers", 0)])
+def test_a_value_out_of_range_is_refused_and_the_form_has_no_bounds_to_clamp_it_to(key, value):
+    from airflow.sdk.exceptions import ParamValidationError
+
+    from pipeline_ops.contracts.config import load_config
+    from pipeline_ops.operators.form import form_params
+
+    params = form_params(load_config(ROOT / "configs" / "digits.yaml"))
+    assert not {"minimum", "maximum"} & set(params[key].schema)
+    with pytest.raises(ParamValidationError):
+        params[key].resolve(value)
+
+
+def test_the_hosts_to_choose_from_are_the_files_beside_the_config(tmp_path):
+    from pipeline_ops.contracts.config import load_config
+    from pipeline_ops.operators.form import form_params
+
+    config = tmp_path / "digits.yaml"
+    config.write_text((ROOT / "configs" / "digits.yaml").read_text())
+    assert "enum" not in form_params(load_config(config))["train.hosts"].schema
+    (tmp_path / "hosts").mkdir()
+    for name in ("lab", "cloud"):
+        (tmp_path / "hosts" / f"{name}.yaml").write_text("")
+    assert form_params(load_config(config))["train.hosts"].schema["enum"] == [None, "cloud", "lab"]
 
 
 def test_what_the_form_sends_untouched_is_the_config_itself():

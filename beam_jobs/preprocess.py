@@ -37,7 +37,7 @@ from beam_jobs.pictures import PictureOrder, pictures_of, plan_blocks
 from beam_jobs.plan import Record, ShardPlan, check_labels, class_names_of, planned_labels, task_of
 from beam_jobs.processes import worker_processes
 from beam_jobs.quarantine import MAX_BYTES, FragmentWriter, check_rejects, write_quarantine
-from beam_jobs.raw import file_of, read_raw
+from beam_jobs.raw import file_of, read_beginning, read_raw
 from beam_jobs.shard import Order
 from beam_jobs.sources import read_records
 from beam_jobs.splits import split_records
@@ -50,7 +50,8 @@ from pipeline_ops.contracts.errors import DataError, ExitCode, MachineError
 from pipeline_ops.contracts.files import write_json
 from pipeline_ops.contracts.job import ArtifactDraft, Job, run_job
 from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.listing import Listing, list_raw_files
+from pipeline_ops.contracts.listing import Listing
+from pipeline_ops.contracts.raw_folder import list_folder, raw_folder
 from pipeline_ops.contracts.shards import CLASS_WEIGHTS, INDEX, DatasetFigures
 
 _log = logging.getLogger("beam_jobs.preprocess")
@@ -119,8 +120,8 @@ def _after_stages(labels: Mapping[str, Mapping[str, int]], stages: Sequence[Boun
 def _list_raw_files(job: Job, config: Preprocess) -> Listing:
     """The raw files that the request was made for."""
     job.progress.report("list")
-    folder = (Path(job.request.config_file).parent / Path(config.source.folder).expanduser()).resolve()
-    listing = list_raw_files(folder, Layout(Path(job.request.root), job.request.pipeline).listings)
+    folder = raw_folder(config.source.folder, Path(job.request.config_file).parent)
+    listing = list_folder(folder, Layout(Path(job.request.root), job.request.pipeline).listings)
     job.progress.report("list", len(listing.files), len(listing.files), "files")
     if listing.digest != job.request.fingerprint.inputs["raw files"]:
         raise MachineError(f"{folder}: raw files changed while the run was starting; retry")
@@ -204,8 +205,7 @@ def _keep_rejected_by_driver(unusable: Sequence[RejectedRecord], collection: Dec
         files = {file.key: file for file in listing.files} if unusable else {}
         for rejected in unusable:
             if file := files.get(rejected.key):  # a box, or an image that is not there, has no bytes of its own
-                with open(file.path(listing.folder), "rb") as opened:
-                    fragment.add(rejected, file.key, opened.read(MAX_BYTES), file.num_bytes)
+                fragment.add(rejected, file.key, read_beginning(file, listing.folder, MAX_BYTES), file.num_bytes)
         for record, rejected in zip(collection.kept_out, collection.rejected, strict=True):
             if not is_removed_copy(rejected):
                 fragment.add(rejected, file_of(record.file).key, read_raw(record.file, listing.folder))

@@ -12,6 +12,7 @@ Relative paths in a config are relative to the folder of the config file.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,11 @@ class PipelineConfig(Section):
     def raw_folder(self) -> RawFolder:
         """Where the raw files lie."""
         return raw_folder(self.preprocess.source.folder, self._file.parent)
+
+    def interpreter(self, job: str) -> Path | None:
+        """The Python of a task's job, absolute; None for the one that asks. A link is not followed, because it is what makes an environment."""
+        python = getattr(self, job).python
+        return None if python is None else Path(os.path.abspath(self._file.parent / Path(python).expanduser()))
 
     def path(self, relative: str) -> Path:
         """A path of the config, taken from the folder that the config file is in."""

@@ -14,8 +14,9 @@ from pipeline_ops.contracts import foreign
 from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.figures import LAST_EVALUATION, TEST_SPLIT, ModelFigures
-from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code, versions_of
+from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code
 from pipeline_ops.contracts.generations import BASE, RAW_FILES, choose_base
+from pipeline_ops.contracts.interpreter import versions_in
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import NAME, Input, Manifest, find_damage, read_manifest
 from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own
@@ -96,6 +97,8 @@ class JobPlan:
     reason: str
     damage: tuple[str, ...] = ()
     """What is wrong with an artifact that was made before; it is set aside before the job starts."""
+    python: Path | None = None
+    """The interpreter to start the job with; None for that of whoever starts it."""
 
 
 def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[str, str]) -> JobPlan:
@@ -124,7 +127,7 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     stages = [stage.name for stage in section.stages] if job == "preprocess" else []
     fingerprint = Fingerprint(config=section.fingerprinted(), inputs=digests,
                               code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()) | foreign.code_of(stages),
-                              versions=versions_of(_packages(job, config)) | foreign.distributions_of(stages))
+                              versions=versions_in(config.interpreter(job), _packages(job, config)) | foreign.distributions_of(stages))
     if job == "preprocess":
         reference = find_reference(config, layout, fingerprint)
         fingerprint = _with_inputs(fingerprint, reference.digests)
@@ -139,7 +142,7 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
                       hosts=config.hosts.model_dump(mode="json") if job == "train" and config.hosts else None,
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)
-    return _decide(request, layout)
+    return dataclasses.replace(_decide(request, layout), python=config.interpreter(job))
 
 
 def _packages(job: str, config: PipelineConfig) -> tuple[str, ...]:

@@ -35,3 +35,7 @@ class TaskSection(Section):
 
     retries: int = operational(2, ge=0, le=20)
     """How often Airflow tries again after a machine failure. Errors in the config or the data are never retried."""
+
+    python: str | None = operational(None, min_length=1)
+    """The interpreter that runs this task's job, such as `/opt/tensorflow/bin/python`; it needs the packages of the job, and not Airflow.
+    The versions that are installed there are part of the fingerprint. Null: Airflow's own."""

@@ -24,7 +24,7 @@ from pipeline_ops.contracts.errors import ConfigError, ExitCode, TrainyardError
 from pipeline_ops.contracts.figures import EvaluationFigures
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.plan import KINDS, JobPlan, plan_job
+from pipeline_ops.contracts.plan import JOBS, KINDS, JobPlan, plan_job
 from pipeline_ops.contracts.records import TaskRecord, write_record
 from pipeline_ops.contracts.request import Status
 from pipeline_ops.operators.process import JobHandle, ProgressLog, start_job
@@ -88,10 +88,14 @@ class JobOperator(BaseOperator):
             self._handle.end()
 
     def _config(self, context: Mapping[str, Any]) -> PipelineConfig:
+        """Raises AirflowFailException for a conf that the YAML itself could not have."""
         try:
-            return load_config(self.config_file, context["dag_run"].conf)
+            config, plain = load_config(self.config_file, context["dag_run"].conf), load_config(self.config_file)
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
+        if changed := [job for job in JOBS if config.interpreter(job) != plain.interpreter(job)]:  # who may start a run may not start any program
+            raise AirflowFailException(f"{changed[0]}.python can't be chosen for a run; it is for the author of {self.config_file}")
+        return config
 
     def _plan(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> JobPlan:
         try:

@@ -71,7 +71,7 @@ def preview(config: PipelineConfig, stage: str | None, num_examples: int) -> Pre
     stages = config.preprocess.stages
     place = _place_of(stage, [each.name for each in stages])
     listing = list_folder(config.raw_folder, Layout(config.root, config.pipeline).listings)
-    records, _ = read_records(config.preprocess.source, listing)
+    records = read_records(config.preprocess.source, listing).records
     if not records:
         raise DataError(f"{listing.folder}: there is no usable file to show; correct preprocess.source in {config.file}")
     class_names = getattr(config.preprocess.source, "class_names", None) or class_names_of(records)

@@ -79,7 +79,8 @@ KINDS: Mapping[str, JobKind] = {
                         *_code_of_model(config.train.model)]),
     "evaluate": JobKind(
         "pipeline_ops.evaluation.evaluate", ("preprocess", "train"), (*_TENSORFLOW, "jinja2", "pillow"),
-        lambda config: ["pipeline_ops/evaluation", "pipeline_ops/input/served.py", "pipeline_ops/input/records.py", *_PAGE]),
+        lambda config: ["pipeline_ops/evaluation", "pipeline_ops/contracts/places.py", "pipeline_ops/input/served.py",
+                        "pipeline_ops/input/records.py", *_PAGE]),
     "export": JobKind(
         "pipeline_ops.export.export", ("train", "evaluate"), _TENSORFLOW,
         lambda config: [*(f"pipeline_ops/export/{name}.py" for name in ("export", "check", "card", "conversion", "convert", "formats", "warmup")),

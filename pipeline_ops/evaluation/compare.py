@@ -72,12 +72,13 @@ def have_one_test_split(first: ComparedRun, second: ComparedRun) -> bool:
 
 
 def metric_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str, Any]]:
-    """A row for each metric that both runs have, in the order of the second one."""
+    """A row for each metric that both runs have, in the order of the second one; of another k, `top_k_accuracy` is another metric."""
     ours, theirs = second.evaluation.challenger, first.evaluation.challenger
+    incomparable = {"top_k_accuracy"} if first.top_k != second.top_k else set()
     return [{"metric": name, "name": metric_title(name, second.top_k)[0], "first": theirs.metrics[name], "second": value,
              "difference": value - theirs.metrics[name], "sense": sense_of(name),
              "first_interval": theirs.intervals.get(name), "second_interval": ours.intervals.get(name)}
-            for name, value in ours.metrics.items() if name in theirs.metrics]
+            for name, value in ours.metrics.items() if name in theirs.metrics and name not in incomparable]
 
 
 def fact_rows(first: ComparedRun, second: ComparedRun) -> list[tuple[str, str, str]]:

@@ -118,6 +118,15 @@ def test_a_value_out_of_range_is_refused_and_the_form_has_no_bounds_to_clamp_it_
         params[key].resolve(value)
 
 
+def test_no_field_of_the_form_is_empty_and_required():
+    """Airflow's form can't be sent then, and does not say why."""
+    from pipeline_ops.contracts.config import load_config
+    from pipeline_ops.operators.form import form_params
+
+    params = form_params(load_config(ROOT / "configs" / "digits.yaml"))
+    assert [key for key, param in params.items() if param.value == "" or (param.value is None and "null" not in param.schema["type"])] == []
+
+
 def test_the_hosts_to_choose_from_are_the_files_beside_the_config(tmp_path):
     from pipeline_ops.contracts.config import load_config
     from pipeline_ops.operators.form import form_params

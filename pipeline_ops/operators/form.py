@@ -28,7 +28,7 @@ _SPELLINGS = {"xla": "XLA", "tpu": "TPU", "js": "Jensen-Shannon distance", "linf
 
 
 def form_params(config: PipelineConfig) -> dict[str, Param]:
-    """Params for every scalar in the tasks' sections."""
+    """Params for every scalar in the tasks' sections, but for texts that are empty: Airflow's form can't be sent with one of them."""
     params: dict[str, Param] = {}
     suggestions = {"train.model": {"examples": sorted(CATALOGUE)}, "train.warm_start": {"examples": ["champion"]},
                    "train.hosts": _choice_of_hosts(config)}
@@ -46,7 +46,7 @@ def _fields(section: Section, path: str, suggestions: Mapping[str, Mapping[str, 
         value, key, is_operational = getattr(section, name), f"{path}.{name}", (field.json_schema_extra or {}).get("operational", False)
         if isinstance(value, Section):
             inner.append((value, key))
-        elif name not in _LEFT_OUT and (schema := _scalar_schema(properties[name])):
+        elif name not in _LEFT_OUT and value != "" and (schema := _scalar_schema(properties[name])):
             schema |= suggestions.get(key, {})
             heading = f"{path}.{_OPERATIONAL}" if is_operational else path
             param = Param(value, title=_title(name), description=_help(properties[name], schema), section=_heading(heading), **schema)

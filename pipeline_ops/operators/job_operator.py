@@ -59,7 +59,7 @@ class JobOperator(BaseOperator):
 
     def execute(self, context: Mapping[str, Any]) -> str:
         config = self._config(context)
-        manifests = {name: context["ti"].xcom_pull(task_ids=name) for name in KINDS[self.job].reads}
+        manifests = self._manifests(config, context)
         self.refuse(config, context, manifests)
         self._handle = self._running_already(context)
         if self._handle is None:
@@ -96,6 +96,14 @@ class JobOperator(BaseOperator):
         if changed := [job for job in JOBS if config.interpreter(job) != plain.interpreter(job)]:  # who may start a run may not start any program
             raise AirflowFailException(f"{changed[0]}.python can't be chosen for a run; it is for the author of {self.config_file}")
         return config
+
+    def _manifests(self, config: PipelineConfig, context: Mapping[str, Any]) -> dict[str, str]:
+        """What the earlier tasks have left; one that a person has marked a success has left nothing."""
+        manifests = {name: context["ti"].xcom_pull(task_ids=name) for name in KINDS[self.job].reads}
+        if missing := [name for name, manifest in manifests.items() if not manifest]:
+            message = f"{missing[0]} has left no manifest, so it was marked a success before it had ended; clear it, and it runs again"
+            self._fail(config, context, Status(exit_code=ExitCode.DATA, message=message), None)
+        return manifests
 
     def _plan(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> JobPlan:
         try:

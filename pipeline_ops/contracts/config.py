@@ -23,6 +23,7 @@ from pipeline_ops.contracts.checking import checked
 from pipeline_ops.contracts.config_evaluate import Evaluate
 from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.config_preprocess import Preprocess
+from pipeline_ops.contracts.config_schedule import Schedule
 from pipeline_ops.contracts.config_text import ConfigText
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.hosts import Hosts, load_hosts
@@ -52,8 +53,8 @@ class PipelineConfig(Section):
     description: str = ""
     owner: str = "trainyard"
     tags: list[str] = []
-    schedule: str | None = None
-    """A cron expression in UTC, or null for runs by hand only."""
+    schedule: Schedule = Schedule()
+    """A cron expression in UTC, assets of Airflow, or both; null for runs by hand only."""
     storage: Storage = Storage()
     preprocess: Preprocess
     train: Train
@@ -61,13 +62,6 @@ class PipelineConfig(Section):
     export: Export
 
     _file: Path = Path()
-
-    @field_validator("schedule")
-    @classmethod
-    def _cron(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("@") and len(value.split()) != 5:
-            raise ValueError(f"schedule must be a cron expression of five fields, an @preset or null, got {value!r}")
-        return value
 
     @model_validator(mode="after")
     def _fits(self) -> PipelineConfig:

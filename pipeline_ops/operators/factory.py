@@ -14,6 +14,7 @@ from airflow.sdk import DAG
 
 from pipeline_ops.contracts.config import PipelineConfig, load_config
 from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.operators.assets import outlets_of, timetable_of
 from pipeline_ops.operators.form import form_params
 from pipeline_ops.operators.job_operator import OPERATORS
 
@@ -41,11 +42,12 @@ def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config
     """
     config = load_config(file)
     check(config)
-    with DAG(config.pipeline, description=config.description, schedule=config.schedule, start_date=_START, catchup=False,
+    with DAG(config.pipeline, description=config.description, schedule=timetable_of(config.schedule), start_date=_START, catchup=False,
              max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
              tags=["trainyard", *config.tags], doc_md=_describe(config), params=form_params(config),
              default_args={"owner": config.owner, "retry_delay": _RETRY_DELAY}, fail_fast=False) as dag:
-        tasks = [operator(config_file=str(config.file), retries=getattr(config, operator.job).retries) for operator in OPERATORS]
+        tasks = [operator(config_file=str(config.file), retries=getattr(config, operator.job).retries, outlets=outlets_of(config, operator.job))
+                 for operator in OPERATORS]
         if config.evaluate.approval:
             from pipeline_ops.operators.approval import ApproveOperator  # no other DAG needs what it imports
 

@@ -27,6 +27,7 @@ from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.plan import JOBS, KINDS, JobPlan, plan_job
 from pipeline_ops.contracts.records import TaskRecord, write_record
 from pipeline_ops.contracts.request import Status
+from pipeline_ops.operators.assets import tell
 from pipeline_ops.operators.process import JobHandle, ProgressLog, start_job
 from pipeline_ops.operators.trigger import JobTrigger
 
@@ -145,6 +146,7 @@ class JobOperator(BaseOperator):
         record = TaskRecord(state="success", reason=handle.reason, manifest=status.manifest, message=status.message,
                             attempt=str(handle.attempt.folder), exit_code=status.exit_code)
         self._record(config, context, record)
+        tell(context, config, self.job, status.manifest)
         self.log.info("%s: %s", status.exit_code.name, status.manifest)
         return status.manifest
 

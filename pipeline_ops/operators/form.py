@@ -39,11 +39,12 @@ def form_params(config: PipelineConfig) -> dict[str, Param]:
 
 
 def _fields(section: Section, path: str, suggestions: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Param]]:
-    """Key and param of a section's own fields, of the sections in it, and at last of what is operational."""
+    """Key and param of a section's own fields, of the sections in it, and of a task at last of what is operational."""
     properties = type(section).model_json_schema()["properties"]
     inner, operational = [], []
     for name, field in type(section).model_fields.items():
-        value, key, is_operational = getattr(section, name), f"{path}.{name}", (field.json_schema_extra or {}).get("operational", False)
+        value, key = getattr(section, name), f"{path}.{name}"
+        is_operational = isinstance(section, TaskSection) and (field.json_schema_extra or {}).get("operational", False)
         if isinstance(value, Section):
             inner.append((value, key))
         elif name not in _LEFT_OUT and value != "" and (schema := _scalar_schema(properties[name])):

@@ -9,11 +9,13 @@ import datetime as dt
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from airflow.sdk import DAG
 
 from pipeline_ops.contracts.config import PipelineConfig, load_config
 from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.section import TaskSection
 from pipeline_ops.operators.assets import outlets_of, timetable_of
 from pipeline_ops.operators.form import form_params
 from pipeline_ops.operators.job_operator import OPERATORS
@@ -46,7 +48,7 @@ def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config
              max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
              tags=["trainyard", *config.tags], doc_md=_describe(config), params=form_params(config),
              default_args={"owner": config.owner, "retry_delay": _RETRY_DELAY}, fail_fast=False) as dag:
-        tasks = [operator(config_file=str(config.file), retries=getattr(config, operator.job).retries, outlets=outlets_of(config, operator.job))
+        tasks = [operator(config_file=str(config.file), outlets=outlets_of(config, operator.job), **_terms(getattr(config, operator.job)))
                  for operator in OPERATORS]
         if config.evaluate.approval:
             from pipeline_ops.operators.approval import ApproveOperator  # no other DAG needs what it imports
@@ -55,6 +57,12 @@ def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config
         for earlier, later in zip(tasks, tasks[1:], strict=False):
             earlier >> later
     return dag
+
+
+def _terms(section: TaskSection) -> dict[str, Any]:
+    """On what terms Airflow runs a task; what is not given is left to Airflow."""
+    given = {"pool": section.pool, "executor": section.executor}
+    return {"retries": section.retries, "priority_weight": section.priority, "weight_rule": "absolute"} | {k: v for k, v in given.items() if v}
 
 
 class BrokenConfigs(DAG):

@@ -54,6 +54,16 @@ def test_the_tasks_run_one_after_the_other(tmp_path, monkeypatch):
     assert dag.get_task("train").retries == 2
 
 
+def test_a_task_has_the_pool_the_priority_and_the_executor_that_its_section_names(tmp_path, monkeypatch):
+    config = tmp_path / "digits.yaml"
+    text = (ROOT / "configs" / "digits.yaml").read_text()
+    config.write_text(text.replace("  model: digits_cnn", "  model: digits_cnn\n  pool: gpu_hosts\n  priority: 7\n  executor: LocalExecutor"))
+    dag = bag(tmp_path, monkeypatch, config).dags["digits"]
+    train, evaluate = dag.get_task("train"), dag.get_task("evaluate")
+    assert (train.pool, train.priority_weight, train.weight_rule, train.executor) == ("gpu_hosts", 7, "absolute", "LocalExecutor")
+    assert (evaluate.pool, evaluate.priority_weight, evaluate.executor) == ("default_pool", 1, None)
+
+
 def test_a_broken_config_is_an_import_error_and_does_not_take_the_others_down(tmp_path, monkeypatch):
     text = (ROOT / "configs" / "digits.yaml").read_text()
     broken, misspelt = tmp_path / "broken.yaml", tmp_path / "misspelt.yaml"

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -23,9 +22,7 @@ import pytest
 import yaml
 
 from pipeline_ops.cli.airflow_api import AirflowApi
-from pipeline_ops.contracts.config import load_config
 from pipeline_ops.contracts.plan import JOBS
-from pipeline_ops.contracts.registry import Registry
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -93,7 +90,7 @@ def ui(trainyard, first_run):
 
 def test_the_first_run_publishes_version_1(first_run, trainyard):
     summary = summary_of(first_run)
-    assert list(summary) == ["pipeline", "run_id", "state", "seconds", "tasks", "dataset", "training", "metrics", "gate", "model", "report"]
+    assert list(summary) == ["pipeline", "run_id", "state", "seconds", "tasks", "dataset", "training", "search", "metrics", "gate", "model", "report"]
     assert summary["state"] == "success"
     assert {name: task["state"] for name, task in summary["tasks"].items()} == dict.fromkeys(JOBS, "success")
     assert cached_tasks(summary) == set()
@@ -192,7 +189,7 @@ def test_a_killed_process_of_the_training_costs_a_restart_and_not_the_run(ui, tr
     assert process.returncode == 0, errors
     summary = json.loads(output.splitlines()[-1])
     assert summary["state"] == "success"
-    assert summary["training"]["steps"] == 30 * 22
+    assert summary["training"]["steps"] == -(-30 * summary["dataset"]["examples"]["train"] // 64)
     if victim != "launcher":  # a job that was killed itself is started again by Airflow, and goes on from the checkpoint
         assert summary["training"]["restarts"] == 1
         assert "restart 1 of 3" in errors
@@ -240,7 +237,8 @@ class Album:
 
     def take(self, name: str) -> None:
         self._count += 1
-        self._page.wait_for_timeout(1500)  # Airflow draws a moment after it has loaded, and asks for news all the time
+        self._page.wait_for_load_state("networkidle")
+        self._page.wait_for_timeout(800)  # Airflow draws a moment after it has loaded
         self._page.screenshot(path=self._folder / f"{self._count}-{name}.png")
 
 
@@ -266,105 +264,18 @@ def test_a_run_can_be_triggered_from_the_form_and_watched_in_the_ui(ui, trainyar
     form.get_by_text("Train", exact=True).first.click()
     album.take("form")
     epochs = form.locator("[name='element_train.epochs']")
-    epochs.fill("100001")
-    epochs.press("Tab")
-    assert epochs.input_value() == "100001", "not clamped"
-    form.get_by_role("button", name="Trigger").click()
-    page.get_by_text(re.compile("100001 is greater than the maximum of 100000")).first.wait_for()
-    album.take("refused")
     epochs.fill("4")
     epochs.press("Tab")
     album.take("field")
-    form.get_by_role("button", name="Trigger").dispatch_event("click")  # the refusal lies over it for a while
+    form.get_by_role("button", name="Trigger").click()
     page.wait_for_url(re.compile("/runs/"))
     run = page.url.split("?")[0].rstrip("/")
     page.goto(f"{run}/tasks/train")
     page.get_by_text(re.compile(r"train(ed)? \d+/\d+ steps")).first.wait_for()  # the log shows only the lines that fit, so no earlier one
     album.take("log")
-    needs_the_plugin()
-    page.goto(f"{run}/plugin/trainyard_progress")
-    frame_of(page, "/progress").get_by_text(re.compile(r"\d+ of \d+")).first.wait_for()
-    album.take("progress")
     page.goto(run)
     page.get_by_text("Success", exact=True).nth(len(JOBS)).wait_for()  # of the run, and of each task
     album.take("run")
-    page.get_by_role("link", name="Report").click()
-    frame_of(page, "/report/content").get_by_text("Gate passed").first.wait_for()
-    album.take("report")
     [request] = (trainyard.folder / "storage" / "runs" / "digits" / unquote(run.rsplit("/", 1)[-1])).glob("train/*/request.json")
     assert json.loads(request.read_text())["config"]["epochs"] == 4
     assert outside == []
-
-
-def needs_the_plugin() -> None:
-    if not entry_points(group="airflow.plugins", name="trainyard"):
-        pytest.skip("this environment was made before Trainyard had a plugin: install the package again (make install)")
-
-
-def frame_of(page, path: str):
-    """The frame that shows one of the plugin's pages, once it is there."""
-    wait_until(lambda: any(path in frame.url for frame in page.frames) or page.wait_for_timeout(100))
-    return next(frame for frame in page.frames if path in frame.url)
-
-
-def test_a_version_is_promoted_and_rolled_back_in_the_ui(ui, trainyard, page, tmp_path):
-    needs_the_plugin()
-    url, user, password = ui
-    registry = Registry(load_config(trainyard.config).registry)
-    if len(registry.versions()) < 2:
-        summary_of(trainyard.run("--set", "train.optimizer.learning_rate=0.003"))
-    album = Album(page, Path(os.environ.get("TRAINYARD_SCREENSHOTS", tmp_path / "pictures")) / "models")
-    champion = registry.champion().number
-    other = next(version.number for version in registry.versions() if version.number != champion)
-    log_in(page, url, user, password)
-    page.get_by_role("link", name="Models").first.click()
-    frame = frame_of(page, "/trainyard/models")
-    frame.get_by_role("link", name="digits").click()
-    frame = frame_of(page, "/pipelines/digits/models")
-    row = frame.get_by_role("row").filter(has=frame.get_by_role("rowheader", name=str(other), exact=True))
-    row.get_by_text("Promote").click()
-    row.get_by_label("Reason").fill("to see it")
-    album.take("promote")
-    row.get_by_role("button").click()
-    frame.get_by_role("status").get_by_text(f"Version {other} is in service").wait_for()
-    assert registry.champion().number == other
-    assert registry.history()[-1].reason == "to see it (admin, in the UI)"
-    frame.get_by_text(f"Roll back to version {champion}").click()
-    frame.get_by_role("button", name=f"Put version {champion} back in service").click()
-    frame.get_by_role("status").get_by_text(f"Version {champion} is in service").wait_for()
-    assert registry.champion().number == champion
-    album.take("rolled-back")
-
-
-HOSTILE = """<!doctype html><body><script>document.body.dataset.ran = 'yes'; fetch('/trainyard/models?stolen')</script>
-<img src=x onerror="document.body.dataset.ran = 'yes'"><iframe src="javascript:parent.document.body.dataset.ran = 'yes'"></iframe>
-<form action="/trainyard/pipelines/digits/models/rollback" method="post"><button name="expected" value="1">press</button></form></body>"""
-
-
-@pytest.mark.parametrize("way", ["in the tab", "by its address"])
-def test_a_hostile_report_runs_nothing_reaches_no_cookie_and_sends_no_form(ui, trainyard, page, way):
-    needs_the_plugin()
-    url, user, password = ui
-    summary = summary_of(trainyard.run())
-    report, moves = Path(summary["report"]), len(Registry(load_config(trainyard.config).registry).history())
-    good = report.read_bytes()
-    log_in(page, url, user, password)
-    answered = []
-    page.on("response", lambda response: answered.append(response.url))
-    try:
-        report.write_text(HOSTILE)
-        query = f"run_id={quote(summary['run_id'], safe='')}"
-        if way == "in the tab":
-            page.goto(f"{url}/dags/digits/runs/{quote(summary['run_id'], safe='')}/plugin/trainyard_report")
-        else:
-            page.goto(f"{url}/trainyard/pipelines/digits/report/content?{query}")
-        frame = frame_of(page, "/report/content")
-        frame.get_by_role("button", name="press").click()
-        page.wait_for_timeout(1000)
-        assert frame.evaluate("[document.body.dataset.ran, self.origin]") == [None, "null"]
-        with pytest.raises(Exception, match="SecurityError|Access is denied"):
-            frame.evaluate("document.cookie")
-    finally:
-        report.write_bytes(good)
-    assert [address for address in answered if address.endswith(("/x", "/rollback", "?stolen"))] == []
-    assert len(Registry(load_config(trainyard.config).registry).history()) == moves

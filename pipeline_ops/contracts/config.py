@@ -24,6 +24,7 @@ from pipeline_ops.contracts.config_evaluate import Evaluate
 from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.config_preprocess import Preprocess
 from pipeline_ops.contracts.config_schedule import Schedule
+from pipeline_ops.contracts.config_search import Search
 from pipeline_ops.contracts.config_text import ConfigText
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.hosts import Hosts, load_hosts
@@ -58,6 +59,8 @@ class PipelineConfig(Section):
     storage: Storage = Storage()
     preprocess: Preprocess
     train: Train
+    search: Search | None = None
+    """Several trainings with different parameters, of which the best goes on. Null: one training."""
     evaluate: Evaluate
     export: Export
 

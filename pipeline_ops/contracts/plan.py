@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pipeline_ops.contracts import foreign
+from pipeline_ops.contracts.callback_code import callback_code
 from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.figures import LAST_EVALUATION, TEST_SPLIT, ModelFigures
@@ -129,6 +130,9 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     fingerprint = Fingerprint(config=section.fingerprinted(), inputs=digests,
                               code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()) | foreign.code_of(stages),
                               versions=versions_in(config.interpreter(job), _packages(job, config)) | foreign.distributions_of(stages))
+    if job == "train":
+        code = fingerprint.code | callback_code(config.train.callbacks, config.file.parent)
+        fingerprint = fingerprint.model_copy(update={"code": code})
     if job == "preprocess":
         reference = find_reference(config, layout, fingerprint)
         fingerprint = _with_inputs(fingerprint, reference.digests)

@@ -1,6 +1,7 @@
 """One DAG per YAML file: preprocess >> train >> evaluate >> export, and `approve` before export where the YAML asks for it.
 
-A pipeline has one run at a time. With `approve` it may have more, because a run that waits for a person must not hold up the next one.
+Where it asks for a search, several tasks stand for `train`. A pipeline has one run at a time. With `approve` it may have more,
+because a run that waits for a person must not hold up the next one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.section import TaskSection
 from pipeline_ops.operators.assets import outlets_of, timetable_of
 from pipeline_ops.operators.form import form_params
-from pipeline_ops.operators.job_operator import OPERATORS
+from pipeline_ops.operators.job_operator import OPERATORS, TrainOperator
+from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
 
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 _RETRY_DELAY = dt.timedelta(seconds=5)
@@ -48,14 +50,15 @@ def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config
              max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
              tags=["trainyard", *config.tags], doc_md=_describe(config), params=form_params(config),
              default_args={"owner": config.owner, "retry_delay": _RETRY_DELAY}, fail_fast=False) as dag:
-        tasks = [operator(config_file=str(config.file), outlets=outlets_of(config, operator.job), **_terms(getattr(config, operator.job)))
+        tasks = [_add_search(config) if config.search and operator is TrainOperator else
+                 operator(config_file=str(config.file), outlets=outlets_of(config, operator.job), **_terms(getattr(config, operator.job)))
                  for operator in OPERATORS]
         if config.evaluate.approval:
             from pipeline_ops.operators.approval import ApproveOperator  # no other DAG needs what it imports
 
             tasks.insert(-1, ApproveOperator(config_file=str(config.file), approval=config.evaluate.approval))
         for earlier, later in zip(tasks, tasks[1:], strict=False):
-            earlier >> later
+            earlier >> (dag.get_task("trial") if config.search and later.task_id == "train" else later)
     return dag
 
 
@@ -63,6 +66,18 @@ def _terms(section: TaskSection) -> dict[str, Any]:
     """On what terms Airflow runs a task; what is not given is left to Airflow."""
     given = {"pool": section.pool, "executor": section.executor}
     return {"retries": section.retries, "priority_weight": section.priority, "weight_rule": "absolute"} | {k: v for k, v in given.items() if v}
+
+
+def _add_search(config: PipelineConfig) -> ChooseOperator:
+    """The tasks that stand for `train` where there is a search: search >> trial, one mapped task each >> train, which is returned."""
+    file = str(config.file)
+    search = SearchOperator(config_file=file)
+    trial = TrialOperator.partial(
+        task_id="trial", config_file=file, **_terms(config.train), max_active_tis_per_dagrun=config.search.max_parallel,
+        map_index_template="{{ task.trial_text }}").expand(trial=search.output)
+    train = ChooseOperator(config_file=file)
+    trial >> train
+    return train
 
 
 class BrokenConfigs(DAG):

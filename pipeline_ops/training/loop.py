@@ -33,12 +33,14 @@ class Taken:
     """Some steps that were taken.
 
     `sums` are those of `Task.batch_sums` over all workers; `is_finite` says whether every weight is still a number;
-    `is_asked_to_stop` whether some worker said so. All are the same on every worker.
+    `is_asked_to_stop` whether some worker said so; `worst_loss` is the largest mean loss of a step, None where steps are not
+    looked at one by one. All are the same on every worker.
     """
 
     sums: np.ndarray
     is_finite: bool
     is_asked_to_stop: bool
+    worst_loss: float | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -110,15 +112,17 @@ class SynchronousLoop:
         return _taken(*self._train_on(batch, tf.constant(learning_rate, tf.float32)))
 
     @tf.function(reduce_retracing=True)
-    def _train(self, batches: Iterator, learning_rates: tf.Tensor, num_steps: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        sums = tf.zeros([num_sums(self._task) + 1])
+    def _train(self, batches: Iterator, learning_rates: tf.Tensor, num_steps: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        sums, worst = tf.zeros([num_sums(self._task) + 1]), tf.constant(tf.float32.min)
         for step in tf.range(num_steps):
-            sums += self._take(next(batches), learning_rates[step], stop)
-        return sums, self._are_finite()
+            of_step = self._take(next(batches), learning_rates[step], stop)
+            sums, worst = sums + of_step, tf.maximum(worst, _mean_loss(of_step))
+        return sums, self._are_finite(), worst
 
     @tf.function(reduce_retracing=True)
-    def _train_on(self, batch: Any, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return self._take(batch, learning_rate, tf.constant(0.0)), self._are_finite()
+    def _train_on(self, batch: Any, learning_rate: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        sums = self._take(batch, learning_rate, tf.constant(0.0))
+        return sums, self._are_finite(), _mean_loss(sums)
 
     def _take(self, batch: Any, learning_rate: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
         """One step: the sums over all replicas, and how many of them are asked to stop."""
@@ -208,6 +212,10 @@ class SynchronousLoop:
     def optimizer_values(self) -> Arrays:
         return [variable.numpy() for variable in self.optimizer.variables]
 
+    def views(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """What `weights` and `optimizer_values` give, not copied: good until the next step."""
+        return [tf.convert_to_tensor(v.value) for v in self.model.weights], [tf.convert_to_tensor(v.value) for v in self.optimizer.variables]
+
     def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
         pairs = [*zip(self.model.weights, weights, strict=True)]
         if optimizer_values is not None:
@@ -216,9 +224,19 @@ class SynchronousLoop:
             variable.assign(value)
 
 
-def _taken(sums: tf.Tensor, is_finite: tf.Tensor) -> Taken:
+def snapshot(loop: Loop) -> tuple[Sequence, Sequence]:
+    """Weights and optimizer values, good until the next step. Loops whose variables lie in pieces gather them, which is a copy."""
+    return loop.views() if isinstance(loop, SynchronousLoop) else (loop.weights(), loop.optimizer_values())
+
+
+def _mean_loss(sums: tf.Tensor) -> tf.Tensor:
+    """Of the sums of one step, behind which is the number of those who are asked to stop."""
+    return sums[0] / sums[-2]
+
+
+def _taken(sums: tf.Tensor, is_finite: tf.Tensor, worst_loss: tf.Tensor) -> Taken:
     *sums, asked = sums.numpy()
-    return Taken(np.array(sums), bool(is_finite), asked > 0)
+    return Taken(np.array(sums), bool(is_finite), asked > 0, float(worst_loss))
 
 
 def as_floats(features: Any) -> Any:

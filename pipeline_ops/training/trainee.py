@@ -12,11 +12,13 @@ from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.request import Request
 from pipeline_ops.contracts.shards import CLASS_WEIGHTS, DatasetFigures
+from pipeline_ops.input.dataset import Split, evaluation_batches
 from pipeline_ops.models import build_model
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.models.own import load_function
 from pipeline_ops.models.task import Task
 from pipeline_ops.training.all_reduce import make_all_reduce
+from pipeline_ops.training.board import Board
 from pipeline_ops.training.loop import Loop, SynchronousLoop
 
 
@@ -35,6 +37,17 @@ def _class_weights(request: Request, figures: DatasetFigures) -> list[float]:
         raise ConfigError(f"train.class_weights: the data set has none ({file.parent}); set preprocess.balance: by_class")
     weights = json.loads(file.read_text(encoding="utf-8"))
     return [weights[name] for name in figures.class_names]
+
+
+def make_board(folder: Path, config: Train, request: Request, figures: DatasetFigures, validation: Split, task: Task) -> Board:
+    """What the chief writes for TensorBoard, into a folder."""
+    def build() -> keras.Model:
+        return build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=False)
+
+    def examples() -> tuple[tf.Tensor, tf.Tensor]:
+        return evaluation_batches(validation, task.parse, config.tensorboard.images).take(1).get_single_element()
+
+    return Board(folder, config.tensorboard, figures.class_names, examples, build)
 
 
 def make_loop(config: Train, request: Request, strategy: tf.distribute.Strategy, task: Task, figures: DatasetFigures) -> Loop:

@@ -94,7 +94,9 @@ def _unpaused(api: AirflowApi, dag: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _run_once(api: AirflowApi, home: Home, server: Server, config: PipelineConfig, overrides: Mapping[str, Any], console: Console) -> RunView:
-    for active in api.active_runs(config.pipeline):
+    if config.evaluate.approval:
+        console.print("Approval  before export a person is asked, in Airflow under Required Actions; this command waits for the answer.")
+    for active in [] if config.evaluate.approval else api.active_runs(config.pipeline):
         console.print(f"Waiting for the run {active}: a pipeline has one run at a time.")
     triggered = time.time()
     run_id = api.trigger(config.pipeline, overrides)

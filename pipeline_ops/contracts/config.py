@@ -77,6 +77,8 @@ class PipelineConfig(Section):
             raise ValueError(
                 f"preprocess.shards must be at least the number of training workers ({self.train.workers}), got {self.preprocess.shards}"
             )
+        if self.train.class_weights and self.preprocess.balance == "none":
+            raise ValueError("train.class_weights needs a data set that has them; set preprocess.balance: by_class")
         return self
 
     @property

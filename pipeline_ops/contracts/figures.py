@@ -180,7 +180,7 @@ class FormatFigures(Figures):
 
 
 class ModelFigures(Figures):
-    """Of a published version, and of the export that published it.
+    """Of a published version, and of the export that published it. `contents` is a digest over the config of what is in it beside the model.
 
     `compared_with` is the champion's version at evaluation, `max_difference` the largest difference of a probability
     between the published model and the trained one over `num_checked` real test images.
@@ -195,3 +195,4 @@ class ModelFigures(Figures):
     top1_agreement: float
     class_names: list[str]
     formats: list[FormatFigures] = []
+    contents: str = ""

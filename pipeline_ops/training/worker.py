@@ -19,6 +19,7 @@ from pipeline_ops.contracts.gang import STATE, TRAINED, WorkerSpec, worker_diges
 from pipeline_ops.contracts.local_dataset import host_cache, with_local_dataset
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import Request, read_request
+from pipeline_ops.contracts.warm_start import WARM_START
 from pipeline_ops.input.dataset import Slice, evaluation_batches, examples_of_step, training_batches
 from pipeline_ops.input.sources import EncodedSource, open_source
 from pipeline_ops.models.task import means
@@ -29,11 +30,12 @@ from pipeline_ops.training.divergence import DivergedError, batch_file, decide, 
 from pipeline_ops.training.loop import Taken, snapshot
 from pipeline_ops.training.optimizer import schedule_factor
 from pipeline_ops.training.own_callbacks import OwnCallbacks
+from pipeline_ops.training.parameter_server import serve
 from pipeline_ops.training.preemption import Preempted, StopRequest
 from pipeline_ops.training.splits import open_splits, refuse_small
 from pipeline_ops.training.state import Arrays, TrainingState, digest_of_weights, write_arrays
-from pipeline_ops.training.strategy import ChosenStrategy, make_strategy
-from pipeline_ops.training.trainee import make_board, make_loop, make_task
+from pipeline_ops.training.strategy import ChosenStrategy, cluster_resolver, make_strategy, use_threads
+from pipeline_ops.training.trainee import make_board, make_loop, make_task, warm_start_of
 
 _REPORT_SECONDS = 0.25
 _EVALUATION_BATCH = 256
@@ -48,6 +50,9 @@ def run_worker(spec: WorkerSpec) -> Training:
     """
     progress = ProgressWriter(Path(spec.progress), spec.index)
     progress.report("joining", message=f"{spec.name} of {spec.workers} joins")
+    if spec.is_server:
+        use_threads(spec)
+        serve(cluster_resolver(spec))
     request = read_request(spec.request)
     config = Train.model_validate(request.config)
     turn_on(config.debug, Path(spec.work) / TENSORBOARD)
@@ -74,11 +79,12 @@ class Training:
         self._spec, self._config, self._chosen, self._progress, self._stop = spec, config, chosen, progress, StopRequest()
         self._cache = cache = host_cache(config.input)
         request = with_local_dataset(request, config.input, cache, self._say)
-        self._train, self._validation, figures = open_splits(request)
+        self._request = request
+        self._train, self._validation, self._figures = open_splits(request)
         refuse_small(self._train, config)
         self._total_steps = self._train.end_of_epoch(config.epochs - 1, config.global_batch)
-        self._task = make_task(config, request, figures)
-        self._loop = make_loop(config, request, chosen.strategy, self._task, figures)
+        self._task = make_task(config, request, self._figures)
+        self._loop = make_loop(config, request, chosen, self._task, self._figures)
         self._work = Path(spec.work)
         self._checkpoints = Checkpoints(self._work, config.keep_checkpoints, config.best_checkpoint.keep if config.best_checkpoint else 1)
         if spec.is_chief:
@@ -86,7 +92,7 @@ class Training:
         self._state = self._restore()
         self._one_by_one_until = 0
         """Up to this step, each is taken in a call of its own: one of them has done harm."""
-        self._board = make_board(self._work / TENSORBOARD, config, request, figures, self._validation, self._task) if spec.is_chief else None
+        self._board = make_board(self._work / TENSORBOARD, config, request, self._figures, self._validation, self._task) if spec.is_chief else None
         self._callbacks = OwnCallbacks(config.callbacks, Path(request.config_file).parent, self._loop.model, self._work / TENSORBOARD, spec.is_chief)
 
         # Attributes, so that they live as long as the training does; `run_worker` says why.
@@ -233,6 +239,7 @@ class Training:
         for warning in warnings:
             self._progress.report("warning", message=warning)
         if restored is None:
+            self._begin()
             self._best = self._loop.best_weights()
             return TrainingState(learning_rate=self._config.optimizer.learning_rate, warnings=warnings)
         self._loop.assign(restored.weights, restored.optimizer)
@@ -241,6 +248,15 @@ class Training:
         restored.state.warnings += warnings
         self._saved_step = restored.state.step
         return restored.state
+
+    def _begin(self) -> None:
+        """With the weights of another model, where the request names one."""
+        if warm_start := warm_start_of(self._config, self._request, self._loop, self._figures):
+            self._loop.assign(warm_start.weights)
+            anew = f"; {', '.join(warm_start.left_out)} begin anew" if warm_start.left_out else ""
+            self._progress.report("warm start", message=f"begins with the weights of {self._request.inputs[WARM_START].uri}{anew}")
+        elif self._config.warm_start:
+            self._progress.report("warm start", message="there is no champion yet to begin with; begins anew")
 
     def _leave(self) -> None:
         """Every worker says what it ended with; the chief leaves the trained weights and the state that belongs to them.

@@ -102,6 +102,7 @@ def test_a_batch_that_diverges_is_found_left_out_and_kept(make_broken, fleet):
     assert max(float(np.abs(a - b).max()) for a, b in same) <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_while_the_batch_is_looked_for_changes_nothing(make_broken, fleet):
     skip = {"train__on_divergence__action": "skip_batch"}
     calm = make_broken("calm", **ALONE, **skip | {"train__seed": 5})

@@ -18,7 +18,7 @@ from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import write_request
 from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL, DatasetFigures, shard_name
 
-pytest_plugins = ["workshop", "publishers"]
+pytest_plugins = ["workshop", "publishers", "scenes"]
 
 DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 NUM_SHARDS = 4
@@ -80,9 +80,9 @@ def make_job_in():
     return job_maker
 
 
-def job_maker(folder: Path, dataset: str):
+def job_maker(folder: Path, dataset: str, config_file: Path = DIGITS):
     def make(name: str = "attempt", **overrides) -> Job:
-        config = load_config(DIGITS, {"storage.root": str(folder / "root")} | {k.replace("__", "."): v for k, v in overrides.items()})
+        config = load_config(config_file, {"storage.root": str(folder / "root")} | {k.replace("__", "."): v for k, v in overrides.items()})
         plan = plan_job("train", config, "run", {"preprocess": dataset})
         attempt = Attempt(folder / name)
         write_request(attempt, plan.request)

@@ -12,7 +12,7 @@ from pipeline_ops.contracts.section import Section, TaskSection
 class Rule(Section):
     """One rule of the gate, on a metric of the test split. At least one bound."""
 
-    metric: Literal["accuracy", "macro_precision", "macro_recall", "worst_class_recall"]
+    metric: Literal["accuracy", "macro_precision", "macro_recall", "worst_class_recall", "map", "map_50"]
     at_least: float | None = Field(None, ge=0, le=1)
     not_worse_than_champion_by_more_than: float | None = Field(None, ge=0, le=1)
     """Holds without comparison while there is no champion."""

@@ -54,7 +54,7 @@ def _code_of_source(kind: str) -> list[str]:
 
 
 def _code_of_model(model: str) -> list[str]:
-    return [] if is_own(model) else [f"pipeline_ops/models/{CATALOGUE[model].module}.py"]
+    return [] if is_own(model) else CATALOGUE[model].code
 
 
 KINDS: Mapping[str, JobKind] = {

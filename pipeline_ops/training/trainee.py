@@ -12,15 +12,23 @@ from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.request import Request
 from pipeline_ops.contracts.shards import CLASS_WEIGHTS, DatasetFigures
-from pipeline_ops.models import build_model
+from pipeline_ops.contracts.model_catalogue import task_of
+from pipeline_ops.models import build_model, make_head
 from pipeline_ops.models.classification import Classification
+from pipeline_ops.models.detection import Detection
 from pipeline_ops.models.own import load_function
 from pipeline_ops.models.task import Task
 from pipeline_ops.training.loop import Loop, SynchronousLoop
 
 
 def make_task(config: Train, request: Request, figures: DatasetFigures) -> Task:
-    """The task of the data set. Raises ConfigError for a function of the user's that there is not, and for weights that the data set lacks."""
+    """The task of the data set. Raises ConfigError for a model of another task, for a function of the user's that there is not, and for weights
+    that the data set lacks."""
+    if task_of(config.model) != figures.task:
+        raise ConfigError(f"train.model: {config.model} is for {task_of(config.model)}, and the data set is for {figures.task}: "
+                          f"{request.inputs['preprocess'].uri}")
+    if figures.task == "detection":
+        return Detection(figures.image_shape, make_head(config, figures.image_shape, len(figures.class_names)))
     folder = Path(request.config_file).parent
     metrics = {path.partition(":")[2]: load_function(path, "train.metrics", folder) for path in config.metrics}
     loss = load_function(config.loss, "train.loss", folder) if config.loss else None

@@ -30,7 +30,6 @@ from pipeline_ops.training.strategy import ChosenStrategy, make_strategy
 from pipeline_ops.training.trainee import make_loop, make_task
 
 _REPORT_SECONDS = 0.25
-_EVALUATION_BATCH = 256
 
 
 def run_worker(spec: WorkerSpec) -> Training:
@@ -75,7 +74,7 @@ class Training:
 
         # Attributes, so that they live as long as the training does; `run_worker` says why.
         self._batches = iter(training_batches(self._train, self._task.parse, config.global_batch, self._slice(), config.seed, self._state.step))
-        self._validation_batches = evaluation_batches(self._validation, self._task.parse, _EVALUATION_BATCH, *self._share())
+        self._validation_batches = evaluation_batches(self._validation, self._task.parse, self._task.evaluation_batch, *self._share())
 
     def run(self) -> None:
         while not self._is_done():

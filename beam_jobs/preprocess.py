@@ -35,6 +35,7 @@ from beam_jobs.generations import (
 from beam_jobs.index import write_index
 from beam_jobs.pictures import PictureOrder, pictures_of, plan_blocks
 from beam_jobs.plan import Record, ShardPlan, check_labels, class_names_of, planned_labels, task_of
+from beam_jobs.processes import worker_processes
 from beam_jobs.quarantine import MAX_BYTES, FragmentWriter, check_rejects, write_quarantine
 from beam_jobs.raw import file_of, read_raw
 from beam_jobs.shard import Order
@@ -167,10 +168,11 @@ def _run_beam(job: Job, config: Preprocess, plans: Sequence[ShardPlan], order: O
     """The summaries of all plans."""
     if not plans:  # nothing but removals, and no need for Beam
         return []
-    # Beam takes longer to import than all of the above to run, and most mistakes have shown themselves by now.
-    with quiet_import():
-        from beam_jobs.pipeline import build_shards
-    return build_shards(plans, order, config.runner, scratch, _reporter(job, phase, sum(len(plan.records) for plan in plans)))
+    with worker_processes(config.runner, plans, order, scratch):
+        # Beam takes longer to import than all of the above to run, and most mistakes have shown themselves by now.
+        with quiet_import():
+            from beam_jobs.pipeline import build_shards
+        return build_shards(plans, order, config.runner, scratch, _reporter(job, phase, sum(len(plan.records) for plan in plans)))
 
 
 def _reporter(job: Job, phase: str, total: int) -> Callable[[int, int], None]:

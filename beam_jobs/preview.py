@@ -171,7 +171,7 @@ def _cell(example: Example | None, key: str, note: str) -> Image.Image:
     else:
         picture = _fitted(example)
         cell.paste(picture, ((_CELL - picture.width) // 2, (_CELL - picture.height) // 2))
-        known = [f"{example.image.shape[1]}x{example.image.shape[0]}", example.label if example.boxes is None else f"{len(example.boxes)} boxes"]
+        known = [f"{example.shape[1]}x{example.shape[0]}", example.label if example.boxes is None else f"{len(example.boxes)} boxes"]
     pen = ImageDraw.Draw(cell)
     color = "#b00" if note.startswith(("rejected", "skipped")) else "#666"
     _write(pen, 2, key, "black", keep_end=True)
@@ -190,7 +190,7 @@ def _write(pen: ImageDraw.ImageDraw, line: int, text: str, color: str, keep_end:
 
 def _fitted(example: Example) -> Image.Image:
     """The image in the size of a cell, small ones enlarged by whole pixels, with its boxes."""
-    height, width, channels = example.image.shape
+    height, width, channels = example.shape
     scale = _CELL / max(height, width)
     size = max(1, round(width * scale)), max(1, round(height * scale))
     picture = Image.fromarray(_three_channels(example.image)).resize(size, Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BILINEAR)

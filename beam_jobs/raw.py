@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from pathlib import Path
 
 from beam_jobs.io.example import parse
 from beam_jobs.io.tfrecord_reader import Damaged, read_record
 from pipeline_ops.contracts.errors import MachineError
-from pipeline_ops.contracts.listing import RawFile
+from pipeline_ops.contracts.listing import RawFile, version_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,14 +60,26 @@ def read_raw(raw: Raw, folder: Path) -> bytes:
         content = _read_packed(raw, folder) if isinstance(raw, PackedImage) else _read_file(raw, folder)
     except OSError as error:
         raise MachineError(f"{raw.key} could not be read: {error.strerror}; it was there when the run started, so retry") from error
-    if content is None or not raw.holds(content):
+    if content is None:
         raise MachineError(f"{raw.key} has changed since the run started; retry")
     return content
 
 
-def _read_file(raw: RawFile, folder: Path) -> bytes:
-    with open(raw.path(folder), "rb", buffering=0) as file:
-        return file.read()
+def _read_file(raw: RawFile, folder: Path) -> bytes | None:
+    """None where there is something else by now.
+
+    The file is looked at once its bytes are here: whoever has written to it since it was listed has changed its ctime by then.
+    """
+    descriptor = os.open(raw.path(folder), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = os.read(descriptor, raw.num_bytes)
+        while len(content) < raw.num_bytes and (more := os.read(descriptor, raw.num_bytes - len(content))):  # beyond 2 GB
+            content += more
+        stat = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    is_same = stat.st_size == len(content) == raw.num_bytes and (version_of(stat) == raw.version or raw.holds(content))
+    return content if is_same else None
 
 
 def _read_packed(raw: PackedImage, folder: Path) -> bytes | None:
@@ -75,4 +88,4 @@ def _read_packed(raw: PackedImage, folder: Path) -> bytes | None:
         values = parse(read_record(raw.container.path(folder), raw.offset)).get(raw.feature)
     except (Damaged, ValueError):
         return None
-    return values[0] if values and isinstance(values[0], bytes) else None
+    return values[0] if values and isinstance(values[0], bytes) and raw.holds(values[0]) else None

@@ -11,14 +11,11 @@ installed in the same versions.
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners import create_runner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner
-from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from pipeline_ops.contracts.config_preprocess import BeamRunner
 from pipeline_ops.contracts.errors import ConfigError
@@ -45,9 +42,7 @@ def engine_of(runner: BeamRunner, num_shards: int) -> tuple[PipelineRunner, Pipe
 
 
 def _embedded(runner: BeamRunner, num_shards: int) -> tuple[FnApiRunner, PipelineOptions]:
-    """Of more workers than shards, the rest would have nothing to do."""
-    workers = 1 if runner.mode == "in_memory" else min(runner.workers or len(os.sched_getaffinity(0)), num_shards)
-    if runner.mode == "multi_processing":  # named by its environment, so that the workers start through our `worker.py`
-        environment = SubprocessSDKEnvironment.from_command_string(f"exec {shlex.quote(sys.executable)} -m beam_jobs.worker")
-        return FnApiRunner(environment), PipelineOptions([], direct_running_mode=None, direct_num_workers=workers)
-    return FnApiRunner(), PipelineOptions([], direct_running_mode=runner.mode, direct_num_workers=workers)
+    """Of more threads than shards, the rest would have nothing to do. With worker processes, each thread waits for one of them."""
+    threads = 1 if runner.mode == "in_memory" else min(runner.workers or len(os.sched_getaffinity(0)), num_shards)
+    mode = "in_memory" if threads == 1 else "multi_threading"
+    return FnApiRunner(), PipelineOptions([], direct_running_mode=mode, direct_num_workers=threads)

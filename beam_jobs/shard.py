@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -63,9 +62,9 @@ class ShardBuilder:
         counts, notes = _Counts(), Notes(self._tally)
         with FragmentWriter(self._fragments, plan.name) as quarantine, TFRecordWriter(self._order.target / plan.name) as writer:
             for record in plan.records:
-                with counts.outcome_of_record():
-                    is_kept = self._add(record, plan.split, writer, quarantine, counts)
-                notes.add(is_rejected=not is_kept)
+                num_rejected = len(counts.rejected)
+                counts.outcomes.append(self._add(record, plan.split, writer, quarantine, counts))
+                notes.add(is_rejected=len(counts.rejected) > num_rejected)
                 if len(counts.shapes) > 1:
                     break
         notes.flush()
@@ -73,30 +72,31 @@ class ShardBuilder:
                             shapes=list(counts.shapes.items()), rejected=counts.rejected, skipped=counts.skipped,
                             nanoseconds=counts.nanoseconds, outcomes=counts.outcomes, measured=counts.ruler.measured())
 
-    def _add(self, record: Record, split: str, writer: TFRecordWriter, quarantine: FragmentWriter, counts: _Counts) -> bool:
-        """Takes one record from its file to the shard; False if a stage has rejected it."""
+    def _add(self, record: Record, split: str, writer: TFRecordWriter, quarantine: FragmentWriter, counts: _Counts) -> Outcome:
+        """Takes one record from its file to the shard or, if a stage rejects it, to the quarantine."""
+        nanoseconds, skipped = counts.nanoseconds, Counter()
         try:
-            with _timed(counts.nanoseconds, "read"):
-                raw = self.read(record, split)
+            start = time.perf_counter_ns()
+            raw = self.read(record, split)
+            nanoseconds["read"] += time.perf_counter_ns() - start
             # The first stage, which decodes, runs by itself: what it makes is measured as the raw image.
-            decoded = run_stages(self._stages[:1], raw, counts.nanoseconds, counts.skipped)
-            examples = [(one.image.shape, example) for one in decoded
-                        for example in run_stages(self._stages[1:], one, counts.nanoseconds, counts.skipped)]
-            with _timed(counts.nanoseconds, "measure"):
-                numbers = [numbers_of(raw_shape, len(raw.encoded), example) for raw_shape, example in examples]
-            with _timed(counts.nanoseconds, "write"):
-                for _, example in examples:
-                    writer.write(serialise(example, self._labels))
+            decoded = run_stages(self._stages[:1], raw, nanoseconds, skipped)
+            examples = [(one.shape, example) for one in decoded for example in run_stages(self._stages[1:], one, nanoseconds, skipped)]
+            start = time.perf_counter_ns()
+            numbers = [numbers_of(raw_shape, len(raw.encoded), example) for raw_shape, example in examples]
+            measured = time.perf_counter_ns()
+            for _, example in examples:
+                writer.write(*serialise(example, self._labels))
+            nanoseconds["measure"] += measured - start
+            nanoseconds["write"] += time.perf_counter_ns() - measured
         except Rejected as reject:
             rejected = RejectedRecord(key=record.key, stage=reject.stage, reason=reject.reason, detail=reject.detail)
             counts.rejected.append(rejected)
             quarantine.add(rejected, file_of(record.file).key, raw.encoded)
-            return False
+            return counts.add([], [], skipped)
         except MemoryError as error:
             raise MachineError(f"out of memory at {record.key}: {error}; give the host more, or lower preprocess.runner.workers") from error
-        for (_, example), measured in zip(examples, numbers, strict=True):
-            counts.add(example, measured)
-        return True
+        return counts.add([example for _, example in examples], numbers, skipped)
 
     def read(self, record: Record, split: str = "train") -> Example:
         """The record as the stages get it. Raises MachineError if its file is not what it was when it was listed."""
@@ -115,29 +115,17 @@ class _Counts:
     nanoseconds: Counter[str] = dataclasses.field(default_factory=Counter)
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     ruler: Ruler = dataclasses.field(default_factory=Ruler)
-    _numbers: list[Numbers] = dataclasses.field(default_factory=list)
 
-    @contextlib.contextmanager
-    def outcome_of_record(self) -> Iterator[None]:
-        """Notes what the record that is added inside has become, for the index."""
-        num_before, labels_before, skipped_before = self.num_examples, self.labels, self.skipped
-        self.labels, self.skipped, self._numbers = Counter(), Counter(), []
-        yield
-        self.outcomes.append(Outcome(self.num_examples - num_before, dict(self.labels), dict(self.skipped), numbers_as_text(self._numbers)))
-        self.labels, self.skipped = labels_before + self.labels, skipped_before + self.skipped
-
-    def add(self, example: Example, numbers: Numbers) -> None:
-        self.labels.update([example.label] if example.boxes is None else [box.label for box in example.boxes])
-        self.num_examples += 1
-        self.shapes.setdefault(example.image.shape, example.key)
-        self.ruler.add_numbers(numbers)
-        self._numbers.append(numbers)
-
-
-@contextlib.contextmanager
-def _timed(nanoseconds: Counter[str], name: str) -> Iterator[None]:
-    start = time.perf_counter_ns()
-    try:
-        yield
-    finally:
-        nanoseconds[name] += time.perf_counter_ns() - start
+    def add(self, examples: Sequence[Example], numbers: Sequence[Numbers], skipped: Mapping[str, int]) -> Outcome:
+        """Counts what one record has become, and says it for the index."""
+        labels: dict[str, int] = {}
+        for example, measured in zip(examples, numbers, strict=True):
+            for label in (example.label,) if example.boxes is None else [box.label for box in example.boxes]:
+                labels[label] = labels.get(label, 0) + 1
+            self.shapes.setdefault(example.shape, example.key)
+            self.ruler.add_numbers(measured)
+        self.num_examples += len(examples)
+        for label, count in labels.items():
+            self.labels[label] += count
+        self.skipped.update(skipped)
+        return Outcome(len(examples), labels, dict(skipped), numbers_as_text(numbers))

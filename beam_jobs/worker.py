@@ -1,16 +1,20 @@
-"""A Beam worker process of the mode multi_processing: Beam's own, with a quiet log, and gone when its driver is gone.
+"""A worker process: builds the plans that its driver names, and is gone when its driver is gone.
 
-Started by Beam as `python -m beam_jobs.worker`; not for people.
+Started by `processes.py` as `python -m beam_jobs.worker <file descriptor>`; not for people. It does not import Beam, so it
+is ready in a fraction of a second, long before the driver is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
+import pickle
 import signal
 import sys
+from multiprocessing.connection import Connection
 
-from beam_jobs.beam_log import keep_warnings_only, quiet_import
+from beam_jobs.work import Work
 
 _PR_SET_PDEATHSIG = 1
 
@@ -21,13 +25,22 @@ def _die_with_driver() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def serve(driver: Connection) -> None:
+    """The first message is order and scratch folder, each further one the name of a plan; the answer is what `Work.do` says."""
+    order, scratch = pickle.loads(driver.recv_bytes())
+    work = Work(order, scratch)
+    while True:
+        driver.send(work.do(driver.recv()))
+
+
 def main() -> None:
     _die_with_driver()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a Ctrl-C the driver decides what becomes
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    with quiet_import():
-        from apache_beam.runners.worker import sdk_worker_main
-    keep_warnings_only()
-    sdk_worker_main.main(sys.argv)
+    from beam_jobs import pictures, shard  # noqa: F401  while the driver imports Beam
+
+    with contextlib.suppress(EOFError, ConnectionError):  # the driver is done
+        serve(Connection(int(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 NUM_SHARDS = 4
 
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="trainyard-tests-")  # before anything imports Airflow
+os.environ["TRAINYARD_LOCAL_FOLDER"] = tempfile.mkdtemp(prefix="trainyard-tests-local-")
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -80,9 +81,9 @@ def make_job_in():
     return job_maker
 
 
-def job_maker(folder: Path, dataset: str, config_file: Path = DIGITS):
+def job_maker(folder: Path, dataset: str, file: Path = DIGITS):
     def make(name: str = "attempt", **overrides) -> Job:
-        config = load_config(config_file, {"storage.root": str(folder / "root")} | {k.replace("__", "."): v for k, v in overrides.items()})
+        config = load_config(file, {"storage.root": str(folder / "root")} | {k.replace("__", "."): v for k, v in overrides.items()})
         plan = plan_job("train", config, "run", {"preprocess": dataset})
         attempt = Attempt(folder / name)
         write_request(attempt, plan.request)

@@ -17,6 +17,7 @@ import google_crc32c
 from pipeline_ops.contracts.errors import MachineError
 
 _BUFFER_BYTES = 1 << 20
+_MOST_PARTS = 512  # the kernel takes 1024 at once
 
 
 class TFRecordWriter:
@@ -32,16 +33,30 @@ class TFRecordWriter:
 
     def __enter__(self) -> TFRecordWriter:
         try:
-            self._file = open(self._temporary, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115
+            self._file = open(self._temporary, "wb", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise self._refused(error) from error
+        self._parts, self._num_bytes = [], 0
         return self
 
-    def write(self, record: bytes) -> None:
-        try:
-            self._file.write(frame(record))
-        except OSError as error:
-            raise self._refused(error) from error
+    def write(self, *parts: bytes) -> None:
+        """Adds one record. It may come in parts, so that nobody has to copy a large one to put it together."""
+        framed = frame(*parts)
+        self._parts += framed
+        self._num_bytes += sum(map(len, parts))
+        if self._num_bytes >= _BUFFER_BYTES or len(self._parts) >= _MOST_PARTS:
+            try:
+                self._flush()
+            except OSError as error:
+                raise self._refused(error) from error
+
+    def _flush(self) -> None:
+        written, total = os.writev(self._file.fileno(), self._parts) if self._parts else 0, sum(map(len, self._parts))
+        if written < total:  # as on a full disk: the next try says so
+            rest = memoryview(b"".join(self._parts))
+            while written < total:
+                written += self._file.write(rest[written:])
+        self._parts, self._num_bytes = [], 0
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
         try:
@@ -53,7 +68,7 @@ class TFRecordWriter:
             self._discard()
 
     def _publish(self) -> None:
-        self._file.flush()
+        self._flush()
         os.fsync(self._file.fileno())
         os.replace(self._temporary, self._path)
 
@@ -67,13 +82,15 @@ class TFRecordWriter:
         return MachineError(f"could not write {self._path}: {error.strerror}; make room or mend the disk, then retry")
 
 
-def frame(record: bytes) -> bytes:
-    """A record as it stands in the file."""
-    length = struct.pack("<Q", len(record))
-    return b"".join((length, masked_crc(length), record, masked_crc(record)))
+def frame(*parts: bytes) -> list[bytes]:
+    """A record, put together of parts, as it stands in the file."""
+    length = struct.pack("<Q", sum(map(len, parts)))
+    return [length + masked_crc(length), *parts, masked_crc(*parts)]
 
 
-def masked_crc(data: bytes) -> bytes:
+def masked_crc(*parts: bytes) -> bytes:
     """A CRC over data that holds its own CRC is weak, hence the mask."""
-    crc = google_crc32c.value(data)
+    crc = 0
+    for part in parts:
+        crc = google_crc32c.extend(crc, part)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

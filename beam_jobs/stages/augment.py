@@ -67,9 +67,9 @@ def _copy(example: Example, number: int, parameters: Augment) -> Example:
     if parameters.crop:
         copy = _cropped(copy, 1 - parameters.crop * crop_share, crop_top, crop_left, parameters.min_visible)
     if parameters.flip_horizontal and horizontal < 0.5:
-        copy = _moved(copy, copy.image[:, ::-1], flipped_horizontally(copy.boxes, copy.image.shape[1]))
+        copy = _moved(copy, copy.image[:, ::-1], flipped_horizontally(copy.boxes, copy.shape[1]))
     if parameters.flip_vertical and vertical < 0.5:
-        copy = _moved(copy, copy.image[::-1], flipped_vertically(copy.boxes, copy.image.shape[0]))
+        copy = _moved(copy, copy.image[::-1], flipped_vertically(copy.boxes, copy.shape[0]))
     if parameters.rotate90:
         for _ in range(int(turns * 4)):
             copy = _turned(copy)
@@ -87,7 +87,7 @@ def _moved(example: Example, image: np.ndarray, boxes: tuple | None) -> Example:
 
 def _turned(example: Example) -> Example:
     """By 90 degrees, clockwise: rows become columns, then left and right change places."""
-    width = example.image.shape[0]
+    width = example.shape[0]
     return _moved(example, example.image.swapaxes(0, 1)[:, ::-1], flipped_horizontally(transposed(example.boxes), width))
 
 
@@ -95,7 +95,7 @@ def _cropped(example: Example, share: float, top: float, left: float, min_visibl
     """A part of `share` of both sides, as large as the whole was; `top` and `left` are shares of the free room."""
     import cv2
 
-    height, width, channels = example.image.shape
+    height, width, channels = example.shape
     part_height, part_width = max(1, round(height * share)), max(1, round(width * share))
     part = cut_out(example, int(top * (height - part_height + 1)), int(left * (width - part_width + 1)), part_height, part_width, min_visible)
     image = cv2.resize(part.image, (width, height), interpolation=cv2.INTER_LINEAR).reshape(height, width, channels)

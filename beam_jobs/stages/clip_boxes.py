@@ -22,7 +22,7 @@ class ClipBoxes:
 
 def clip_boxes(example: Example, parameters: ClipBoxes) -> Example:
     """An example that loses all its boxes stays: it shows what is not to be found. `filter: {min_boxes: 1}` removes it."""
-    height, width, _ = example.image.shape
+    height, width, _ = example.shape
     boxes = clipped(example.boxes, height, width, parameters.min_visible)
     return example.with_boxes([box for box in boxes if box.area >= parameters.min_area
                                and min(box.ymax - box.ymin, box.xmax - box.xmin) >= parameters.min_side])

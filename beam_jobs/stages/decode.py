@@ -4,6 +4,11 @@ JPEG and PNG files of 8 bits keep their own bytes, also when grey becomes colour
 decodes to the wanted channels itself. Other formats, 16 bits, CMYK, and images that EXIF says are turned are encoded
 anew, and so are images that can be seen through: they are laid on a background. Of an animation the first frame counts.
 A JPEG whose middle was overwritten decodes without complaint in every library, so that is not noticed here.
+
+With `check: header`, files that keep their bytes are not decoded until a later stage wants their pixels: the size is that of
+the header, a JPEG must have its end after the start of its pixels, and every chunk of a PNG its checksum. So nothing that
+was cut off gets into a shard. What only a decoder would notice does: a JPEG whose compressed data is damaged but goes on to
+its end mark, or holds fewer rows than its header says, and a PNG whose pixels were packed wrongly by the program that wrote it.
 """
 
 from __future__ import annotations
@@ -12,13 +17,14 @@ import contextlib
 import dataclasses
 import io
 import struct
+import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
 from beam_jobs.stages.given_boxes import settle_boxes
-from beam_jobs.stages.stage import Box, Color, Example, Reject, parameters
+from beam_jobs.stages.stage import Box, Color, Example, Reject, Undecoded, parameters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +38,8 @@ class Decode:
     """A larger image is kept out before it is decoded: a file of 400 kB may hold a gigabyte of pixels."""
     background: Color = (255, 255, 255)
     """What is seen through the transparent parts of an image, [red, green, blue]."""
+    check: Literal["pixels", "header"] = "pixels"
+    """pixels: every image is decoded to its end. header: only if its pixels are needed; then some damage goes unnoticed, see `decode.py`."""
 
 
 def decode(example: Example, parameters: Decode) -> Example:
@@ -45,7 +53,38 @@ def decode(example: Example, parameters: Decode) -> Example:
     header = _read_header(data)
     _check_size(header, parameters.max_megapixels)
     if not header.is_whole:
-        raise Reject("truncated", f"a PNG of which a part is missing; it has {len(data)} bytes")
+        raise Reject("truncated", f"a part of the file is missing; it has {len(data)} bytes")
+    if parameters.check == "header" and header.keeps_bytes:
+        _check_end(data, header)
+        pixels = Undecoded((header.height, header.width, parameters.channels), lambda: _decode(data, header, parameters)[0])
+        boxes = None if example.boxes is None else _settled_boxes(example, header)
+        return Example(example.key, example.label, data, pixels, True, boxes, None, example.split)
+    image, is_kept = _decode(data, header, parameters)
+    return dataclasses.replace(example, pixels=image, is_original=is_kept, boxes=_settled_boxes(example, header), frame=None)
+
+
+class _Header(NamedTuple):
+    """`is_kept`: the shard's reader gets the same pixels from the file as it is, if no pixel is transparent.
+
+    `pixels_at` is where the pixels of a JPEG begin; 0 if that is not clear.
+    """
+
+    height: int
+    width: int
+    is_kept: bool
+    is_plain_jpeg: bool = False
+    has_alpha: bool = False
+    is_whole: bool = True
+    pixels_at: int = 0
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether that is certain without looking at the pixels."""
+        return self.is_kept and not self.has_alpha and (self.pixels_at > 0 or not self.is_plain_jpeg)
+
+
+def _decode(data: bytes, header: _Header, parameters: Decode) -> tuple[np.ndarray, bool]:
+    """The image, and whether the shard may have the file as it is. Raises Reject: truncated, corrupt."""
     if header.is_plain_jpeg:
         image, is_kept = _decode_jpeg(data, parameters.channels), header.is_kept
     elif header.has_alpha:
@@ -55,18 +94,16 @@ def decode(example: Example, parameters: Decode) -> Example:
         image, is_kept = _decode_other(data, parameters.channels), header.is_kept
     if image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
         raise Reject("corrupt", f"the header says {header.width}x{header.height} pixels, the data {image.shape[1]}x{image.shape[0]}")
-    return dataclasses.replace(example, image=image, is_original=is_kept, boxes=_settled_boxes(example, header), frame=None)
+    return image, is_kept
 
 
-class _Header(NamedTuple):
-    """`is_kept`: the shard's reader gets the same pixels from the file as it is, if no pixel is transparent."""
-
-    height: int
-    width: int
-    is_kept: bool
-    is_plain_jpeg: bool = False
-    has_alpha: bool = False
-    is_whole: bool = True
+def _check_end(data: bytes, header: _Header) -> None:
+    """Raises Reject: truncated, corrupt."""
+    if header.is_plain_jpeg:
+        if data.rfind(b"\xff\xd9", header.pixels_at) < 0:
+            raise Reject("truncated", f"a JPEG without its end; it has {len(data)} bytes")
+    elif damaged := next((name for name, start, end in _png_chunks(data) if zlib.crc32(data[start - 4 : end]) != _big_endian(data, end)), None):
+        raise Reject("corrupt", f"the chunk {damaged.decode('latin-1')} of the PNG has another checksum than its data")
 
 
 def _read_header(data: bytes) -> _Header:
@@ -87,14 +124,35 @@ def _read_jpeg_header(data: bytes) -> _Header:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
         raise _broken_jpeg(data, error) from None
-    is_upright = _orientation(data) == 1
-    return _Header(height, width, is_kept=is_upright and colors in ("YCbCr", "Gray", "RGB"), is_plain_jpeg=is_upright)
+    pixels_at, has_exif = _jpeg_layout(data)
+    is_upright = not has_exif or _orientation(data) == 1
+    return _Header(height, width, is_kept=is_upright and colors in ("YCbCr", "Gray", "RGB"), is_plain_jpeg=is_upright, pixels_at=pixels_at)
+
+
+def _jpeg_layout(data: bytes) -> tuple[int, bool]:
+    """Where the pixels of a JPEG begin, and whether there is EXIF before them. 0 if its segments can't be followed.
+
+    The marker of the pixels can't just be searched for: a thumbnail in a segment before them has one, too.
+    """
+    place, has_exif, end = 2, False, len(data) - 4
+    while place < end and data[place] == 0xFF:
+        marker = data[place + 1]
+        if marker == 0xDA:
+            return place, has_exif
+        if marker == 0xFF:  # padding
+            place += 1
+            continue
+        if marker == 0xE1 and data.startswith(b"Exif\0\0", place + 4):
+            has_exif = True
+        place += 2 + (data[place + 2] << 8 | data[place + 3])
+    return 0, b"Exif\0\0" in data[:_EXIF_WITHIN]
+
+
+_EXIF_WITHIN = 1 << 17  # bytes: it has to be in one of the first segments, of 64 kB at most
 
 
 def _orientation(data: bytes) -> int:
-    """EXIF's orientation of a JPEG, 1 to 8; 1 is upright. Pillow is asked only where there is EXIF at all."""
-    if data.find(b"Exif\0\0", 0, data.find(b"\xff\xda")) < 0:  # only up to the pixels: the search would take longer than the header
-        return 1
+    """EXIF's orientation of a JPEG, 1 to 8; 1 is upright."""
     with _open_with_pillow(data) as image:
         return image.getexif().get(0x0112, 1)
 
@@ -116,26 +174,27 @@ def _read_png_header(data: bytes) -> _Header:
     if len(data) < 33 or data[12:16] != b"IHDR":
         raise Reject("truncated", f"a PNG of {len(data)} bytes ends inside its header")
     width, height, bits, color_type = struct.unpack(">IIBB", data[16:26])
-    chunks = _png_chunks(data)
+    chunks = {name for name, _, _ in _png_chunks(data)}
     # A turned PNG is rare: whatever has EXIF is encoded anew. Of an animation (acTL) readers may see different frames.
     return _Header(height, width, is_kept=bits <= 8 and not chunks & {b"eXIf", b"acTL"},
                    has_alpha=color_type in _PNG_WITH_ALPHA or b"tRNS" in chunks, is_whole=b"IEND" in chunks)
 
 
-def _png_chunks(data: bytes) -> set[bytes]:
-    """The names of the chunks that are in the file to their end.
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Name, start and end of the data of every chunk that is in the file to its end.
 
     OpenCV believes the length that a chunk says it has, and reserves up to 4 GB for it, so the lengths are checked here.
     """
-    found, place = set(), 8
-    while place + 12 <= len(data):
+    place, name = 8, b""
+    while place + 12 <= len(data) and name != b"IEND":
         length, name = struct.unpack_from(">I4s", data, place)
-        place += 12 + length
+        start, place = place + 8, place + 12 + length
         if place <= len(data):
-            found.add(name)
-        if name == b"IEND":
-            break
-    return found
+            yield name, start, place - 4
+
+
+def _big_endian(data: bytes, place: int) -> int:
+    return int.from_bytes(data[place : place + 4], "big")
 
 
 _PNG_WITH_ALPHA = (4, 6)  # grey and alpha, RGB and alpha; a palette has a tRNS chunk instead

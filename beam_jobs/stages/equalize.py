@@ -23,8 +23,8 @@ def equalize(example: Example, parameters: Equalize) -> Example:
     import cv2
 
     clahe = cv2.createCLAHE(clipLimit=parameters.limit, tileGridSize=(parameters.parts, parameters.parts))
-    if example.image.shape[2] == 1:
-        return example.with_image(clahe.apply(example.image).reshape(example.image.shape))
+    if example.shape[2] == 1:
+        return example.with_image(clahe.apply(example.image).reshape(example.shape))
     lab = cv2.cvtColor(example.image, cv2.COLOR_RGB2LAB)
     lab[:, :, 0] = clahe.apply(lab[:, :, 0])
     return example.with_image(cv2.cvtColor(lab, cv2.COLOR_LAB2RGB))

@@ -48,7 +48,7 @@ def filter(example: Example, parameters: Filter) -> Example:
     """Raises Skip: class, too_small, too_large, aspect, too_few_boxes."""
     if parameters.classes is not None:
         example = _of_classes(example, parameters.classes)
-    height, width, _ = example.image.shape
+    height, width, _ = example.shape
     if _is_below(min(height, width), parameters.min_side) or _is_below(height * width, parameters.min_area):
         raise Skip("too_small")
     if _is_above(max(height, width), parameters.max_side) or _is_above(height * width, parameters.max_area):

@@ -30,7 +30,7 @@ class Resize:
 
 def resize(example: Example, parameters: Resize) -> Example:
     """Averages over areas to shrink, which leaves no aliasing, and interpolates linearly to enlarge."""
-    height, width, _ = example.image.shape
+    height, width, _ = example.shape
     if (height, width) == (parameters.height, parameters.width):
         return example
     if parameters.mode == "crop":
@@ -41,7 +41,7 @@ def resize(example: Example, parameters: Resize) -> Example:
 
 
 def _stretched(example: Example, height: int, width: int) -> Example:
-    before_height, before_width, _ = example.image.shape
+    before_height, before_width, _ = example.shape
     boxes = scaled(example.boxes, height / before_height, width / before_width)
     return dataclasses.replace(example.with_image(_resized(example.image, height, width)), boxes=boxes)
 
@@ -58,7 +58,7 @@ def _resized(image_HWC: np.ndarray, height: int, width: int) -> np.ndarray:
 
 def _cropped(example: Example, parameters: Resize) -> Example:
     """The largest part in the middle that has the wanted proportions, to the pixel."""
-    height, width, _ = example.image.shape
+    height, width, _ = example.shape
     part_height = max(1, min(height, round(width * parameters.height / parameters.width)))
     part_width = max(1, min(width, round(height * parameters.width / parameters.height)))
     return cut_out(example, (height - part_height) // 2, (width - part_width) // 2, part_height, part_width, parameters.min_visible)
@@ -67,11 +67,11 @@ def _cropped(example: Example, parameters: Resize) -> Example:
 def _letterboxed(example: Example, parameters: Resize) -> Example:
     import numpy as np
 
-    height, width, channels = example.image.shape
+    height, width, channels = example.shape
     scale = min(parameters.height / height, parameters.width / width)
     inner = _stretched(example, *(max(1, min(limit, round(side * scale)))
                                   for side, limit in ((height, parameters.height), (width, parameters.width))))
-    inner_height, inner_width, _ = inner.image.shape
+    inner_height, inner_width, _ = inner.shape
     top, left = (parameters.height - inner_height) // 2, (parameters.width - inner_width) // 2
     image = np.empty((parameters.height, parameters.width, channels), np.uint8)
     image[:] = parameters.pad_color if channels == 3 else _grey(parameters.pad_color)

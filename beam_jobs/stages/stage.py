@@ -61,13 +61,40 @@ class Box:
         return (self.ymax - self.ymin) * (self.xmax - self.xmin)
 
 
+class Undecoded:
+    """Pixels that nobody has asked for yet: their shape, and how to get them. They are decoded once, by the first who asks.
+
+    Args:
+      shape: height, width and channels.
+      decode: returns the image; it may raise Reject, which counts as `decode`'s, whichever stage was the one to ask.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], decode: Callable[[], np.ndarray]):
+        self.shape, self._decode = shape, decode
+        self._image: np.ndarray | None = None
+
+    @property
+    def is_decoded(self) -> bool:
+        return self._image is not None
+
+    @property
+    def image(self) -> np.ndarray:
+        if self._image is None:
+            try:
+                self._image = self._decode()
+            except Reject as reject:
+                raise Rejected("decode", reject.reason, reject.detail) from reject
+        return self._image
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Example:
     """One record on its way through the stages.
 
     `encoded` is the image file as it was read. `image` is uint8 [height, width, channels], RGB where there are three
     channels; it is there once `decode` has run, which is always the first stage. As long as `is_original` holds, the
-    file's own bytes go into the shard; otherwise `image` does, encoded once, after the last stage.
+    file's own bytes go into the shard; otherwise `image` does, encoded once, after the last stage. Where `decode` looks at
+    headers only, `image` is decoded by the first stage that asks for it; one that needs no more than `shape` leaves it alone.
 
     An example for classification has a `label` and no boxes; one for detection has `boxes`, maybe none of them, and the
     empty label. Until `decode` has run, the boxes are as their source gives them, for an image of the height and width
@@ -79,15 +106,29 @@ class Example:
     key: str
     label: str
     encoded: bytes
-    image: np.ndarray | None = None
+    pixels: np.ndarray | Undecoded | None = None
     is_original: bool = True
     boxes: tuple[Box, ...] | None = None
     frame: tuple[float, float] | None = None
     split: str = "train"
 
+    @property
+    def image(self) -> np.ndarray | None:
+        return self.pixels.image if isinstance(self.pixels, Undecoded) else self.pixels
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of the image, without decoding it."""
+        return self.pixels.shape
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether `image` costs nothing."""
+        return not isinstance(self.pixels, Undecoded) or self.pixels.is_decoded
+
     def with_image(self, image: np.ndarray) -> Example:
         """This example with other pixels."""
-        return dataclasses.replace(self, image=image, is_original=False)
+        return dataclasses.replace(self, pixels=image, is_original=False)
 
     def with_boxes(self, boxes: Sequence[Box]) -> Example:
         """This example with other boxes."""
@@ -170,7 +211,7 @@ class BoundStage:
         """
         try:
             result = self.function(example, self.parameters)
-        except (Reject, Skip, ConfigError, MemoryError):
+        except (Reject, Rejected, Skip, ConfigError, MemoryError):
             raise
         except Exception as error:
             raise StageFailed(f"stage {self.name} failed on {example.key}: {type(error).__name__}: {error}") from error
@@ -187,10 +228,12 @@ def _fault_of(examples: list[Any]) -> str | None:
     for example in examples:
         if not isinstance(example, Example):
             return f"a {type(example).__name__}"
-        image = example.image
+        if isinstance(example.pixels, Undecoded):
+            continue
+        image = example.pixels
         if getattr(image, "ndim", 0) != 3 or image.dtype != "uint8" or image.shape[2] not in (1, 3) or not image.size:
             return f"an image of {getattr(image, 'dtype', type(image).__name__)} {list(getattr(image, 'shape', ()))}"
-    if len({example.key for example in examples}) < len(examples):
+    if len(examples) > 1 and len({example.key for example in examples}) < len(examples):
         return "two examples with one key"
     return None
 
@@ -241,7 +284,7 @@ def class_names_after(stages: Iterable[BoundStage], class_names: Iterable[str]) 
 
 
 class Rejected(Exception):
-    """A Reject with the name of the stage that raised it."""
+    """A Reject with the name of the stage that it counts for."""
 
     def __init__(self, stage: str, reason: str, detail: str):
         super().__init__(stage, reason, detail)

@@ -39,7 +39,7 @@ class Tile:
 
 def tile(example: Example, parameters: Tile) -> Example | list[Example]:
     """Raises Skip: no_boxes, where no tile has a box and empty ones are not wanted."""
-    height, width, _ = example.image.shape
+    height, width, _ = example.shape
     tops = _starts(height, parameters.height, parameters.overlap)
     lefts = _starts(width, parameters.width, parameters.overlap)
     is_cut = len(tops) * len(lefts) > 1
@@ -58,6 +58,6 @@ def _starts(length: int, tile_length: int, overlap: int) -> list[int]:
 
 
 def _tile(example: Example, top: int, left: int, parameters: Tile) -> Example:
-    height, width, _ = example.image.shape
+    height, width, _ = example.shape
     part = cut_out(example, top, left, min(parameters.height, height), min(parameters.width, width), parameters.min_visible)
     return dataclasses.replace(part, key=f"{example.key}#{left},{top}")

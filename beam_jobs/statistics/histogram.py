@@ -89,12 +89,12 @@ class Meter:
         self._count = self._total = self._squares = 0
         self._minimum, self._maximum = math.inf, -math.inf
 
-    def add(self, value: float) -> None:
-        self._counts[bisect.bisect_right(self._edges, value)] += 1
+    def add(self, value: float, times: int = 1) -> None:
+        self._counts[bisect.bisect_right(self._edges, value)] += times
         whole = round(value * self._per_unit)
-        self._count += 1
-        self._total += whole
-        self._squares += whole * whole
+        self._count += times
+        self._total += whole * times
+        self._squares += whole * whole * times
         if value < self._minimum:
             self._minimum = value
         if value > self._maximum:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _ROWS = 64
 """That many rows of an image, or up to twice as many, tell its brightness as well as all of them, at a fraction of the time."""
 NO_LABEL, NO_BOXES = "no_label", "no_boxes"
+_as_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _BOX = [name for name, feature in FEATURES.items() if feature.of == "box"]
 _OTHERS = [name for name, feature in FEATURES.items() if feature.of != "box"]
 
@@ -30,7 +31,8 @@ class Numbers(NamedTuple):
     """All that statistics know of one example, exact to the digit after a way through JSON.
 
     `raw_height`, `raw_width` and `num_bytes` are those of the raw image, as it was decoded, and of its file; `height` and `width`
-    those of the example as it is stored. `boxes` holds class, height and width in pixels of each, and is None for classification.
+    those of the example as it is stored. `brightness` and `contrast` are None where no stage has decoded the image: nothing is
+    decoded only to be measured. `boxes` holds class, height and width in pixels of each, and is None for classification.
     """
 
     raw_height: int
@@ -38,8 +40,8 @@ class Numbers(NamedTuple):
     num_bytes: int
     height: int
     width: int
-    brightness: float
-    contrast: float
+    brightness: float | None
+    contrast: float | None
     is_labelled: int
     boxes: Sequence[tuple[str, float, float]] | None = None
 
@@ -52,15 +54,15 @@ def numbers_of(raw_shape: tuple[int, int, int], num_bytes: int, example: Example
       num_bytes: of the raw file.
       example: as it is stored.
     """
-    height, width, _ = example.image.shape
-    brightness, contrast = brightness_and_contrast(example.image)
+    height, width, _ = example.shape
+    brightness, contrast = brightness_and_contrast(example.image) if example.is_decoded else (None, None)
     boxes = None if example.boxes is None else [(box.label, box.ymax - box.ymin, box.xmax - box.xmin) for box in example.boxes]
-    return Numbers(*raw_shape[:2], num_bytes, height, width, round(brightness, 6), round(contrast, 6), int(bool(example.label)), boxes)
+    return Numbers(raw_shape[0], raw_shape[1], num_bytes, height, width, brightness, contrast, int(bool(example.label)), boxes)
 
 
 def numbers_as_text(examples: Sequence[Numbers]) -> str:
     """Of the examples of one record, as small as it gets: an index holds one for each of millions of records. "" for none."""
-    return json.dumps([numbers[:-1] if numbers.boxes is None else numbers for numbers in examples], separators=(",", ":")) if examples else ""
+    return _as_json([numbers[:-1] if numbers.boxes is None else numbers for numbers in examples]) if examples else ""
 
 
 def numbers_from_text(text: str) -> list[Numbers]:
@@ -88,27 +90,26 @@ class Ruler:
         self._meters = {name: Meter(name) for name in _OTHERS}
         self._boxes: dict[str, dict[str, Meter]] = {}
         self._missing = collections.Counter()
-        self._heights: set[int] = set()
-        self._widths: set[int] = set()
+        # Counted, and looked into at the end: most images of a set share a few sizes.
+        self._raw_sizes: dict[tuple[int, int], int] = {}
+        self._sizes: set[tuple[int, int]] = set()
 
     def add(self, raw_shape: tuple[int, int, int], num_bytes: int, example: Example) -> None:
         """Measures one example; see `numbers_of`."""
         self.add_numbers(numbers_of(raw_shape, num_bytes, example))
 
     def add_numbers(self, numbers: Numbers) -> None:
-        height, width, meters = numbers.raw_height, numbers.raw_width, self._meters
-        meters["image_height"].add(height)
-        meters["image_width"].add(width)
-        meters["image_aspect"].add(width / height)
-        meters["image_megapixels"].add(height * width / 1e6)
-        meters["image_bytes"].add(numbers.num_bytes)
-        meters["brightness"].add(numbers.brightness)
-        meters["contrast"].add(numbers.contrast)
-        self._heights.add(numbers.height)
-        self._widths.add(numbers.width)
-        if numbers.boxes is not None:
-            self._add_boxes(numbers.boxes, numbers.height, numbers.width)
-        elif not numbers.is_labelled:
+        raw_height, raw_width, num_bytes, height, width, brightness, contrast, is_labelled, boxes = numbers
+        raw_size, meters = (raw_height, raw_width), self._meters
+        self._raw_sizes[raw_size] = self._raw_sizes.get(raw_size, 0) + 1
+        meters["image_bytes"].add(num_bytes)
+        if brightness is not None:
+            meters["brightness"].add(brightness)
+            meters["contrast"].add(contrast)
+        self._sizes.add((height, width))
+        if boxes is not None:
+            self._add_boxes(boxes, height, width)
+        elif not is_labelled:
             self._missing[NO_LABEL] += 1
 
     def _add_boxes(self, boxes: Sequence[tuple[str, float, float]], height: int, width: int) -> None:
@@ -122,12 +123,21 @@ class Ruler:
             meters["box_aspect"].add(box_width / box_height)
 
     def measured(self) -> Measured:
+        self._measure_sizes()
         by_class = {label: {name: meter.histogram() for name, meter in meters.items()} for label, meters in sorted(self._boxes.items())}
         features = {name: histogram for name, meter in self._meters.items() if (histogram := meter.histogram()).count}
         features |= {name: merge(histograms[name] for histograms in by_class.values()) for name in _BOX if by_class}
-        sizes = (min(self._heights), max(self._heights), min(self._widths), max(self._widths)) if self._heights else None
+        heights, widths = zip(*self._sizes, strict=True) if self._sizes else ((), ())
+        sizes = (min(heights), max(heights), min(widths), max(widths)) if self._sizes else None
         missing = {name: count for name, count in sorted(self._missing.items()) if count}
         return Measured(features=features, by_class=by_class, missing=missing, sizes=sizes)
+
+    def _measure_sizes(self) -> None:
+        for (height, width), times in self._raw_sizes.items():
+            for name, value in (("image_height", height), ("image_width", width), ("image_aspect", width / height),
+                                ("image_megapixels", height * width / 1e6)):
+                self._meters[name].add(value, times)
+        self._raw_sizes = {}
 
 
 def brightness_and_contrast(image_HWC: np.ndarray) -> tuple[float, float]:
@@ -136,7 +146,7 @@ def brightness_and_contrast(image_HWC: np.ndarray) -> tuple[float, float]:
 
     rows = image_HWC[:: max(1, image_HWC.shape[0] // _ROWS)]
     mean, deviation = cv2.meanStdDev(rows.reshape(rows.shape[0], -1))
-    return float(mean[0, 0]), float(deviation[0, 0])
+    return round(float(mean[0, 0]), 6), round(float(deviation[0, 0]), 6)
 
 
 def merge_measured(parts: Iterable[Measured]) -> Measured:

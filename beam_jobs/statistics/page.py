@@ -75,7 +75,10 @@ def _findings(data: PageData) -> Iterator[tuple[bool, str]]:
         yield False, f"{_many(duplicates.num_superfluous, 'file is a copy', 'files are copies')} of others in their split."
     else:
         yield True, "No two files are the same."
-    missing = merge_splits(statistics.splits).missing
+    whole = merge_splits(statistics.splits)
+    missing, total = whole.missing, sum(figures.num_examples.values())
+    if (seen := whole.features["brightness"].count if "brightness" in whole.features else 0) < total:
+        yield True, f"Brightness is known of {seen:,} of {_many(total, 'example', 'examples')}: no stage needed the pixels of the others."
     if missing.get(NO_LABEL):
         yield False, f"{_many(missing[NO_LABEL], 'example has', 'examples have')} no label."
     if missing.get(NO_BOXES):

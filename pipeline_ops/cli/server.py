@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pipeline_ops.cli.descendants import adopt_orphans, end_descendants
 from pipeline_ops.cli.embedded import Home, Server, last_lines
 from pipeline_ops.cli.holders import hold, let_go
 from pipeline_ops.cli.supervisor import LOCKED
+from pipeline_ops.contracts.descendants import adopt_orphans, end_descendants
 from pipeline_ops.contracts.errors import MachineError
 from pipeline_ops.contracts.fingerprint import CODE_ROOT
 

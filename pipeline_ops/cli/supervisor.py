@@ -21,10 +21,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline_ops.cli.descendants import adopt_orphans, descendants, die_with_parent, end_descendants, reap
 from pipeline_ops.cli.embedded import MIGRATE, PROGRAMS, Home, Secrets, Server, airflow_command, airflow_environment, airflow_version, last_lines
 from pipeline_ops.cli.holders import is_unused, open_holders
 from pipeline_ops.cli.ports import free_port, is_listening, listener
+from pipeline_ops.contracts.descendants import adopt_orphans, descendants, die_with_parent, end_descendants, reap
 from pipeline_ops.contracts.errors import ExitCode, MachineError
 from pipeline_ops.contracts.files import exclusive_lock
 from pipeline_ops.contracts.processes import ProcessIdentity

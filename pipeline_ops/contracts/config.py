@@ -11,19 +11,20 @@ Relative paths in a config are relative to the folder of the config file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import Field, field_validator, model_validator
 
+from pipeline_ops.contracts.checking import checked
 from pipeline_ops.contracts.config_evaluate import Evaluate
 from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.config_preprocess import Preprocess
-from pipeline_ops.contracts.config_text import ConfigText, nearest
+from pipeline_ops.contracts.config_text import ConfigText
 from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.hosts import Hosts, load_hosts
 from pipeline_ops.contracts.section import Section
 from pipeline_ops.contracts.shelf import is_remote
 
@@ -84,6 +85,11 @@ class PipelineConfig(Section):
         """The storage root, absolute."""
         return self.path(self.storage.root)
 
+    @functools.cached_property
+    def hosts(self) -> Hosts | None:
+        """The hosts to train on; None for this machine. Raises ConfigError."""
+        return load_hosts(self._file.parent / "hosts", self.train.hosts) if self.train.hosts else None
+
     @property
     def registry(self) -> str:
         """The place of the model's versions: an absolute path, or a URI."""
@@ -110,59 +116,8 @@ def load_config(file: Path | str, overrides: Mapping[str, Any] | None = None) ->
     text = ConfigText.read(Path(file))
     for key, value in (overrides or {}).items():
         text.override(key, value)
-    try:
-        config = PipelineConfig.model_validate(text.values)
-    except ValidationError as error:
-        raise ConfigError("\n".join(_describe(text, problem) for problem in error.errors(include_url=False))) from None
+    config = checked(PipelineConfig, text)
     config._file = text.file.resolve()
+    if config.hosts:  # wrong ones are to be told now, and not by a job
+        config.hosts.refuse_misfit(config.train, text.place(("train", "hosts")))
     return config
-
-
-def _describe(text: ConfigText, problem: Mapping[str, Any]) -> str:
-    location, section = _without_tags(problem["loc"])
-    match problem["type"]:
-        case "extra_forbidden":
-            rule = f"unknown key; {nearest(str(location[-1]), section.model_fields)}"
-        case "union_tag_invalid":
-            location, known = [*location, "type"], [tag.strip(" '") for tag in problem["ctx"]["expected_tags"].split(",")]
-            rule = f"unknown type {problem['ctx']['tag']!r}; {nearest(problem['ctx']['tag'], known)}"
-        case "union_tag_not_found":
-            location, rule = [*location, "type"], "required, but not given"
-        case "missing":
-            rule = "required, but not given"
-        case "value_error":
-            rule = str(problem["ctx"]["error"])
-        case _:
-            rule = f"{problem['msg'][0].lower()}{problem['msg'][1:]}, got {problem['input']!r}"
-    key = ".".join(map(str, location))
-    return f"{text.place(location)}: {key + ': ' if key else ''}{rule}"
-
-
-def _without_tags(location: Sequence[str | int]) -> tuple[list[str | int], Any]:
-    """A place as the YAML has it, and the class of the innermost section on the way there.
-
-    Where several sections are possible, pydantic puts the value of their `type` into the place.
-    """
-    section: Any = PipelineConfig
-    plain, parts = [], list(location)
-    while parts:
-        part = parts.pop(0)
-        plain.append(part)
-        field = None if isinstance(part, int) else section.model_fields.get(part)
-        if field is not None and field.discriminator and parts:
-            section = _member(field, parts.pop(0))
-        elif field is not None:
-            section = _section_of(field.annotation) or section
-    return plain, section
-
-
-def _member(field: FieldInfo, tag: str) -> type[Section]:
-    """The section among several that a tag stands for."""
-    return next(member for member in get_args(field.annotation) if tag in get_args(member.model_fields[field.discriminator].annotation))
-
-
-def _section_of(annotation: Any) -> type[Section] | None:
-    """The Section class inside `X`, `X | None`, `list[X]` or `Annotated[X, ...]`; None for anything else."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
-    return next((found for argument in get_args(annotation) if (found := _section_of(argument))), None)

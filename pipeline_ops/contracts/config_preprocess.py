@@ -122,8 +122,8 @@ class BeamRunner(Section):
     """`embedded` is this host. The others are Beam's runners of that name, which read and write the same paths as this host."""
     options: dict[str, Any] = {}
     """For the other runners: Beam's own pipeline options, without dashes, as in `{job_endpoint: "localhost:8099"}`."""
-    mode: Literal["in_memory", "multi_threading", "multi_processing"] = "multi_threading"
-    """Of embedded."""
+    mode: Literal["in_memory", "multi_threading", "multi_processing"] = "multi_processing"
+    """Of embedded: who builds the shards. multi_processing: processes of their own, or threads where there is little to do."""
     workers: int = Field(0, ge=0, le=256)
     """Of embedded; 0: one for each core."""
 
@@ -133,7 +133,7 @@ class BeamRunner(Section):
             raise ValueError(f"mode in_memory has exactly 1 worker, got workers: {self.workers}; use multi_threading or multi_processing")
         if self.name == "embedded" and self.options:
             raise ValueError(f"options ({', '.join(self.options)}) are for the other runners; embedded has mode and workers")
-        if self.name != "embedded" and (self.mode, self.workers) != ("multi_threading", 0):
+        if self.name != "embedded" and (self.mode, self.workers) != ("multi_processing", 0):
             raise ValueError(f"mode and workers are for the runner embedded; {self.name} has options")
         if "runner" in self.options:
             raise ValueError("the option runner is what name is for")

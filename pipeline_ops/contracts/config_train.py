@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from pipeline_ops.contracts.config_input import Input
 from pipeline_ops.contracts.config_optimizer import Optimizer
 from pipeline_ops.contracts.config_strategy import Strategy, refuse_impossible
 from pipeline_ops.contracts.model_catalogue import CATALOGUE, check_function, check_model, is_own
@@ -37,6 +38,8 @@ class BestCheckpoint(Section):
     """The weights of the epoch with the best figure become the challenger, not those of the last epoch."""
 
     monitor: Monitor = "validation_accuracy"
+    keep: int = operational(1, ge=1, le=1000)
+    """The weights of so many of the best epochs stay in the folder of checkpoints until training is done."""
 
 
 class Train(TaskSection):
@@ -76,6 +79,7 @@ class Train(TaskSection):
     """Into so many parts each replica divides its share of a batch, one after the other, to save memory; the gradients are added up."""
     epochs: int = Field(10, ge=1, le=100_000)
     seed: int = Field(1, ge=0)
+    input: Input = Input()
     optimizer: Optimizer = Optimizer()
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """What layers compute in; weights are float32 always. float16 scales the loss, so that small gradients don't vanish."""
@@ -96,6 +100,9 @@ class Train(TaskSection):
     steps_per_call: int = operational(10, ge=1, le=10_000)
     """Optimizer steps in one call of the compiled function."""
     checkpoint_every_steps: int = operational(200, ge=1)
+    """A checkpoint is written while training goes on; a lost worker costs the steps since the last one."""
+    keep_checkpoints: int = operational(2, ge=2, le=1000)
+    """The newest so many; should the last one be damaged, training goes on from the one before it."""
     max_restarts: int = operational(3, ge=0, le=1000)
     """How often the whole gang is restarted from its last checkpoint before the task fails."""
     start_timeout_seconds: int = operational(300, ge=1)

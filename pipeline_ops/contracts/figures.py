@@ -21,6 +21,10 @@ REFERENCE_OUTPUTS = "reference.npy"
 """Training: the probabilities (float32 [N, classes]) that the trained model in memory gave for those examples."""
 TENSORBOARD = "tensorboard"
 """Training: a folder of event files."""
+TEST_SPLIT = "test split"
+"""Evaluation: among the inputs of its fingerprint, the digest of the test split that it was planned with."""
+LAST_EVALUATION = "last_evaluation"
+"""Evaluation: among its inputs, the one before it, to tell what has changed."""
 REPORT = "report.html"
 METRICS = "metrics.json"
 
@@ -66,41 +70,90 @@ class TrainingFigures(Figures):
     seconds: float
     class_names: list[str]
     image_shape: tuple[int, int, int]
+    warnings: list[str] = []
+    """What a person should hear of, though training went on: a checkpoint that was damaged, a batch that was left out."""
 
 
 class ClassFigures(Figures):
-    """One class of the test split; precision, recall and f1 are 0 where nothing was predicted or there is nothing to find."""
+    """One class of the test split; precision, recall and f1 are 0 where nothing was predicted or there is nothing to find, the areas
+    None where they have no meaning: without an example of the class, or (ROC) without any other."""
 
     name: str
     precision: float
     recall: float
     f1: float
     support: int
+    roc_auc: float | None = None
+    average_precision: float | None = None
+
+
+class CalibrationBin(Figures):
+    """Examples whose answer has a probability between `low` and `high`: its mean, and how many of the answers are right."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float
+    accuracy: float
 
 
 class RuleVerdict(Figures):
-    """One rule of the gate with its numbers, as a sentence for a person."""
+    """One bound of one rule of the gate with its numbers, and as a sentence for a person.
+
+    `subject` is the class or slice that it is about, "" for the whole test split. `champion` is the champion's value, `low` and `high` the
+    interval of the difference to it at the rule's confidence; None where there is none.
+    """
 
     metric: str
     passed: bool
     text: str
+    subject: str = ""
+    value: float | None = None
+    bound: float | None = None
+    champion: float | None = None
+    low: float | None = None
+    high: float | None = None
+    is_within_noise: bool = False
 
 
 class ModelEvaluation(Figures):
-    """One model on the test split. `confusion[i][j]` counts examples of class i taken for class j."""
+    """One model on the test split. `confusion[i][j]` counts examples of class i taken for class j.
+
+    `intervals` hold 95 % of the bootstrap's draws, for metrics that are made of counts; `measures` are of the model as it is served.
+    """
 
     metrics: dict[str, float]
     classes: list[ClassFigures]
     confusion: list[list[int]]
+    intervals: dict[str, tuple[float, float]] = {}
+    calibration: list[CalibrationBin] = []
+    measures: dict[str, float] = {}
+
+
+class SliceFigures(Figures):
+    """One value of a slice: the metrics of both models, with intervals, on the examples that have it."""
+
+    name: str
+    value: str
+    num_examples: int
+    challenger: dict[str, float]
+    champion: dict[str, float] | None
+    intervals: dict[str, tuple[float, float]]
+    differences: dict[str, tuple[float, float]]
 
 
 class EvaluationFigures(Figures):
+    """`differences` are 95 % intervals of challenger minus champion, from paired draws. `drift` is the data's, None without a reference."""
+
     num_examples: int
     challenger: ModelEvaluation
     champion: ModelEvaluation | None
     champion_version: int | None
     gate_passed: bool
     rules: list[RuleVerdict]
+    differences: dict[str, tuple[float, float]] = {}
+    slices: list[SliceFigures] = []
+    drift: float | None = None
 
 
 class ModelFigures(Figures):

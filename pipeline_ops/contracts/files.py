@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,8 +35,13 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
       MachineError: the disk refused it (full, read-only); nothing is left behind.
     """
-    with _written_beside(path, data) as temporary:
-        os.replace(temporary, path)
+    with whole_file(path) as file:
+        file.write(data)
+
+
+def whole_file(path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """As `write_whole`, for what is too large to be held as bytes: a file that gets its name when the block ends well."""
+    return _written_beside(path, os.replace)
 
 
 def create_whole(path: Path, data: bytes) -> None:
@@ -46,28 +51,28 @@ def create_whole(path: Path, data: bytes) -> None:
       FileExistsError: there is one already.
       MachineError: the disk refused it.
     """
-    with _written_beside(path, data) as temporary:
-        os.link(temporary, path)
-        temporary.unlink()
+    with _written_beside(path, os.link) as file:
+        file.write(data)
 
 
 @contextlib.contextmanager
-def _written_beside(path: Path, data: bytes) -> Iterator[Path]:
-    """The data under a temporary name, on disk; removed again if it does not get its own in the block."""
+def _written_beside(path: Path, give_name: Callable[[Path, Path], None]) -> Iterator[IO[bytes]]:
+    """A file under a temporary name, which gets its own once it is on disk; nothing is left of it otherwise."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")  # two threads may write the same file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        yield temporary
+        give_name(temporary, path)
+    except FileExistsError:
+        raise
     except OSError as error:
+        raise _could_not_write(path, error) from error
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        if isinstance(error, FileExistsError):
-            raise
-        raise _could_not_write(path, error) from error
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,8 +1,10 @@
 """What the launcher and the processes of a gang say to each other.
 
-The launcher starts one preloaded process per host and tells it on its standard input, one JSON line each, what to
-fork; the preloaded process answers on its standard output with what has started and what has ended. A worker gets a
-WorkerSpec as a file. What it has to say goes into its progress file, and into its status file when it ends.
+    launcher  -- Order, Event -->  agent, one on each host  -- Fork, Event -->  preloaded process  -- fork -->  workers
+
+One JSON line each, on standard input and output, whatever carries these to another host. A worker gets a WorkerSpec as a
+file. What it has to say goes into its progress file, and into its status file when it ends. That it lives, it says in
+a pipe to the agent of its host.
 """
 
 from __future__ import annotations
@@ -12,7 +14,16 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+AGENT_MODULE = "pipeline_ops.launch.agent"
 PRELOADED_MODULE = "pipeline_ops.training.preloaded"
+
+BEATS_VARIABLE = "TRAINYARD_BEATS"
+"""The preloaded process finds here the descriptor of the pipe into which it and its forks write their names, once a second."""
+BEAT_SECONDS = 1.0
+RUN_VARIABLE = "TRAINYARD_RUN"
+"""Every process of a gang has here, whose it is: the folder of the train job's attempt."""
+PRELOADED = "preloaded process"
+"""Its name among those that beat."""
 
 
 Role = Literal["chief", "worker", "ps"]
@@ -37,13 +48,66 @@ class Fork(Message):
     env: dict[str, str] = {}
 
 
-class Event(Message):
-    """Preloaded process to launcher. `code` is an exit code, or a signal's number with a minus."""
+class AgentSpec(Message):
+    """What an agent is started with.
 
-    event: Literal["ready", "started", "ended"]
+    Args:
+      host: the host's name in the plan.
+      run: the launcher's own mark; an agent ends a predecessor with the same mark, and gives way to one with another.
+      lock: of what no two gangs may train, in words that fit into a file name.
+      token_file: a file on the shared storage; the host must see what the launcher wrote into it.
+      silence_seconds: an agent that hears nothing for so long ends everything on its host.
+      ports: the first and the last port that may be used; None: any that is free.
+      environment: for the preloaded process and all of its forks.
+    """
+
+    host: str
+    run: str
+    lock: str
+    token_file: str
+    silence_seconds: float
+    ports: tuple[int, int] | None = None
+    environment: dict[str, str] = {}
+
+
+class Order(Message):
+    """Launcher to agent: that the launcher lives, find free ports, fork a process, send a signal to a fork."""
+
+    order: Literal["ping", "ports", "fork", "signal"]
+    count: int = 0
+    fork: Fork | None = None
+    name: str = ""
+    signal: int = 0
+
+
+class HostReport(Message):
+    """What an agent says of its host before anything is trained there."""
+
+    python: str
+    versions: dict[str, str]
+    code: str
+    """Digest of the code of this project."""
+    token: str | None
+    """What it has read from the token file; None where there is no such file."""
+    cores: int
+    gpus: list[str] = []
+
+
+class Event(Message):
+    """Agent or preloaded process to launcher. `code` is an exit code, or a signal's number with a minus.
+
+    `hello` is an agent's first word, `ready` says that forks can be made, `alive` names who has beaten lately, and
+    `refused` is the last word of an agent that can't work, with the reason.
+    """
+
+    event: Literal["hello", "refused", "ready", "alive", "ports", "started", "ended"]
     name: str = ""
     pid: int = 0
     code: int = 0
+    host: HostReport | None = None
+    message: str = ""
+    names: list[str] = []
+    ports: list[int] = []
 
     @classmethod
     def parse(cls, line: bytes) -> Event | None:

@@ -37,14 +37,31 @@ class RawFile:
     key: str
     num_bytes: int
     digest: str
+    version: str = dataclasses.field(default="", compare=False)
+    """Another text once the file has been written to: see `version_of`. "" where that can't be told but from its content."""
 
     def path(self, folder: Path) -> bytes:
         """For `open`: bytes, because a file name need not be text."""
+        if "%" not in self.key:  # as good as always, and a third of the time
+            return os.fsencode(f"{folder}/{self.key}")
         return os.path.join(os.fsencode(folder), unquote_to_bytes(self.key))
+
+    def __reduce__(self) -> tuple:
+        """A fifth of the time that pickle takes for slots."""
+        return RawFile, (self.key, self.num_bytes, self.digest, self.version)
 
     def holds(self, content: bytes) -> bool:
         """Whether this is what the file held when it was listed."""
         return _new_hash(content).hexdigest() == self.digest
+
+
+def version_of(stat: os.stat_result) -> str:
+    """By this, a reader sees that a file is the one that was listed, without reading it twice.
+
+    Every write sets the ctime, and nobody can set it back. It has the grain of the kernel's clock, a few milliseconds: of a file
+    that was written to less than two seconds before it was listed, a further write may not show, so it has no version.
+    """
+    return f"{stat.st_mtime_ns}.{stat.st_ctime_ns}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +102,10 @@ def list_raw_files(folder: Path, indexes: Path) -> Listing:
             line = known.get(key, "")
             is_known = line.startswith(signature)
             digest = line[len(signature):] if is_known else _digest(entry.path)
-            files.append(RawFile(key, stat.st_size, digest))
+            is_settled = stat.st_ctime_ns < settled_ns
+            files.append(RawFile(key, stat.st_size, digest, version_of(stat) if is_settled else ""))
             num_kept += is_known
-            if not is_known and stat.st_ctime_ns < settled_ns:
+            if not is_known and is_settled:
                 fresh[key] = signature + digest
     except OSError as error:
         raise _unreadable(error, os.fsencode(folder)) from None

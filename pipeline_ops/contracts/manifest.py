@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.errors import DataError, MachineError
 from pipeline_ops.contracts.files import crc32c_of, write_json
 from pipeline_ops.contracts.fingerprint import Fingerprint, digest_of
 
@@ -95,9 +95,26 @@ def read_manifest(uri: str | Path) -> Manifest:
       DataError: there is none, or it is not one.
     """
     try:
-        return parse_manifest(Path(uri).read_bytes(), uri)
+        return parse_manifest(_read_remote(str(uri)) if is_remote(uri) else Path(uri).read_bytes(), uri)
     except FileNotFoundError:
         raise DataError(f"{uri}: there is no such manifest; run the task that makes it again") from None
+
+
+def is_remote(uri: str | Path) -> bool:
+    """Whether something lies in a store, and not in a folder."""
+    return "://" in str(uri)
+
+
+def _read_remote(uri: str) -> bytes:
+    import fsspec  # here, because the DAG file reads manifests too, and nearly all lie in folders
+
+    try:
+        with fsspec.open(uri, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # stores fail in as many ways as there are stores
+        raise MachineError(f"{uri} can't be read: {type(error).__name__}: {error}; check the store and this host's credentials") from error
 
 
 def parse_manifest(content: bytes, uri: str | Path) -> Manifest:

@@ -5,22 +5,25 @@ The operators act on these plans, and `trainyard explain` prints them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pipeline_ops.contracts import foreign
 from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.figures import ModelFigures
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.figures import LAST_EVALUATION, TEST_SPLIT, ModelFigures
 from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code, versions_of
 from pipeline_ops.contracts.generations import BASE, RAW_FILES, choose_base
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.listing import list_raw_files
-from pipeline_ops.contracts.manifest import Input, Manifest, find_damage, read_manifest
+from pipeline_ops.contracts.manifest import NAME, Input, Manifest, find_damage, read_manifest
 from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own
 from pipeline_ops.contracts.reference import find_reference
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.request import Request
+from pipeline_ops.contracts.shards import split_digest
 
 JOBS = ("preprocess", "train", "evaluate", "export")
 """In the order in which a DAG runs them."""
@@ -60,17 +63,18 @@ def _code_of_model(model: str) -> list[str]:
 KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
         "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c", "jinja2"),
-        lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/shard.py", "beam_jobs/io",
-                        "beam_jobs/splits.py", "beam_jobs/delta.py", "beam_jobs/generations.py", "beam_jobs/index.py",
+        lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/work.py", "beam_jobs/shard.py",
+                        "beam_jobs/io", "beam_jobs/splits.py", "beam_jobs/delta.py", "beam_jobs/generations.py", "beam_jobs/index.py",
                         "beam_jobs/balance.py", "beam_jobs/duplicates.py", "beam_jobs/pictures.py", "beam_jobs/quarantine.py",
                         "beam_jobs/describe.py", "beam_jobs/statistics", *_PAGE, *_code_of_source(config.preprocess.source.type),
                         "beam_jobs/stages/stage.py", "beam_jobs/stages/boxes.py",
                         *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
-        lambda config: ["pipeline_ops/training", "pipeline_ops/input/dataset.py", "pipeline_ops/input/records.py",
-                        "pipeline_ops/contracts/model_catalogue.py", "pipeline_ops/models/__init__.py", "pipeline_ops/models/own.py",
-                        "pipeline_ops/models/task.py", "pipeline_ops/models/classification.py", *_code_of_model(config.train.model)]),
+        lambda config: ["pipeline_ops/training", "pipeline_ops/input/dataset.py", "pipeline_ops/input/sources.py", "pipeline_ops/input/augment.py",
+                        "pipeline_ops/input/records.py", "pipeline_ops/contracts/model_catalogue.py", "pipeline_ops/models/__init__.py",
+                        "pipeline_ops/models/own.py", "pipeline_ops/models/task.py", "pipeline_ops/models/classification.py",
+                        *_code_of_model(config.train.model)]),
     "evaluate": JobKind(
         "pipeline_ops.evaluation.evaluate", ("preprocess", "train"), (*_TENSORFLOW, "jinja2", "pillow"),
         lambda config: ["pipeline_ops/evaluation", "pipeline_ops/input/served.py", "pipeline_ops/input/records.py", *_PAGE]),
@@ -109,9 +113,11 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     digests = {name: entry.digest for name, entry in inputs.items()}
     if job == "preprocess":
         digests[RAW_FILES] = list_raw_files(config.path(section.source.folder), layout.listings).digest
-    if job == "evaluate" and (champion := _baseline(config, inputs["train"])):
-        inputs["champion"] = champion
-        digests["champion"] = champion.digest
+    if job == "evaluate":
+        digests[TEST_SPLIT] = split_digest(read_manifest(manifests["preprocess"]), "test")
+        if champion := _baseline(config, inputs["train"]):
+            inputs["champion"] = champion
+            digests["champion"] = champion.digest
     stages = [stage.name for stage in section.stages] if job == "preprocess" else []
     fingerprint = Fingerprint(config=section.fingerprinted(), inputs=digests,
                               code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()) | foreign.code_of(stages),
@@ -122,9 +128,12 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
         base = choose_base(layout.artifacts(job), fingerprint)
         fingerprint = _with_inputs(fingerprint, {BASE: base.digest} if base else {})
         inputs |= reference.inputs | ({BASE: base} if base else {})
+    if job == "evaluate" and (before := _evaluation_before(layout, fingerprint)):
+        inputs[LAST_EVALUATION] = before  # only told of, so no part of the fingerprint
     resolved = {"registry": config.registry} if job == "export" else {}
     request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file),
                       config=section.model_dump(mode="json") | resolved,
+                      hosts=config.hosts.model_dump(mode="json") if job == "train" and config.hosts else None,
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)
     return _decide(request, layout)
@@ -142,6 +151,15 @@ def _decide(request: Request, layout: Layout) -> JobPlan:
     if damage:
         return JobPlan(request, manifest, False, f"the artifact was damaged: {damage[0]}", damage)
     return JobPlan(request, manifest, True, "unchanged: same inputs, config, code and package versions")
+
+
+def _evaluation_before(layout: Layout, fingerprint: Fingerprint) -> Input | None:
+    """The newest evaluation of the pipeline but this one; what can't be read is none."""
+    others = [path for path in layout.artifacts("evaluate").glob(f"*/{NAME}") if path.parent.name != fingerprint.digest]
+    for path in sorted(others, key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
+        with contextlib.suppress(DataError):
+            return _as_input(str(path))
+    return None
 
 
 def _find_unpublished(request: Request, manifest: Manifest) -> list[str]:

@@ -29,6 +29,8 @@ class Request(BaseModel):
     config_file: str
     config: dict[str, Any]
     """The job's section of the pipeline config, as JSON."""
+    hosts: dict[str, Any] | None = None
+    """For training: the hosts file's content; null for this machine."""
     inputs: dict[str, Input] = {}
     """Manifests to read, by name."""
     root: str

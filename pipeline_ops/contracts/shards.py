@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.manifest import Manifest, ManifestFile
 
 Task = Literal["classification", "detection"]
@@ -101,6 +102,11 @@ class DatasetFigures(BaseModel):
 def shards_of(manifest: Manifest, split: str) -> list[ManifestFile]:
     """The shards of a split, in order."""
     return [file for file in manifest.files if file.path.startswith(f"{split}-") and file.path.endswith(".tfrecord")]
+
+
+def split_digest(manifest: Manifest, split: str) -> str:
+    """32 hex digits over the examples that a reader of this split gets: the contents of its shards, and what is removed from them."""
+    return digest_of([[file.model_dump() for file in shards_of(manifest, split)], removed_positions(manifest, split)])
 
 
 def shard_paths(manifest_uri: str, manifest: Manifest, split: str) -> list[str]:

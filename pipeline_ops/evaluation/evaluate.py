@@ -1,8 +1,11 @@
 """The evaluate job: the challenger against the champion on the same test examples, through the models as they are served.
 
-Started as `python -m pipeline_ops.evaluation.evaluate --request <path>`. Leaves `report.html` for a person and
-`metrics.json` for a program, and says with its exit code whether the gate was passed. It publishes nothing: that is the
-export job's part. A gate that is not passed leaves the same whole artifact.
+Started as `python -m pipeline_ops.evaluation.evaluate --request <path>`: a process that has never seen the model in memory. Leaves
+`report.html` for a person and `metrics.json` for a program, and says with its exit code whether the gate was passed. It publishes
+nothing: that is the export job's part. A gate that is not passed leaves the same whole artifact.
+
+A champion is asked about the images as this data set has them. Its own SavedModel resizes them to what it was trained on; any other
+difference of the preprocessing is the champion's disadvantage, and the report says so. One that knows other classes is not asked.
 """
 
 from __future__ import annotations
@@ -11,34 +14,52 @@ import dataclasses
 from typing import Any
 
 from pipeline_ops.contracts.config_evaluate import Evaluate
-from pipeline_ops.contracts.errors import DataError, ExitCode
-from pipeline_ops.contracts.figures import METRICS, REPORT, EvaluationFigures
+from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.contracts.figures import METRICS, REPORT, EvaluationFigures, ModelEvaluation
 from pipeline_ops.contracts.files import write_json, write_whole
 from pipeline_ops.contracts.job import Job, run_job
-from pipeline_ops.contracts.progress import ProgressWriter
-from pipeline_ops.evaluation.answers import Answers, Mistake, ask
-from pipeline_ops.evaluation.gate import NO_CHAMPION, judge
+from pipeline_ops.evaluation.answers import Answers, Shown, ask
+from pipeline_ops.evaluation.gate import NO_CHAMPION, Evidence, judge
+from pipeline_ops.evaluation.groups import Group, slice_groups, whole_group
 from pipeline_ops.evaluation.inputs import Inputs, read_inputs
+from pipeline_ops.evaluation.leaks import Leaks, find_leaks
 from pipeline_ops.evaluation.lineage import trace
-from pipeline_ops.evaluation.metrics import Comparison, compare, evaluate_answers, wilson_interval_95
+from pipeline_ops.evaluation.measures import largest_drift, latencies_milliseconds, read_drift
+from pipeline_ops.evaluation.metrics import Comparison, Curves, compare, evaluate_model
 from pipeline_ops.evaluation.report import ReportData, read_rejected, render
+from pipeline_ops.evaluation.slices import wanted_features
 from pipeline_ops.input.served import ServedModel, read_encoded
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """What the answers say, before anyone judges. `curves` are of the challenger and, where there is one, the champion."""
+
+    whole: Group
+    slices: list[Group]
+    curves: list[Curves]
+    comparison: Comparison | None
 
 
 def evaluate(job: Job) -> ExitCode:
     """Evaluates and leaves the artifact, whatever the verdict. Raises DataError for inputs that are not what they should be."""
     config, inputs = Evaluate.model_validate(job.request.config), read_inputs(job.request)
+    leaks = find_leaks(inputs.dataset, inputs.champion, config.allowed_leaks)
     why_alone = _why_alone(inputs)
-    answers = _ask(config, inputs, with_champion=why_alone is None, progress=job.progress)
-    figures = _judge(config, inputs, answers, why_alone)
-    comparison = compare(answers.labels, *answers.classes) if why_alone is None else None
+    models = _load(inputs, with_champion=why_alone is None)
+    answers = _ask(job, config, inputs, models)
+    findings = _find(config, inputs, answers, _measure(config, inputs, models))
+    drift = read_drift(inputs.dataset.statistics)
+    figures = _judge(config, inputs, findings, largest_drift(drift), why_alone)
     with job.artifact() as draft:
-        write_json(draft.folder / METRICS, _metrics(inputs, figures, comparison, answers.worst_mistakes))
+        write_json(draft.folder / METRICS, _metrics(inputs, figures, findings, answers, leaks))
         write_whole(draft.folder / REPORT, render(ReportData(
-            pipeline=job.request.pipeline, figures=figures, comparison=comparison, why_alone=why_alone, mistakes=answers.worst_mistakes,
-            training=inputs.challenger.figures, dataset=inputs.dataset.figures, rejected=read_rejected(inputs.dataset.quarantine),
-            lineage=trace(job.request, inputs))).encode())
+            pipeline=job.request.pipeline, figures=figures, comparison=findings.comparison, why_alone=why_alone, curves=findings.curves,
+            mistakes=answers.worst_mistakes, surprises=answers.surprises, training=inputs.challenger.figures, dataset=inputs.dataset.figures,
+            rejected=read_rejected(inputs.dataset.quarantine), drift=drift, leaks=leaks, lineage=trace(job.request, inputs), top_k=config.top_k,
+            bootstrap_samples=config.bootstrap.samples)).encode())
         draft.figures = figures.model_dump(mode="json")
+        draft.seeds = {"bootstrap": config.bootstrap.seed}
     return ExitCode.SUCCESS if figures.gate_passed else ExitCode.GATE_NOT_PASSED
 
 
@@ -58,40 +79,79 @@ def _difference(theirs: list[str], ours: list[str]) -> str:
     return " and ".join(parts) or "has the classes in another order"
 
 
-def _ask(config: Evaluate, inputs: Inputs, with_champion: bool, progress: ProgressWriter) -> Answers:
-    total, class_names = inputs.dataset.num_test_examples, inputs.dataset.figures.class_names
-    progress.report("evaluate", 0, total, "images")
-    models = [ServedModel(inputs.challenger.saved_model, "the challenger", len(class_names))]
+def _load(inputs: Inputs, with_champion: bool) -> list[ServedModel]:
+    num_classes = len(inputs.dataset.figures.class_names)
+    models = [ServedModel(inputs.challenger.saved_model, "the challenger", num_classes)]
     if with_champion:
-        models.append(ServedModel(inputs.champion.saved_model, f"the champion (version {inputs.champion.version})", len(class_names)))
-    examples = read_encoded(inputs.dataset.test_shards, config.batch, inputs.dataset.removed_from_test_shards)
-    answers = ask(models, examples, len(class_names), config.worst_mistakes,
-                  lambda done: progress.report("evaluate", done, total, "images"))
-    if len(answers.labels) != total:
-        raise DataError(f"{inputs.dataset.uri}: the test shards hold {len(answers.labels)} examples, the manifest says {total}")
-    return answers
+        models.append(ServedModel(inputs.champion.saved_model, f"the champion (version {inputs.champion.version})", num_classes))
+    return models
 
 
-def _judge(config: Evaluate, inputs: Inputs, answers: Answers, why_alone: str | None) -> EvaluationFigures:
-    challenger, *champion = (evaluate_answers(answers.labels, classes, inputs.dataset.figures.class_names) for classes in answers.classes)
-    rules = judge(config.gate, challenger.metrics, champion[0].metrics if champion else None, why_alone or NO_CHAMPION)
+def _ask(job: Job, config: Evaluate, inputs: Inputs, models: list[ServedModel]) -> Answers:
+    dataset, progress = inputs.dataset, job.progress
+    total = dataset.num_test_examples
+    progress.report("evaluate", 0, total, "images")
+    examples = read_encoded(dataset.test_shards, config.batch, dataset.removed_from_test_shards, wanted_features(config.slices))
+    job.attempt.folder.mkdir(parents=True, exist_ok=True)
+    return ask(models, examples, total, len(dataset.figures.class_names), config.slices, config.worst_mistakes, job.attempt.folder,
+               lambda done: progress.report("evaluate", done, total, "images"))
+
+
+def _measure(config: Evaluate, inputs: Inputs, models: list[ServedModel]) -> list[dict[str, float]]:
+    """Of each model as it is served."""
+    sizes = [inputs.challenger.model_bytes, *([inputs.champion.model_bytes] if len(models) > 1 else [])]
+    found = [{"model_bytes": float(size)} for size in sizes]
+    if config.measures_latency:
+        first = next(iter(read_encoded(inputs.dataset.test_shards, config.batch, inputs.dataset.removed_from_test_shards)))
+        for measures, latency in zip(found, latencies_milliseconds(models, first), strict=True):
+            measures["latency_milliseconds"] = latency
+    return found
+
+
+def _find(config: Evaluate, inputs: Inputs, answers: Answers, measures: list[dict[str, float]]) -> Findings:
+    names, labels = inputs.dataset.figures.class_names, answers.labels
+    evaluated = [evaluate_model(labels, answer, names, config.top_k, config.calibration_bins) for answer in answers.models]
+    evaluations = [evaluation.model_copy(update={"measures": found}) for (evaluation, _), found in zip(evaluated, measures, strict=True)]
+    return Findings(
+        whole=whole_group(labels, answers.models, evaluations, config.top_k, config.bootstrap),
+        slices=slice_groups(labels, answers.models, answers.slices, names, config.top_k, config.bootstrap),
+        curves=[curves for _, curves in evaluated],
+        comparison=compare(labels, *(answer.classes for answer in answers.models)) if len(answers.models) > 1 else None)
+
+
+def _judge(config: Evaluate, inputs: Inputs, findings: Findings, drift: float | None, why_alone: str | None) -> EvaluationFigures:
+    whole = findings.whole
+    rules = judge(config.gate, Evidence(whole, findings.slices, drift, why_alone or NO_CHAMPION))
     return EvaluationFigures(
-        num_examples=len(answers.labels), challenger=challenger, champion=champion[0] if champion else None,
-        champion_version=inputs.champion.version if inputs.champion else None, gate_passed=all(rule.passed for rule in rules), rules=rules)
+        num_examples=whole.num_examples, challenger=_with_intervals(whole.challenger, whole), champion=whole.champion,
+        champion_version=inputs.champion.version if inputs.champion else None, gate_passed=all(rule.passed for rule in rules), rules=rules,
+        differences=whole.differences(), slices=[group.as_slice() for group in findings.slices], drift=drift)
 
 
-def _metrics(inputs: Inputs, figures: EvaluationFigures, comparison: Comparison | None, mistakes: list[Mistake]) -> dict[str, Any]:
+def _with_intervals(model: ModelEvaluation, group: Group) -> ModelEvaluation:
+    return model.model_copy(update={"intervals": group.intervals()})
+
+
+def _metrics(inputs: Inputs, figures: EvaluationFigures, findings: Findings, answers: Answers, leaks: Leaks) -> dict[str, Any]:
     """What a program may want to know: all figures, the uncertainty of them, and where to look for the mistakes."""
     names = inputs.dataset.figures.class_names
-    correct = sum(row[index] for index, row in enumerate(figures.challenger.confusion))
     return {
         **figures.model_dump(mode="json"),
         "class_names": names,
-        "accuracy_interval_95": wilson_interval_95(correct, figures.num_examples),
-        "comparison": comparison and dataclasses.asdict(comparison),
-        "worst_mistakes": [{"key": m.key, "label": names[m.label], "answer": names[m.answer], "confidence": m.confidence,
-                            "label_probability": m.label_probability} for m in mistakes],
+        "comparison": findings.comparison and dataclasses.asdict(findings.comparison),
+        "leaks": dataclasses.asdict(leaks),
+        "precision_at_recall": [{names[index]: [round(float(value), 4) for value in values] for index, values in curves.by_class.items()}
+                                for curves in findings.curves],
+        "worst_mistakes": [_example(shown, names) for shown in answers.worst_mistakes],
+        "surprises": [_example(shown, names) for shown in answers.surprises],
     }
+
+
+def _example(shown: Shown, names: list[str]) -> dict[str, Any]:
+    champion = {} if shown.champion_answer is None else {
+        "champion_answer": names[shown.champion_answer], "champion_label_probability": shown.champion_label_probability}
+    return {"key": shown.key, "label": names[shown.label], "answer": names[shown.answer], "confidence": shown.confidence,
+            "label_probability": shown.label_probability, **champion}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What an evaluation reads: the data set, the challenger and the champion, each checked against its manifest.
 
 Nothing else of the storage decides anything. A file that is not what its manifest says is refused here, by name, before
-a model has seen it.
+a model has seen it; so is a test split that is not the one that the request pins.
 """
 
 from __future__ import annotations
@@ -12,11 +12,23 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.figures import SAVED_MODEL, ModelFigures, TrainingFigures, files_of_saved_model
+from pipeline_ops.contracts.figures import SAVED_MODEL, TEST_SPLIT, ModelFigures, TrainingFigures, files_of_saved_model
 from pipeline_ops.contracts.manifest import Manifest, read_input, refuse_damage
 from pipeline_ops.contracts.registry import fetched
 from pipeline_ops.contracts.request import Request
-from pipeline_ops.contracts.shards import QUARANTINE, DatasetFigures, removed_positions, shard_paths, shards_of
+from pipeline_ops.contracts.shards import (
+    INDEX,
+    QUARANTINE,
+    STATISTICS,
+    DatasetFigures,
+    removed_positions,
+    shard_paths,
+    shards_of,
+    split_digest,
+)
+
+_SAVED_MODEL_PARTS = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
+"""A version's folder may hold other formats beside them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +55,10 @@ class Dataset:
     def quarantine(self) -> Path:
         return Path(self.uri).parent / QUARANTINE
 
+    @property
+    def statistics(self) -> Path:
+        return Path(self.uri).parent / STATISTICS
+
 
 @dataclasses.dataclass(frozen=True)
 class Challenger:
@@ -55,6 +71,10 @@ class Challenger:
     @property
     def saved_model(self) -> Path:
         return Path(self.uri).parent / SAVED_MODEL
+
+    @property
+    def model_bytes(self) -> int:
+        return sum(file.num_bytes for file in files_of_saved_model(self.manifest))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +92,10 @@ class Champion:
     @property
     def saved_model(self) -> Path:
         return Path(self.uri).parent
+
+    @property
+    def model_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.manifest.files if file.path.split("/")[0] in _SAVED_MODEL_PARTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +116,9 @@ def read_inputs(request: Request) -> Inputs:
     challenger = Challenger(*_read(request, "train", TrainingFigures))
     champion = Champion(*_read(request, "champion", ModelFigures)) if "champion" in request.inputs else None
     _refuse_unfit(dataset, challenger)
-    quarantine = [file for file in dataset.manifest.files if file.path == QUARANTINE]
-    refuse_damage(dataset.uri, dataset.manifest, [*shards_of(dataset.manifest, "test"), *quarantine])
+    _refuse_other_tests(dataset, request)
+    others = [file for file in dataset.manifest.files if file.path in (QUARANTINE, INDEX, STATISTICS)]
+    refuse_damage(dataset.uri, dataset.manifest, [*shards_of(dataset.manifest, "test"), *others])
     refuse_damage(challenger.uri, challenger.manifest, files_of_saved_model(challenger.manifest))
     if champion:
         refuse_damage(champion.uri, champion.manifest, champion.manifest.files)
@@ -104,6 +129,14 @@ def _read(request: Request, name: str, figures: type[BaseModel]) -> tuple:
     """URI, manifest and figures of an input."""
     manifest = read_input(request.inputs[name])
     return request.inputs[name].uri, manifest, figures.model_validate(manifest.figures)
+
+
+def _refuse_other_tests(dataset: Dataset, request: Request) -> None:
+    """The manifest's own digest covers its files, and not what is removed from them; this one covers both."""
+    pinned, found = request.fingerprint.inputs[TEST_SPLIT], split_digest(dataset.manifest, "test")
+    if found != pinned:
+        raise DataError(f"{dataset.uri}: the digest of its test split is {found}, but {pinned} is pinned in this evaluation's request; "
+                        "start a new run")
 
 
 def _refuse_unfit(dataset: Dataset, challenger: Challenger) -> None:

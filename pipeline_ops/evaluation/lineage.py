@@ -1,4 +1,4 @@
-"""Where a challenger comes from, and what is new since the champion: rows for the report.
+"""Where a challenger comes from, and what is new since the champion and since the run before: rows for the report.
 
 Places are shown relative to the storage root, so that a report does not depend on where it was made. The champion's
 own training is followed through the lineage in its manifest; if those artifacts are gone, the report says so.
@@ -10,9 +10,13 @@ import dataclasses
 from pathlib import Path
 
 from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.manifest import Manifest, read_manifest
+from pipeline_ops.contracts.figures import LAST_EVALUATION, EvaluationFigures
+from pipeline_ops.contracts.fingerprint import Fingerprint
+from pipeline_ops.contracts.manifest import Input, Manifest, read_manifest
 from pipeline_ops.contracts.request import Request
 from pipeline_ops.evaluation.inputs import Inputs
+
+_MAX_LINE = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,19 +33,37 @@ class Origin:
 
 
 @dataclasses.dataclass(frozen=True)
+class Since:
+    """What is new: lines for each job. `metrics` are the older challenger's, where it is an evaluation that is compared with."""
+
+    changes: dict[str, list[str]]
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_nothing(self) -> bool:
+        return not any(self.changes.values())
+
+    @property
+    def is_preprocessed_otherwise(self) -> bool:
+        """Whether the pixels themselves may be other ones, and not only other images."""
+        return any(line.startswith(("config stages", "config source", "code ")) for line in self.changes["preprocess"])
+
+
+@dataclasses.dataclass(frozen=True)
 class Lineage:
-    """`changes` has a list of lines for each job; None where the champion can't be traced, or is not there."""
+    """`since_champion` and `since_last_run` are None where there is none, or where it can't be traced."""
 
     origins: list[Origin]
     evaluation: str
     """The fingerprint of the evaluation itself."""
-    changes: dict[str, list[str]] | None
+    since_champion: Since | None = None
+    since_last_run: Since | None = None
 
 
 def trace(request: Request, inputs: Inputs) -> Lineage:
     named = {"data set": inputs.dataset, "challenger": inputs.challenger, "champion": inputs.champion}
     origins = [_origin(name, entry.uri, entry.manifest, Path(request.root)) for name, entry in named.items() if entry]
-    return Lineage(origins, request.fingerprint.digest, _changes(inputs))
+    return Lineage(origins, request.fingerprint.digest, _since_champion(inputs), _since_last_run(request, inputs))
 
 
 def _origin(name: str, uri: str, manifest: Manifest, root: Path) -> Origin:
@@ -51,13 +73,37 @@ def _origin(name: str, uri: str, manifest: Manifest, root: Path) -> Origin:
                   manifest.seeds)
 
 
-def _changes(inputs: Inputs) -> dict[str, list[str]] | None:
+def _since_champion(inputs: Inputs) -> Since | None:
     if inputs.champion is None:
         return None
     try:
         training = read_manifest(inputs.champion.manifest.inputs["train"].uri)
-        dataset = read_manifest(training.inputs["preprocess"].uri)
-    except DataError:
+        return Since(_changes(inputs, training))
+    except (DataError, KeyError):
         return None
-    return {"preprocess": inputs.dataset.manifest.fingerprint.changes_since(dataset.fingerprint),
-            "train": inputs.challenger.manifest.fingerprint.changes_since(training.fingerprint)}
+
+
+def _since_last_run(request: Request, inputs: Inputs) -> Since | None:
+    last: Input | None = request.inputs.get(LAST_EVALUATION)
+    if last is None:
+        return None
+    try:
+        evaluation = read_manifest(last.uri)
+        training = read_manifest(evaluation.inputs["train"].uri)
+        changes = {**_changes(inputs, training), "evaluate": _told(request.fingerprint, evaluation.fingerprint)}
+        metrics = EvaluationFigures.model_validate(evaluation.figures).challenger.metrics
+    except (DataError, KeyError, ValueError):
+        return None
+    return Since(changes, metrics)
+
+
+def _changes(inputs: Inputs, training: Manifest) -> dict[str, list[str]]:
+    """Raises DataError or KeyError where the older training can't be followed back to its data."""
+    dataset = read_manifest(training.inputs["preprocess"].uri)
+    return {"preprocess": _told(inputs.dataset.manifest.fingerprint, dataset.fingerprint),
+            "train": _told(inputs.challenger.manifest.fingerprint, training.fingerprint)}
+
+
+def _told(newer: Fingerprint, older: Fingerprint) -> list[str]:
+    """The differences in lines that a page has room for: of a whole list of rules or stages, that it has changed."""
+    return [line if len(line) <= _MAX_LINE else f"{line.partition(':')[0]} changed" for line in newer.changes_since(older)]

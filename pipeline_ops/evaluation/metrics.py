@@ -1,6 +1,6 @@
 """What a classifier is worth, from its answers: plain numpy, because importing a library for it takes longer than the work.
 
-Pure functions; the job, the gate and the report use them. The figures equal scikit-learn's (a test compares them).
+Pure functions; the job, the gate and the report use them. The figures equal scikit-learn's (tests compare them).
 
 Legend: N examples, C classes.
 """
@@ -14,14 +14,57 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline_ops.contracts.figures import ClassFigures, ModelEvaluation
+from pipeline_ops.evaluation.scores import Ranking, calibration, calibration_error
 
 _Z_95 = 1.959963984540054  # 97.5 % quantile of the normal distribution
 
 
-def evaluate_answers(labels: np.ndarray, classes: np.ndarray, class_names: Sequence[str]) -> ModelEvaluation:
-    """The figures of one model.
+@dataclasses.dataclass(frozen=True)
+class ModelAnswer:
+    """What one model says of N examples.
+
+    `classes` int64 [N]; `ranks` int [N], how many classes stand before the label; `confidences` float [N], the probability of the answer;
+    `scores` float [C, N], the probabilities, by class because each class is looked at by itself.
+    """
+
+    classes: np.ndarray
+    ranks: np.ndarray
+    confidences: np.ndarray
+    scores: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """Precision at each of `scores.RECALLS`, for every class that has examples: float [101] by the class's index."""
+
+    by_class: dict[int, np.ndarray]
+
+    @property
+    def mean(self) -> np.ndarray:
+        return np.mean(list(self.by_class.values()), axis=0)
+
+
+def evaluate_model(labels: np.ndarray, answer: ModelAnswer, class_names: Sequence[str], top_k: int,
+                   calibration_bins: int) -> tuple[ModelEvaluation, Curves]:
+    """All figures of one model but its intervals, and its precision-recall curves.
 
     Averages over classes, and the worst class, leave out the classes that have no example: there is nothing to find.
+    """
+    counted = evaluate_answers(labels, answer.classes, class_names)
+    rankings = [Ranking(answer.scores[index], labels == index) for index in range(len(class_names))]
+    classes = [figures.model_copy(update={"roc_auc": ranking.roc_auc, "average_precision": ranking.average_precision})
+               for figures, ranking in zip(counted.classes, rankings, strict=True)]
+    bins = calibration(answer.confidences, answer.classes == labels, calibration_bins)
+    areas = {f"macro_{name}": [value for figures in classes if figures.support and (value := getattr(figures, name)) is not None]
+             for name in ("roc_auc", "average_precision")}
+    metrics = {**counted.metrics, "top_k_accuracy": float(np.mean(answer.ranks < top_k)),
+               **{name: _mean(values) for name, values in areas.items() if values}, "calibration_error": calibration_error(bins)}
+    curves = {index: precisions for index, ranking in enumerate(rankings) if (precisions := ranking.precisions()) is not None}
+    return counted.model_copy(update={"metrics": metrics, "classes": classes, "calibration": bins}), Curves(curves)
+
+
+def evaluate_answers(labels: np.ndarray, classes: np.ndarray, class_names: Sequence[str]) -> ModelEvaluation:
+    """What follows from right and wrong answers alone.
 
     Args:
       labels: int64 [N], the truth.

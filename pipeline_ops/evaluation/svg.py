@@ -12,11 +12,12 @@ from pipeline_ops.contracts.svg import Axis, Point, line, round_ticks, short, te
 
 _WIDTH, _HEIGHT = 330, 212  # about the size on a wide screen, so that text has the size that the style sheet says
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 20, 36
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One curve. `style` is its CSS class; points that are not finite are left out."""
+    """One curve. `style` is its CSS classes; points that are not finite are left out."""
 
     name: str
     style: str
@@ -39,10 +40,22 @@ def line_chart(title: str, lines: Sequence[Line], at_least: float = math.inf, at
         return Markup('<p class="soft">Nothing was recorded.</p>')
     x = _epoch_axis([point[0] for point in points])
     y = _value_axis(min(at_least, *(point[1] for point in points)), max(point[1] for point in points), at_most)
-    parts = [_grid(x, y), *(_curve(line, x, y) for line in lines)]
+    parts = [_grid(x, y, "epoch"), *(_curve(line, x, y) + _dots(line, x, y) for line in lines)]
     if marked is not None:
         parts.insert(1, _mark(x(marked), mark))
-    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(_WIDTH, _HEIGHT, title, Markup("").join(parts))
+    return _drawing(title, parts)
+
+
+def share_chart(title: str, x_name: str, lines: Sequence[Line], bars: Sequence[tuple[float, float, float, str]] = ()) -> Markup:
+    """Curves between shares: both axes go from 0 to 1.
+
+    Args:
+      bars: (low, high, height, what it says) of rectangles under the curves.
+    """
+    x, y = Axis(0.0, 1.0, _LEFT, _WIDTH - _RIGHT, _SHARES), Axis(0.0, 1.0, _HEIGHT - _BOTTOM, _TOP, _SHARES)
+    drawn = [Markup('<rect class="bin" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>').format(
+        x(low) + 0.5, y(height), x(high) - x(low) - 1.0, max(1.0, y(0) - y(height)), says) for low, high, height, says in bars]
+    return _drawing(title, [_grid(x, y, x_name), *drawn, *(_curve(line, x, y) for line in lines)])
 
 
 def interval_chart(value: float, other: float | None, low: float, interval: tuple[float, float] | None = None) -> Markup:
@@ -72,10 +85,14 @@ def _value_axis(low: float, high: float, at_most: float) -> Axis:
     return Axis(ticks[0], ticks[-1], _HEIGHT - _BOTTOM, _TOP, ticks)
 
 
-def _grid(x: Axis, y: Axis) -> Markup:
+def _drawing(title: str, parts: Sequence[Markup]) -> Markup:
+    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(_WIDTH, _HEIGHT, title, Markup("").join(parts))
+
+
+def _grid(x: Axis, y: Axis, x_name: str) -> Markup:
     rows = [line("grid", (_LEFT, y(tick)), (_WIDTH - _RIGHT, y(tick))) + text("end", _LEFT - 8, y(tick) + 4, short(tick)) for tick in y.ticks]
     columns = [text("middle", x(tick), _HEIGHT - _BOTTOM + 17, f"{tick:g}") for tick in x.ticks]
-    return Markup("").join([*rows, *columns, text("middle", (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 3, "epoch")])
+    return Markup("").join([*rows, *columns, text("middle", (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 3, x_name)])
 
 
 def _mark(x: float, label: str) -> Markup:
@@ -84,6 +101,9 @@ def _mark(x: float, label: str) -> Markup:
 
 def _curve(line: Line, x: Axis, y: Axis) -> Markup:
     path = " ".join(f"{x(px):.1f},{y(py):.1f}" for px, py in line.points)
-    dots = [Markup('<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="2.5"><title>{}, epoch {:g}: {:.5g}</title></circle>').format(
-        line.style, x(px), y(py), line.name, px, py) for px, py in line.points]
-    return Markup('<polyline class="curve {}" points="{}"/>{}').format(line.style, path, Markup("").join(dots))
+    return Markup('<polyline class="curve {}" points="{}"><title>{}</title></polyline>').format(line.style, path, line.name)
+
+
+def _dots(line: Line, x: Axis, y: Axis) -> Markup:
+    return Markup("").join(Markup('<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="2.5"><title>{}, epoch {:g}: {:.5g}</title></circle>').format(
+        line.style, x(px), y(py), line.name, px, py) for px, py in line.points)

@@ -1,9 +1,10 @@
 """A data set's shards as batches of tensors, in an order that depends on the seed and the step alone.
 
-Every worker reads the same order and takes its own slice of each global batch, so the global batches are the same sets
-whatever the number of workers, and a gang of any size resumes in the middle of an epoch by its step number. What a
-worker does not need is dropped while it is still bytes: decoding costs ten to thirty times more than reading. What is in
-an example is the task's matter (`models/task.py`).
+Every epoch is a permutation of the whole split, and the epochs follow one another without a gap: a batch may hold the
+end of one and the beginning of the next, so every example comes exactly once in an epoch whatever the global batch, and
+all batches have the same size. Which examples a step has is arithmetic. So a worker reads nothing but its own slice of
+each global batch, the global batches are the same sets whatever the number of workers, and a gang of any size resumes
+at any step without reading what came before. What is in an example is the task's matter (`models/task.py`).
 
 Legend: B global batch, b this worker's part of it.
 """
@@ -11,22 +12,19 @@ Legend: B global batch, b this worker's part of it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
-from pipeline_ops.input.records import read_records, shard_reader
+from pipeline_ops.contracts.config_input import Augment
+from pipeline_ops.input.augment import augment
+from pipeline_ops.input.records import read_records
+from pipeline_ops.input.sources import EncodedSource, Parse, Source
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 tf = import_tensorflow()
 
-Parse = Callable[[Any], tuple[Any, Any]]
-"""Serialised examples, string [b], to features and labels."""
-
-MAX_BYTES_IN_MEMORY = 256 << 20
-"""A split up to this size is held in memory, and every epoch is a full permutation of it."""
-
-_SHUFFLE_EXAMPLES = 16_384
-"""The window of the shuffle for larger splits; the shards themselves are globally shuffled already."""
+_FOREVER = 1 << 40
+_CIPHER = 498_247_692, 4
+"""The first word of the key, and the rounds, of the cipher that permutes: what `tf.random.experimental.index_shuffle` takes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,56 +49,50 @@ class Split:
     removed: tuple[tuple[int, ...], ...] = ()
     """For each shard the positions of records that don't count; `num_examples` is without them. Empty: none anywhere."""
 
-    def steps_per_epoch(self, global_batch: int) -> int:
-        """Whole batches; the examples of the last, partial one come first in another epoch's order."""
-        return self.num_examples // global_batch
-
-    @property
-    def is_small(self) -> bool:
-        return self.num_bytes <= MAX_BYTES_IN_MEMORY
+    def end_of_epoch(self, epoch: int, global_batch: int) -> int:
+        """The step before which the last example of an epoch has been used; epochs count from 0. The batch that holds it may
+        go on with the next epoch, so epochs differ by a step at most."""
+        return -(-self.num_examples * (epoch + 1) // global_batch)
 
 
-def training_batches(split: Split, parse: Parse, global_batch: int, part: Slice, seed: int, start_step: int) -> tf.data.Dataset:
-    """Endless batches from `start_step` on: this worker's part of each, as `parse` makes it."""
-    steps = split.steps_per_epoch(global_batch)
-    first_epoch, first_step = divmod(start_step, steps)
-    records = _epochs_in_memory if split.is_small else _epochs_streamed
-    serialized = records(split, global_batch, steps, seed, first_epoch).skip(first_step)
-    return (serialized.map(lambda batch_B: batch_B[part.start:part.end])
-            .map(parse, num_parallel_calls=2, deterministic=True)
-            .prefetch(2))
+def training_batches(split: Split, source: Source, global_batch: int, part: Slice, seed: int, start_step: int,
+                     changes: Augment | None = None) -> tf.data.Dataset:
+    """Endless batches from `start_step` on: this worker's part of each, as the task's `parse` makes it.
+
+    Args:
+      split: says how many examples there are.
+      source: has them.
+      changes: what is done at random to features that are images, uint8 [b, H, W, C]; None for nothing.
+    """
+    def load(step: tf.Tensor) -> tuple[Any, Any]:
+        epochs_b, examples_b = _order(split, seed, step * global_batch + tf.range(part.start, part.end, dtype=tf.int64))
+        features, labels = source.load(examples_b)
+        return augment(changes, features, seed, epochs_b, examples_b) if changes else features, labels
+
+    return tf.data.Dataset.range(start_step, _FOREVER).map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
+
+
+def examples_of_step(split: Split, global_batch: int, seed: int, step: int, source: EncodedSource) -> list[bytes]:
+    """The whole global batch of one step, as it lies in the shards: serialised tf.train.Examples, in the order of the batch."""
+    _, examples_B = _order(split, seed, tf.constant(step * global_batch, tf.int64) + tf.range(global_batch, dtype=tf.int64))
+    return source.read(examples_B).numpy().tolist()
 
 
 def evaluation_batches(split: Split, parse: Parse, batch: int, worker: int = 0, workers: int = 1) -> tf.data.Dataset:
     """Every `workers`-th example once, beginning with number `worker`; the last batch may be smaller."""
     return (read_records(split.paths, split.removed).shard(workers, worker).batch(batch)
-            .map(parse, num_parallel_calls=2, deterministic=True)
+            .map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
             .prefetch(2))
 
 
-def _epochs_in_memory(split: Split, global_batch: int, steps: int, seed: int, first_epoch: int) -> tf.data.Dataset:
-    """Batches of serialised examples: each epoch is a permutation of the whole split."""
-    all_records = tf.constant(list(read_records(split.paths, split.removed).as_numpy_iterator()))
+def _order(split: Split, seed: int, positions_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """(epochs_b, examples_b) of positions in the endless order: in each epoch another permutation.
 
-    def epoch(number):
-        order = tf.random.experimental.stateless_shuffle(tf.range(split.num_examples), seed=[seed, number])
-        return tf.data.Dataset.from_tensor_slices(tf.reshape(order[: steps * global_batch], [steps, global_batch]))
-
-    return tf.data.Dataset.range(first_epoch, _FOREVER).flat_map(epoch).map(lambda indexes_B: tf.gather(all_records, indexes_B))
-
-
-def _epochs_streamed(split: Split, global_batch: int, steps: int, seed: int, first_epoch: int) -> tf.data.Dataset:
-    """Batches of serialised examples: each epoch reads the shards in another order through a shuffle window."""
-    read = shard_reader(split.paths, split.removed)
-
-    def epoch(number):
-        order = tf.random.experimental.stateless_shuffle(tf.range(len(split.paths)), seed=[seed, number])
-        return (tf.data.Dataset.from_tensor_slices(order)
-                .interleave(read, cycle_length=4, num_parallel_calls=2, deterministic=True)
-                .shuffle(_SHUFFLE_EXAMPLES, seed=seed * 1_000_003 + number, reshuffle_each_iteration=False)
-                .batch(global_batch, drop_remainder=True).take(steps))
-
-    return tf.data.Dataset.range(first_epoch, _FOREVER).flat_map(epoch)
-
-
-_FOREVER = 1 << 31
+    A cipher with (seed, epoch) as its key maps a position within an epoch to an example, so no permutation is ever made
+    as a whole: the first step of the hundredth epoch costs as much as any other.
+    """
+    epochs_b, within_b = positions_b // split.num_examples, positions_b % split.num_examples
+    word, rounds = _CIPHER
+    keys_b3 = tf.stack([tf.fill(tf.shape(epochs_b), tf.constant(part, tf.int64)) for part in (word, seed)] + [epochs_b], axis=1)
+    last = tf.constant(split.num_examples - 1, tf.int64)
+    return epochs_b, tf.raw_ops.RandomIndexShuffle(index=within_b, seed=keys_b3, max_index=last, rounds=rounds)

@@ -23,17 +23,21 @@ _SIGNATURE, _INPUT, _OUTPUTS = "serving_default", "image_bytes", ("probabilities
 
 @dataclasses.dataclass(frozen=True)
 class EncodedBatch:
-    """N examples: keys as text, images as the bytes of their files, labels int64 [N]."""
+    """N examples: keys as text, images as the bytes of their files, labels int64 [N].
+
+    `features` has the first value of each other feature that was asked for, None where an example lacks it.
+    """
 
     keys: list[str]
     images: np.ndarray
     labels: np.ndarray
+    features: dict[str, list[bytes | int | float | None]] = dataclasses.field(default_factory=dict)
 
 
-def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[int]] = ()) -> Iterator[EncodedBatch]:
+def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[int]] = (), features: Sequence[str] = ()) -> Iterator[EncodedBatch]:
     """Every example of some shards once, in the order of the shards; the last batch may be smaller.
 
-    `removed` are the positions to skip, for each shard.
+    `removed` are the positions to skip, for each shard; `features` the names of what else is wanted of each example.
 
     Raises:
       DataError: a shard holds something that is not an example.
@@ -41,14 +45,30 @@ def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[in
     from pipeline_ops.input.records import read_records
 
     tf = import_tensorflow()
-    features = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64), KEY: tf.io.FixedLenFeature([], tf.string)}
-    records = read_records(paths, removed).batch(batch)
+    fixed = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64), KEY: tf.io.FixedLenFeature([], tf.string)}
+
+    def parse(serialized_N):
+        return (serialized_N if features else serialized_N[:0]), tf.io.parse_example(serialized_N, fixed)
+
     try:
-        for parsed in records.map(lambda serialized_N: tf.io.parse_example(serialized_N, features)).prefetch(1).as_numpy_iterator():
+        for serialized_N, parsed in read_records(paths, removed).batch(batch).map(parse).prefetch(1).as_numpy_iterator():
             keys = [key.decode("utf-8", "backslashreplace") for key in parsed[KEY]]
-            yield EncodedBatch(keys, parsed[ENCODED], parsed[LABEL])
+            yield EncodedBatch(keys, parsed[ENCODED], parsed[LABEL], _read_features(serialized_N, features))
     except tf.errors.OpError as error:
         raise DataError(f"{Path(paths[0]).parent}: a shard can't be read: {_first_line(error)}; run preprocess again") from error
+
+
+def _read_features(serialized_N: Sequence[bytes], names: Sequence[str]) -> dict[str, list[bytes | int | float | None]]:
+    """One by one, because nobody has said which type a feature has, nor that every example has it."""
+    example = import_tensorflow().train.Example
+    found = [example.FromString(serialized).features.feature for serialized in serialized_N] if names else []
+    return {name: [_first_value(features[name]) if name in features else None for features in found] for name in names}
+
+
+def _first_value(feature) -> bytes | int | float | None:
+    kind = feature.WhichOneof("kind")
+    values = getattr(feature, kind).value if kind else ()
+    return values[0] if values else None
 
 
 class ServedModel:

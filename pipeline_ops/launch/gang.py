@@ -1,210 +1,257 @@
-"""The supervisor: starts a gang, all or none, watches every worker, and restarts the whole gang when one fails.
+"""The supervisor: starts a gang, all or none, watches every process of it, and starts another one when one fails.
 
-It knows nothing of TensorFlow. A worker is judged by three signs: its exit, its progress file, and, before its first
-step, the clock. Whatever happens to one worker, the whole gang is ended and a new one goes on from the last
-checkpoint, with new addresses; after `max_restarts` of that the job fails and names the worker that failed first.
+It knows nothing of TensorFlow. Whatever happens to one process, the whole gang is ended, and a new one goes on from the last
+checkpoint: with new addresses, on the hosts that are there now, as large as these and the config allow. The global batch and
+the learning rate never change, so every incarnation goes on with the same curve. What counts against `max_restarts` is
+in `budget.py`; who is to blame, in `watch.py`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-import os
 import signal
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.contracts.files import read_json, write_json
-from pipeline_ops.contracts.gang import Event
+from pipeline_ops.contracts.errors import ConfigError, MachineError
+from pipeline_ops.contracts.files import write_json
+from pipeline_ops.contracts.gang import Order
 from pipeline_ops.contracts.layout import Attempt
-from pipeline_ops.contracts.progress import Progress, ProgressReader
-from pipeline_ops.contracts.request import Status
-from pipeline_ops.launch.local import LocalHost, free_ports
-from pipeline_ops.launch.plan import LaunchPlan, Place, build_launch_plan, seats_of, spec_file, status_file
+from pipeline_ops.contracts.progress import Progress
+from pipeline_ops.launch.budget import RestartBudget
+from pipeline_ops.launch.fleet import Fleet
+from pipeline_ops.launch.plan import LaunchPlan, build_launch_plan, gang_size, seats_of, spec_file, status_file
+from pipeline_ops.launch.watch import Failure, Watch
 
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _PEERS_SECONDS = 1.0
 """After the first failure the others get so long to say what they saw; one of them may know the reason."""
-_BACK_OFF_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+_PORTS_SECONDS = 10.0
+_KILL_SECONDS = 3.0
+_SAVE_SECONDS = 25.0
+"""Machines that are about to be taken away usually give thirty seconds."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """The first thing that went wrong in a gang, in words, and whether another gang may fare better."""
+class Stop:
+    """SIGTERM to the job: everything is saved, and another try goes on there. Whoever can't wait sends SIGKILL a moment later."""
 
-    message: str
-    exit_code: ExitCode = ExitCode.RETRY
+    def __init__(self):
+        self.is_asked = False
 
-    def error(self) -> TrainyardError:
-        kinds = {ExitCode.CONFIG: ConfigError, ExitCode.DATA: DataError, ExitCode.RETRY: MachineError}
-        return kinds.get(self.exit_code, TrainyardError)(self.message)
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[Stop]:
+        before = signal.signal(signal.SIGTERM, self._note)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _note(self, _signal: int, _frame: object) -> None:
+        self.is_asked = True
+
+    def check(self) -> None:
+        """Raises MachineError if there is nothing to be saved any more, and the job was asked to stop."""
+        if self.is_asked:
+            raise MachineError("stopped by SIGTERM; another try goes on from the last checkpoint")
 
 
 @dataclasses.dataclass
 class Gang:
-    """All workers of one training, through all incarnations.
+    """All processes of one training, through all incarnations.
 
     Args:
       config: the training section.
       attempt: the train job's folder.
       work: the folder of checkpoints.
-      host: where the workers run.
+      fleet: the hosts.
       report: is called with what the chief reports.
     """
 
     config: Train
     attempt: Attempt
     work: Path
-    host: LocalHost
+    fleet: Fleet
     report: Callable[[Progress], None]
     steps_limit: int | None = None
+    stop: Stop = dataclasses.field(default_factory=Stop)
     restarts: int = 0
+    """After failures; a gang that only changes its size is not counted."""
+    plan: LaunchPlan | None = None
+    """Of the incarnation that runs, or ran last."""
+    _incarnation: int = 0
+    _grows: bool = False
+    _failed_at: float = 0.0
 
     def run(self) -> None:
         """Returns when every worker has ended well. Raises what the table of exit codes says otherwise."""
-        while failure := self._run_once():
+        budget = RestartBudget(self.config.max_restarts)
+        while True:
+            failure, watch = self._run_once()
+            if failure is None:
+                return
+            self._failed_at = time.monotonic()
+            self._incarnation += 1
+            self.stop.check()
             if not failure.exit_code.is_retried:
                 raise failure.error()
-            if self.restarts >= self.config.max_restarts:
-                raise MachineError(f"{failure.message}\nThe gang was restarted {self.restarts} times (train.max_restarts).")
-            back_off = _BACK_OFF_SECONDS[min(self.restarts, len(_BACK_OFF_SECONDS) - 1)]
-            self.restarts += 1
-            message = f"{failure.message}; restart {self.restarts} of {self.config.max_restarts} in {back_off:.0f} s"
-            _log.warning(message)
-            self.report(Progress(time=time.time(), phase="restart", message=message))
-            time.sleep(back_off)
+            if not (self._grows and watch and watch.has_saved):
+                self._back_off(failure, budget.spend(watch.started_from if watch else 0))
 
-    def _run_once(self) -> Failure | None:
+    def _back_off(self, failure: Failure, wait_seconds: float | None) -> None:
+        if wait_seconds is None:
+            raise MachineError(f"{failure.message}\nThe gang was restarted {self.restarts} times; train.max_restarts is {self.config.max_restarts}, "
+                               "counted from the last checkpoint that a restart has got past.")
+        self.restarts += 1
+        message = f"{failure.message}; restart {self.restarts}" + (f" in {wait_seconds:.0f} s" if wait_seconds else "")
+        _log.warning(message)
+        self._tell("restart", message)
+        until = time.monotonic() + wait_seconds
+        while time.monotonic() < until:
+            self.fleet.poll(_POLL_SECONDS)
+            self.stop.check()
+
+    def _run_once(self) -> tuple[Failure | None, Watch | None]:
         """One incarnation, from start to end; nothing of it is left when this returns."""
+        watch = None
         try:
-            if not self.host.is_up:
-                self.host.start(self.config.start_timeout_seconds)
-            here = Place(name="localhost", address="127.0.0.1", workers=self.config.workers, cores=os.cpu_count() or 1)
-            seats = seats_of(self.config, [here], self.config.workers)
-            plan = build_launch_plan(self.config, [here], seats, {here.name: free_ports(len(seats))}, self.attempt, self.work, self.restarts,
-                                     self.steps_limit)
-            watch = Watch(plan, self.config, self.attempt)
-            for worker in plan.workers:
-                write_json(spec_file(self.attempt, worker.name), worker.model_dump(mode="json"))
-                status_file(self.attempt, worker.name).unlink(missing_ok=True)
-                self.host.fork(plan.fork(worker, self.attempt))
-            return self._follow(watch)
+            self._gather()
+            watch = self._start()
+            return self._follow(watch), watch
         except MachineError as error:
-            return Failure(str(error))
+            return Failure(str(error)), watch
         finally:
-            self._end()
+            if watch:
+                self._end(watch)
+
+    def _gather(self) -> None:
+        """Waits for hosts: for as many as the gang may have, but not for those that have just been tried in vain.
+
+        Raises:
+          MachineError: too few have come in time.
+          ConfigError: too few will ever come: what is wrong with them is for a person to mend.
+        """
+        self.fleet.allocate(self.stop.check)
+        began, tries = time.monotonic(), {name: host.tries for name, host in self.fleet.hosts.items()}
+        while True:
+            self.fleet.poll(_POLL_SECONDS)
+            self.stop.check()
+            hosts, now = self.fleet.hosts, time.monotonic()
+            size = gang_size(self.config, self.fleet.ready)
+            failed = [host for name, host in hosts.items() if host.link is None and host.tries > tries[name]]
+            is_settled = size == self.config.most_workers or all(host.is_ready or host in failed for host in hosts.values())
+            if size and is_settled and all(host.is_ready or now >= host.fenced_until for host in hosts.values()):
+                return
+            problems = "; ".join(host.problem for host in hosts.values() if host.problem)
+            if is_settled and not size and any(host.needs_person for host in hosts.values()):
+                raise ConfigError(problems)
+            if now - began > self.config.start_timeout_seconds:
+                room = sum(place.workers for place in self.fleet.ready)
+                raise MachineError(f"after {now - began:.0f} s (train.start_timeout_seconds) the hosts have room for {room} workers, and at least "
+                                   f"{self.config.fewest_workers} are needed: {problems or 'no host has answered'}")
+
+    def _start(self) -> Watch:
+        places = self.fleet.ready
+        seats = seats_of(self.config, places, gang_size(self.config, places))
+        ports = self._ask_for_ports(Counter(seat.host for seat in seats))
+        self.plan = build_launch_plan(self.config, places, seats, ports, self.attempt, self.work, self._incarnation,
+                                      self.steps_limit)
+        self._grows = False
+        write_json(self.attempt.folder / "launch-plan.json", self.plan.model_dump(mode="json"))
+        _log.info("the gang:\n%s", self.plan)
+        watch = Watch(self.plan, self.config, self.attempt)
+        for worker in self.plan.workers:
+            write_json(spec_file(self.attempt, worker.name), worker.model_dump(mode="json"))
+            status_file(self.attempt, worker.name).unlink(missing_ok=True)
+            self.fleet.send(worker.host, Order(order="fork", fork=self.plan.fork(worker, self.attempt)))
+        return watch
+
+    def _ask_for_ports(self, counts: Counter[str]) -> dict[str, list[int]]:
+        for host, count in counts.items():
+            self.fleet.send(host, Order(order="ports", count=count))
+        ports: dict[str, list[int]] = {}
+        deadline = time.monotonic() + _PORTS_SECONDS
+        while ports.keys() != counts.keys():
+            ports |= {host: event.ports for host, event in self.fleet.poll(_POLL_SECONDS) if event.event == "ports"}
+            if silent := [host for host in counts if host not in ports and (not self.fleet.hosts[host].is_ready or time.monotonic() > deadline)]:
+                raise MachineError(self.fleet.hosts[silent[0]].problem or f"host {silent[0]} has named no ports within {_PORTS_SECONDS:.0f} s")
+        for host, found in ports.items():
+            if len(found) < counts[host]:
+                raise MachineError(f"host {host} has {len(found)} free ports where {counts[host]} are needed; "
+                                   "widen first_port and last_port in the hosts file, or end what holds them")
+        return ports
 
     def _follow(self, watch: Watch) -> Failure | None:
         while watch.unfinished:
-            for event in self.host.events(_POLL_SECONDS):
-                watch.note(event)
-            for moment in watch.progress():
-                self.report(moment)
-            if failure := watch.failure() or self._lost_host():
+            self._listen(watch)
+            if self.stop.is_asked:
+                return self._save_and_leave(watch)
+            if failure := self._lost_host() or watch.failure():
                 return self._ask_peers(watch, failure)
+            self._grow(watch)
         return None
 
+    def _listen(self, watch: Watch) -> None:
+        """Waits a moment for what the gang has to say, and passes it on."""
+        for _host, event in self.fleet.poll(_POLL_SECONDS):
+            watch.note(event)
+        had_stepped, moments = watch.has_stepped, watch.progress()
+        for moment in moments:
+            self.report(moment)
+        if watch.has_stepped and not had_stepped and self._incarnation:
+            seconds = time.monotonic() - self._failed_at
+            self._tell("recovered", f"first new step {seconds:.1f} s after the failure was noticed", {"seconds": round(seconds, 3)})
+        if watch.take_preempted_servers():
+            self._signal_chief(signal.SIGTERM)
+
+    def _grow(self, watch: Watch) -> None:
+        """Once hosts have come back, the gang saves its state and leaves, as for SIGTERM, so that a larger one goes on there."""
+        size, possible = len(self.plan.cluster["worker"]), gang_size(self.config, self.fleet.ready)
+        if not self._grows and watch.has_stepped and possible > size:
+            self._grows = True
+            self._tell("grow", f"there is room for {possible} workers and not {size} now; the gang saves its state and goes on larger")
+            self._signal_chief(signal.SIGTERM)
+
+    def _signal_chief(self, number: int) -> None:
+        chief = next(worker for worker in self.plan.workers if worker.is_chief)
+        self.fleet.send(chief.host, Order(order="signal", name=chief.name, signal=number))
+
     def _lost_host(self) -> Failure | None:
-        return None if self.host.is_up else Failure("the preloaded process, from which the workers are forked, was killed")
+        lost = [self.fleet.hosts[worker.host].problem for worker in self.plan.workers if not self.fleet.hosts[worker.host].is_ready]
+        return Failure(lost[0]) if lost else None
 
     def _ask_peers(self, watch: Watch, first: Failure) -> Failure:
         """The first failure, unless a worker that ended a moment later has the reason: a peer's exit is only its echo."""
         deadline = time.monotonic() + _PEERS_SECONDS
-        while watch.unfinished and self.host.is_up and time.monotonic() < deadline:
-            for event in self.host.events(_POLL_SECONDS):
+        while watch.unfinished and not watch.is_explained and time.monotonic() < deadline:
+            self._listen(watch)
+        return self._lost_host() or watch.cause(first)
+
+    def _save_and_leave(self, watch: Watch) -> Failure:
+        self._tell("stopping", "SIGTERM: the gang saves its state and leaves")
+        self.fleet.signal_all(signal.SIGTERM)
+        deadline = time.monotonic() + _SAVE_SECONDS
+        while watch.unfinished and not self._lost_host() and time.monotonic() < deadline:
+            self._listen(watch)
+        return Failure("stopped by SIGTERM")
+
+    def _end(self, watch: Watch) -> None:
+        """Kills what is left of the gang, and waits until it is gone. A host that does not answer is given up, with all that is on it."""
+        hosts = {worker.name: worker.host for worker in self.plan.workers}
+        deadline = time.monotonic() + _KILL_SECONDS
+        self.fleet.signal_all(signal.SIGKILL)
+        while left := {hosts[name] for name in watch.living if self.fleet.hosts[hosts[name]].is_ready}:
+            for _host, event in self.fleet.poll(_POLL_SECONDS):
                 watch.note(event)
-        return watch.final_failure() or first
+            if time.monotonic() > deadline:
+                for host in left:
+                    self.fleet.drop(host, f"its processes are not gone {_KILL_SECONDS:.0f} s after they were killed")
 
-    def _end(self) -> None:
-        """Kills what is left of the gang, and waits until it is gone."""
-        if not self.host.is_up:
-            self.host.stop()
-            return
-        deadline = time.monotonic() + 10
-        while self.host.living:
-            self.host.kill_forks(signal.SIGKILL)
-            self.host.events(_POLL_SECONDS)
-            if not self.host.is_up or time.monotonic() > deadline:
-                self.host.stop()
-
-
-class Watch:
-    """What is known of the workers of one incarnation."""
-
-    def __init__(self, plan: LaunchPlan, config: Train, attempt: Attempt):
-        self._config, self._attempt = config, attempt
-        self._started = time.monotonic()
-        self._awaited = plan.awaited
-        self._chief = next(worker.name for worker in plan.workers if worker.is_chief)
-        self._last_sign = dict.fromkeys(self._awaited, self._started)
-        self._last_step: dict[str, int] = {}
-        self._readers = {w.name: _reader_from_end(Path(w.progress)) for w in plan.workers}
-        self._ended: dict[str, int] = {}
-        """Exit codes, in the order in which the workers ended."""
-
-    @property
-    def unfinished(self) -> list[str]:
-        return [worker for worker in self._awaited if worker not in self._ended]
-
-    def note(self, event: Event) -> None:
-        if event.event == "ended" and event.name in self._readers:
-            self._ended[event.name] = event.code
-
-    def progress(self) -> list[Progress]:
-        """What the chief has reported since the last call; notes of everybody's signs of life."""
-        of_chief: list[Progress] = []
-        for worker, reader in self._readers.items():
-            moments = reader.new()
-            if moments:
-                self._last_sign[worker] = time.monotonic()
-                self._note_step(worker, moments)
-            if worker == self._chief:
-                of_chief = moments
-        return of_chief
-
-    def _note_step(self, worker: str, moments: list[Progress]) -> None:
-        for moment in moments:
-            if moment.phase == "train" and moment.done is not None:
-                self._last_step[worker] = moment.done
-
-    def failure(self) -> Failure | None:
-        """The first worker that ended badly, is hung, or has not come."""
-        return next((self._exit_failure(worker, code) for worker, code in self._ended.items() if code != 0), None) or self._silence()
-
-    def final_failure(self) -> Failure | None:
-        """The exit that explains most: an error of config, data or code before a lost peer."""
-        failures = [self._exit_failure(worker, code) for worker, code in self._ended.items() if code != 0]
-        return next((failure for failure in failures if not failure.exit_code.is_retried), failures[0] if failures else None)
-
-    def _exit_failure(self, worker: str, code: int) -> Failure:
-        log, step = self._attempt.worker_log(worker), self._last_step.get(worker, 0)
-        if code < 0:
-            return Failure(f"{worker} was killed by signal {-code} ({signal.Signals(-code).name}) at step {step}; its log is {log}")
-        status = read_json(status_file(self._attempt, worker))
-        if status is None:
-            return Failure(f"{worker} ended with {code} at step {step} and left no status; its log is {log}")
-        status = Status.model_validate(status)
-        return Failure(f"{worker} failed at step {step}: {status.message}; its log is {log}", status.exit_code)
-
-    def _silence(self) -> Failure | None:
-        now = time.monotonic()
-        for worker in self.unfinished:
-            has_stepped, silent = worker in self._last_step, now - self._last_sign[worker]
-            log = self._attempt.worker_log(worker)
-            if not has_stepped and now - self._started > self._config.start_timeout_seconds:
-                return Failure(f"{worker} made no step within {self._config.start_timeout_seconds} s (train.start_timeout_seconds); "
-                               f"its log is {log}")
-            if has_stepped and silent > self._config.step_timeout_seconds:
-                return Failure(f"{worker} has reported nothing for {silent:.0f} s (train.step_timeout_seconds is "
-                               f"{self._config.step_timeout_seconds}); its log is {log}")
-        return None
-
-
-def _reader_from_end(path: Path) -> ProgressReader:
-    """Earlier incarnations have written to the same file."""
-    return ProgressReader(path, path.stat().st_size if path.exists() else 0)
+    def _tell(self, phase: str, message: str, metrics: Mapping[str, float] | None = None) -> None:
+        self.report(Progress(time=time.time(), phase=phase, message=message, metrics=dict(metrics or {})))

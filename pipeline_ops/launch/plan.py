@@ -27,7 +27,8 @@ class Place(BaseModel):
     name: str
     address: str
     workers: int
-    cores: int = 1
+    cores: int = 0
+    """0: as many as it says that it has."""
     gpus: tuple[str, ...] = ()
     """What its processes share, as CUDA_VISIBLE_DEVICES names them; empty where there are none, or nobody is to share them out."""
 
@@ -56,6 +57,10 @@ class LaunchPlan(BaseModel):
     workers: list[WorkerSpec]
     environment: dict[str, dict[str, str]] = {}
     """What a process gets beside the environment of its host, by name."""
+
+    @property
+    def cluster(self) -> dict[Role, list[str]]:
+        return self.workers[0].cluster
 
     @property
     def awaited(self) -> list[str]:
@@ -133,7 +138,8 @@ def build_launch_plan(config: Train, places: Sequence[Place], seats: Sequence[Se
             progress=str(attempt.worker_progress(seat.name)), threads=max(1, place.cores // sharers), devices=config.devices_per_worker,
             steps_limit=steps_limit))
         if place.gpus:
-            environment[seat.name] = {_DEVICE_VARIABLE: _share(place.gpus, seat, seen[seat.host], config.devices_per_worker)}
+            count = len(place.gpus) // sharers if config.strategy == "auto" else config.devices_per_worker
+            environment[seat.name] = {_DEVICE_VARIABLE: _share(place.gpus, seat, seen[seat.host], count)}
             seen[seat.host] += seat.role == "worker"
     return LaunchPlan(incarnation=incarnation, workers=workers, environment=environment)
 

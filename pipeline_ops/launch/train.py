@@ -1,25 +1,32 @@
 """The train job: runs the gang to its end, has the candidate made of what it leaves, and writes the manifest.
 
-It imports no TensorFlow; the preloaded process does.
+It imports no TensorFlow; the preloaded processes do. SIGTERM saves the state and ends the job as one to be tried again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.contracts.figures import TENSORBOARD, TrainingFigures
 from pipeline_ops.contracts.files import read_json, write_json
-from pipeline_ops.contracts.gang import STATE, CandidateSpec, Fork, worker_digest_name
+from pipeline_ops.contracts.gang import STATE, CandidateSpec, Fork, Order, worker_digest_name
+from pipeline_ops.contracts.hosts import Hosts, LocalHosts, SshHosts, parse_hosts
 from pipeline_ops.contracts.job import Job, run_job
-from pipeline_ops.contracts.manifest import find_damage, read_manifest
+from pipeline_ops.contracts.local_dataset import host_cache, local_dataset
+from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.request import Status
 from pipeline_ops.contracts.shards import DatasetFigures
-from pipeline_ops.launch.gang import Gang
-from pipeline_ops.launch.local import LocalHost
+from pipeline_ops.launch.fleet import Fleet
+from pipeline_ops.launch.gang import Gang, Stop
+from pipeline_ops.launch.launcher import Launcher
+from pipeline_ops.launch.local import LocalLauncher
+from pipeline_ops.launch.ssh import SshLauncher
 
 _CANDIDATE_SECONDS = 600
 
@@ -29,18 +36,39 @@ def train(job: Job) -> ExitCode:
     config, started = Train.model_validate(job.request.config), time.monotonic()
     check_dataset(job)
     job.work.mkdir(parents=True, exist_ok=True)
-    host = LocalHost(job.attempt.folder / "preloaded.log")
-    gang = Gang(config, job.attempt, job.work, host, job.progress.forward)
-    try:
+    with make_fleet(job, config) as fleet, Stop().listening() as stop:
+        gang = Gang(config, job.attempt, job.work, fleet, job.progress.forward, stop=stop)
         gang.run()
         with job.artifact() as draft:
-            write_candidate(job, host, draft.folder)
+            write_candidate(job, fleet, stop, draft.folder)
+            fleet.close()
             shutil.copytree(job.work / TENSORBOARD, draft.folder / TENSORBOARD)
             draft.seeds["train"] = config.seed
-            draft.figures.update(figures_of(job, config, gang.restarts, time.monotonic() - started).model_dump(mode="json"))
-    finally:
-        host.stop()
+            draft.figures.update(figures_of(job, config, gang, time.monotonic() - started).model_dump(mode="json"))
     return ExitCode.SUCCESS
+
+
+@contextlib.contextmanager
+def make_fleet(job: Job, config: Train) -> Iterator[Fleet]:
+    """The hosts that the request names; nothing of ours is left on them in the end."""
+    hosts = parse_hosts(job.request.hosts) if job.request.hosts else None
+    fleet = Fleet(make_launcher(hosts, job), lock=f"{job.request.pipeline}-{job.folder.name}", folder=job.attempt.folder,
+                  silence_seconds=config.heartbeat_timeout_seconds, start_seconds=config.start_timeout_seconds,
+                  ports=hosts.ports if hosts else None, environment=hosts.environment if hosts else None)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def make_launcher(hosts: Hosts | None, job: Job) -> Launcher:
+    match hosts:
+        case SshHosts():
+            return SshLauncher(hosts)
+        case LocalHosts():
+            return LocalLauncher(hosts.workers)
+        case _:
+            return LocalLauncher()
 
 
 def check_dataset(job: Job) -> None:
@@ -56,22 +84,23 @@ def check_dataset(job: Job) -> None:
     if task != "classification":
         raise ConfigError(f"the data set is for {task}, and train.model {job.request.config['model']} is for classification; "
                           f"there is no model for {task} yet")
-    damage = find_damage(uri, manifest, checksums=True)
-    if damage:
-        raise MachineError(f"the data set is damaged: {'; '.join(damage[:5])}; clear the task preprocess, and it is made again")
+    config = Train.model_validate(job.request.config).input
+    local_dataset(uri, config, host_cache(config), lambda message: job.progress.report("input", message=message))
 
 
-def write_candidate(job: Job, host: LocalHost, folder: Path) -> None:
-    """Has a fork of the preloaded process write the candidate into the artifact."""
+def write_candidate(job: Job, fleet: Fleet, stop: Stop, folder: Path) -> None:
+    """Has a fork of a preloaded process write the candidate into the artifact."""
     spec, status = job.attempt.folder / "candidate.spec.json", job.attempt.folder / "candidate.status.json"
     log = job.attempt.folder / "candidate.log"
     write_json(spec, CandidateSpec(request=str(job.attempt.request), work=str(job.work), folder=str(folder)).model_dump(mode="json"))
-    host.fork(Fork(name="candidate", entry="candidate", argument=str(spec), status=str(status), log=str(log)))
+    host = fleet.ready[0].name
+    fleet.send(host, Order(order="fork", fork=Fork(name="candidate", entry="candidate", argument=str(spec), status=str(status), log=str(log))))
     job.progress.report("candidate", message="writing the SavedModel")
     code, deadline = None, time.monotonic() + _CANDIDATE_SECONDS
     while code is None:
-        code = next((event.code for event in host.events(0.2) if event.event == "ended"), None)
-        if not host.is_up or time.monotonic() > deadline:
+        code = next((event.code for _, event in fleet.poll(0.2) if event.event == "ended" and event.name == "candidate"), None)
+        stop.check()
+        if code is None and (not fleet.hosts[host].is_ready or time.monotonic() > deadline):
             raise MachineError(f"the candidate was not written; its log is {log}")
     if code != 0:
         outcome = read_json(status)
@@ -86,18 +115,20 @@ def _error_of(status: Status, log: str) -> TrainyardError:
     return TrainyardError(f"the candidate can't be written: {status.message}; the log is {log}")
 
 
-def figures_of(job: Job, config: Train, restarts: int, seconds: float) -> TrainingFigures:
+def figures_of(job: Job, config: Train, gang: Gang, seconds: float) -> TrainingFigures:
     """What the gang says of its training. Raises TrainyardError if its workers have not ended with the same weights."""
     state = read_json(job.work / STATE)
-    digests = [(job.work / worker_digest_name(worker)).read_text() for worker in range(config.workers)]
+    workers = len(gang.plan.cluster["worker"]) if gang.plan.workers[0].is_peer else 1
+    digests = [(job.work / worker_digest_name(worker)).read_text() for worker in range(workers)]
     if len(set(digests)) != 1:
         raise TrainyardError(f"the workers ended with different weights: {', '.join(digests)}; this is a bug of Trainyard")
     dataset = DatasetFigures.model_validate(read_manifest(job.request.inputs["preprocess"].uri).figures)
     return TrainingFigures(
-        strategy=state["strategy"], strategy_reason=state["strategy_reason"],
-        workers=config.workers, steps=state["step"], restarts=restarts, weights_digest=digests[0],
+        strategy=state["strategy"], strategy_reason=state["strategy_reason"], workers=len(gang.plan.cluster["worker"]), steps=state["step"],
+        restarts=gang.restarts, weights_digest=digests[0],
         worker_weights_digests=digests, num_parameters=state["num_parameters"], best_epoch=state["best_epoch"], stopped_early=state["stopped_early"],
-        history=state["history"], seconds=round(seconds, 2), class_names=dataset.class_names, image_shape=dataset.image_shape)
+        history=state["history"], warnings=state["warnings"], seconds=round(seconds, 2), class_names=dataset.class_names,
+        image_shape=dataset.image_shape)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import tensorflow as tf
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.figures import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL, WEIGHTS
 from pipeline_ops.contracts.gang import TRAINED, CandidateSpec
+from pipeline_ops.contracts.local_dataset import host_cache, with_local_dataset
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.request import Request, read_request
 from pipeline_ops.contracts.shards import ENCODED, DatasetFigures, removed_positions, shard_paths
@@ -54,6 +55,7 @@ def write_candidate(spec: CandidateSpec) -> None:
     """Writes SavedModel, weights and references into the artifact that the train job is making."""
     request = read_request(spec.request)
     config, folder = Train.model_validate(request.config), Path(spec.folder)
+    request = with_local_dataset(request, config.input, host_cache(config.input), print)
     manifest = read_manifest(request.inputs["preprocess"].uri)
     figures = DatasetFigures.model_validate(manifest.figures)
     model = build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=False)

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.models.task import Task, num_sums
+from pipeline_ops.training.all_reduce import AllReduce
 from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.state import Arrays
 
@@ -85,10 +86,11 @@ class SynchronousLoop:
       model: returns what the task's `batch_sums` takes.
       task: what the model is trained for.
       config: the training section.
+      all_reduce: adds up what the replicas have in a step.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, task: Task, config: Train):
-        self._strategy, self.model, self._task, self._config = strategy, model, task, config
+    def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, task: Task, config: Train, all_reduce: AllReduce):
+        self._strategy, self.model, self._task, self._config, self._all_reduce = strategy, model, task, config, all_reduce
         with strategy.scope():
             self.optimizer = make_optimizer(config.optimizer, scale_loss=config.precision == "float16")
             self.optimizer.build(model.trainable_variables)
@@ -133,7 +135,7 @@ class SynchronousLoop:
     def _replica_step(self, features: Any, labels: Any, stop: tf.Tensor) -> tf.Tensor:
         part = self._part_of_replica()
         sums, gradients = self._gradients(*part(features, labels))
-        *gradients, sums = tf.distribute.get_replica_context().all_reduce(_SUM, [*gradients, tf.concat([sums, [stop]], 0)])
+        *gradients, sums = self._all_reduce([*gradients, tf.concat([sums, [stop]], 0)])
         if not self._task.counts_examples:
             per_counted = self._config.global_batch / tf.maximum(sums[-2], 1.0)  # they were divided by the global batch
             gradients = [gradient * per_counted for gradient in gradients]

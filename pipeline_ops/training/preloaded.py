@@ -1,8 +1,8 @@
 """One preloaded process per host: it has imported TensorFlow and executed nothing, and workers are forked from it.
 
 A worker makes its first step a second or so after the fork, and not twelve, which is what makes a restart cheap. The
-launcher starts it with `python -m pipeline_ops.training.preloaded` and holds its standard input: when that closes,
-because the launcher ended or was killed, every process that was forked here is killed.
+host's agent starts it with `python -m pipeline_ops.training.preloaded` and holds its standard input: when that closes,
+because the agent ended or was killed, every process that was forked here is killed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import os
 import select
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import NoReturn
 
 from pipeline_ops.contracts.errors import ExitCode, TrainyardError
 from pipeline_ops.contracts.files import write_json
-from pipeline_ops.contracts.gang import CandidateSpec, Event, Fork, WorkerSpec
+from pipeline_ops.contracts.gang import BEAT_SECONDS, BEATS_VARIABLE, PRELOADED, CandidateSpec, Event, Fork, WorkerSpec
 from pipeline_ops.contracts.request import Status
 
 _PR_SET_PDEATHSIG = 1
@@ -62,7 +64,8 @@ class Preloaded:
         signal.set_wakeup_fd(wake_write)
         self._say(Event(event="ready", pid=os.getpid()))
         while True:
-            readable, _, _ = select.select([0, wake_read], [], [])
+            beat(PRELOADED)
+            readable, _, _ = select.select([0, wake_read], [], [], BEAT_SECONDS)
             if wake_read in readable:
                 os.read(wake_read, 4096)
                 self._report_ended()
@@ -100,6 +103,19 @@ class Preloaded:
             os.write(self._events, event.model_dump_json().encode() + b"\n")
 
 
+def beat(name: str) -> None:
+    """A sign of life into the agent's pipe: short enough that the kernel doesn't mix it with another's."""
+    with contextlib.suppress(BrokenPipeError):  # the agent is gone, and this process will be in a moment
+        os.write(int(os.environ[BEATS_VARIABLE]), name.encode() + b"\n")
+
+
+def _beat_for_ever(name: str) -> NoReturn:
+    """In a thread of each fork. It goes on through a long step, and stops when the process is stopped or its machine hangs."""
+    while True:
+        beat(name)
+        time.sleep(BEAT_SECONDS)
+
+
 def _be_child(fork: Fork) -> NoReturn:
     """What a fork does instead of returning: its work, then `os._exit`, never the interpreter's own way out.
 
@@ -114,6 +130,7 @@ def _be_child(fork: Fork) -> NoReturn:
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.environ.update(fork.env)
+    threading.Thread(target=_beat_for_ever, args=(fork.name,), daemon=True).start()
     status, _held = run_entry(_entry(fork), Path(fork.status))
     sys.stdout.flush()
     sys.stderr.flush()

@@ -23,10 +23,8 @@ def open_splits(request: Request) -> tuple[Split, Split, DatasetFigures]:
     return split("train"), split("validation"), figures
 
 
-def steps_per_epoch(split: Split, config: Train) -> int:
-    """At least one. Raises DataError where the split has less than that."""
-    steps = split.steps_per_epoch(config.global_batch)
-    if steps == 0:
+def refuse_small(split: Split, config: Train) -> None:
+    """Raises DataError where the split has less than one global batch."""
+    if split.num_examples < config.global_batch:
         raise DataError(f"the train split has {split.num_examples} examples, fewer than one global_batch ({config.global_batch}); "
                         "lower train.global_batch or add data")
-    return steps

@@ -18,6 +18,7 @@ from pipeline_ops.models.classification import Classification
 from pipeline_ops.models.detection import Detection
 from pipeline_ops.models.own import load_function
 from pipeline_ops.models.task import Task
+from pipeline_ops.training.all_reduce import make_all_reduce
 from pipeline_ops.training.loop import Loop, SynchronousLoop
 
 
@@ -49,4 +50,4 @@ def make_loop(config: Train, request: Request, strategy: tf.distribute.Strategy,
     keras.utils.set_random_seed(config.seed)
     with strategy.scope():
         model = build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=True)
-    return SynchronousLoop(strategy, model, task, config)
+    return SynchronousLoop(strategy, model, task, config, make_all_reduce(strategy, config.step_timeout_seconds))

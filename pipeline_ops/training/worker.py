@@ -6,6 +6,7 @@ All workers run the same code on the same state; only the chief writes. Forked b
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +16,21 @@ from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.figures import TENSORBOARD, Epoch
 from pipeline_ops.contracts.files import write_json, write_whole
+from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.gang import STATE, TRAINED, WorkerSpec, worker_digest_name
+from pipeline_ops.contracts.local_dataset import host_cache, with_local_dataset
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import Request, read_request
 from pipeline_ops.input.dataset import Slice, evaluation_batches, training_batches
+from pipeline_ops.input.sources import open_source
 from pipeline_ops.models.task import means
 from pipeline_ops.training.callbacks import end_epoch
+from pipeline_ops.training.checkpoints import Checkpoints
 from pipeline_ops.training.loop import Taken
 from pipeline_ops.training.optimizer import schedule_factor
 from pipeline_ops.training.preemption import Preempted, StopRequest
-from pipeline_ops.training.splits import open_splits, steps_per_epoch
-from pipeline_ops.training.state import Checkpoints, TrainingState, digest_of_weights, read_arrays, write_arrays
+from pipeline_ops.training.splits import open_splits, refuse_small
+from pipeline_ops.training.state import Arrays, TrainingState, digest_of_weights, write_arrays
 from pipeline_ops.training.strategy import ChosenStrategy, make_strategy
 from pipeline_ops.training.trainee import make_loop, make_task
 
@@ -63,17 +68,23 @@ class Training:
 
     def __init__(self, spec: WorkerSpec, request: Request, config: Train, chosen: ChosenStrategy, progress: ProgressWriter):
         self._spec, self._config, self._chosen, self._progress, self._stop = spec, config, chosen, progress, StopRequest()
+        cache = host_cache(config.input)
+        request = with_local_dataset(request, config.input, cache, self._say)
         self._train, self._validation, figures = open_splits(request)
-        self._steps_per_epoch = steps_per_epoch(self._train, config)
+        refuse_small(self._train, config)
+        self._total_steps = self._train.end_of_epoch(config.epochs - 1, config.global_batch)
         self._task = make_task(config, request, figures)
         self._loop = make_loop(config, request, chosen.strategy, self._task, figures)
         self._work = Path(spec.work)
-        self._checkpoints = Checkpoints(self._work)
+        self._checkpoints = Checkpoints(self._work, config.keep_checkpoints, config.best_checkpoint.keep if config.best_checkpoint else 1)
+        if spec.is_chief:
+            self._checkpoints.remove_leftovers()
         self._state = self._restore()
         self._writer = tf.summary.create_file_writer(str(self._work / TENSORBOARD)) if spec.is_chief else tf.summary.create_noop_writer()
 
         # Attributes, so that they live as long as the training does; `run_worker` says why.
-        self._batches = iter(training_batches(self._train, self._task.parse, config.global_batch, self._slice(), config.seed, self._state.step))
+        self._source = open_source(self._train, self._task.parse, config.input, cache, digest_of(request.fingerprint.code), self._say)
+        self._batches = self._batches_from(self._state.step)
         self._validation_batches = evaluation_batches(self._validation, self._task.parse, self._task.evaluation_batch, *self._share())
 
     def run(self) -> None:
@@ -84,8 +95,9 @@ class Training:
             self._end_epoch(self._loop.evaluate(self._validation_batches))
         self._leave()
 
-    def _slice(self) -> Slice:
-        return Slice.of(*self._share(), self._config.global_batch)
+    def _batches_from(self, step: int) -> Iterator:
+        part = Slice.of(*self._share(), self._config.global_batch)
+        return iter(training_batches(self._train, self._source, self._config.global_batch, part, self._config.seed, step, self._config.input.augment))
 
     def _share(self) -> tuple[int, int]:
         """This process's number among those that read the data, and how many these are."""
@@ -99,11 +111,12 @@ class Training:
 
     def _train_epoch(self) -> None:
         """Steps to the end of the running epoch, a few in each call of the compiled function."""
-        state, end = self._state, self._steps_per_epoch * (len(self._state.history) + 1)
+        state, end = self._state, self._train.end_of_epoch(len(self._state.history), self._config.global_batch)
         end = min(end, self._spec.steps_limit or end)
         reported = 0.0
         while state.step < end:
             taken = self._take_steps(min(self._config.steps_per_call, end - state.step, self._steps_to_checkpoint()))
+            self._checkpoints.raise_failure()
             if time.monotonic() - reported > _REPORT_SECONDS or state.step == end:
                 self._report(means(self._task, state.epoch_sums))
                 reported = time.monotonic()
@@ -111,6 +124,7 @@ class Training:
                 self._save()
             if taken.is_asked_to_stop:
                 self._save()
+                self._checkpoints.wait()
                 self._progress.report("preempted", state.step, unit="steps")
                 raise Preempted(state.step)
 
@@ -128,8 +142,7 @@ class Training:
 
     def _learning_rate(self, step: int) -> float:
         """Of one step: what the callbacks have left of the config's, times the schedule's factor."""
-        total = self._config.epochs * self._steps_per_epoch
-        return self._state.learning_rate * schedule_factor(self._config.optimizer.schedule, step, total)
+        return self._state.learning_rate * schedule_factor(self._config.optimizer.schedule, step, self._total_steps)
 
     def _steps_to_checkpoint(self) -> int:
         return self._config.checkpoint_every_steps - self._state.step % self._config.checkpoint_every_steps
@@ -140,40 +153,32 @@ class Training:
                       metrics=trained | {f"validation_{name}": value for name, value in validated.items()})
         end_epoch(self._config, state, epoch)
         state.epoch_sums = []
-        weights = self._loop.best_weights()
+        best = self._loop.best_weights()  # by all workers: some variables are averaged over them when they are read
         if state.best_epoch == epoch.epoch:
-            self._remember_best(weights)
+            self._best = best
+            self._save(best)
         self._write_scalars(epoch)
         self._report(epoch.metrics)
 
-    def _remember_best(self, weights: list[np.ndarray]) -> None:
-        """Before the state that refers to them: a restart between the two finds the epoch not done, and does it again."""
-        if self._spec.is_chief:
-            write_arrays(self._best_file(), weights)
-        self._save()
-        for old in self._work.glob("best-*.npz") if self._spec.is_chief else ():
-            if old != self._best_file():
-                old.unlink()
-        self._best = weights
-
-    def _best_file(self) -> Path:
-        return self._work / f"best-{self._state.best_epoch:05d}.npz"
-
-    def _save(self) -> None:
+    def _save(self, best: Arrays | None = None) -> None:
         weights, optimizer_values = self._loop.weights(), self._loop.optimizer_values()  # by all workers, written by one
         if self._spec.is_chief:
-            self._checkpoints.save(self._state, weights, optimizer_values)
+            self._checkpoints.save(self._state, weights, optimizer_values, best)
 
     def _restore(self) -> TrainingState:
-        restored = self._checkpoints.restore()
+        """The state to go on from; weights and optimizer are set to what belongs to it."""
+        warnings: list[str] = []
+        restored = self._checkpoints.restore(warnings.append)
+        for warning in warnings:
+            self._progress.report("warning", message=warning)
         if restored is None:
             self._best = self._loop.best_weights()
-            return TrainingState(learning_rate=self._config.optimizer.learning_rate)
-        self._state, weights, optimizer_values = restored
-        self._loop.assign(weights, optimizer_values)
-        self._best = read_arrays(self._best_file()) if self._state.best_epoch >= 0 else weights
-        self._progress.report("restored", self._state.step, unit="steps", message=f"goes on from step {self._state.step}")
-        return self._state
+            return TrainingState(learning_rate=self._config.optimizer.learning_rate, warnings=warnings)
+        self._loop.assign(restored.weights, restored.optimizer)
+        self._best = restored.weights if restored.best is None else restored.best
+        self._progress.report("restored", restored.state.step, unit="steps", message=f"goes on from step {restored.state.step}")
+        restored.state.warnings += warnings
+        return restored.state
 
     def _leave(self) -> None:
         """Every worker says what it ended with; the chief leaves the trained weights and the state that belongs to them.
@@ -181,6 +186,7 @@ class Training:
         A worker takes the best weights from its own memory, so equal digests show that all have trained alike.
         """
         weights = self._loop.best_weights() if self._is_limited() else self._best
+        self._checkpoints.wait()
         if self._spec.is_chief:
             write_arrays(self._work / TRAINED, weights)
             write_json(self._work / STATE, self._state.model_dump(mode="json") | {
@@ -190,7 +196,10 @@ class Training:
         self._progress.report("trained", self._state.step, self._state.step, "steps")
 
     def _report(self, metrics: dict[str, float]) -> None:
-        self._progress.report("train", self._state.step, self._config.epochs * self._steps_per_epoch, "steps", metrics)
+        self._progress.report("train", self._state.step, self._total_steps, "steps", metrics)
+
+    def _say(self, message: str) -> None:
+        self._progress.report("input", message=message)
 
     def _write_scalars(self, epoch: Epoch) -> None:
         with self._writer.as_default(step=epoch.step):

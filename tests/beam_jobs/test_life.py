@@ -71,12 +71,11 @@ def test_a_cancelled_job_ends_at_once_with_everything_it_started(large_animals, 
 
 
 def test_a_dead_worker_process_is_noticed(large_animals, started, wait_for):
-    """Beam itself would wait for it until the deadline."""
     plan, process, attempt = started(runner={"mode": "multi_processing", "workers": 2})
     worker = next(pid for pid in group_members(process.pid) if pid != process.pid)
     os.kill(worker, signal.SIGKILL)
     assert process.wait(15) == ExitCode.RETRY
-    assert "a Beam worker process died" in read_status(attempt).message
+    assert "a worker process died (exit status -9)" in read_status(attempt).message
     wait_for(lambda: not group_members(process.pid), 5)
 
 

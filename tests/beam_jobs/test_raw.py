@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 
 import pytest
 
@@ -16,7 +18,7 @@ from pipeline_ops.contracts.listing import list_raw_files
 def packed(image: bytes) -> bytes:
     message = _TrainExample()
     message.features.feature["image"].bytes_list.value.append(image)
-    return frame(message.SerializeToString())
+    return b"".join(frame(message.SerializeToString()))
 
 
 @pytest.fixture
@@ -53,3 +55,41 @@ def test_a_file_that_is_gone_is_a_reason_to_retry(second, folder):
     (folder / "a.record").unlink()
     with pytest.raises(MachineError, match="2 could not be read: No such file or directory"):
         read_raw(second, folder)
+
+
+@pytest.fixture
+def settled(folder, tmp_path):
+    """A listed file, as it is two seconds after it was written: its version tells of any further write."""
+    (folder / "a.jpg").write_bytes(b"content")
+    wait_until_settled(folder / "a.jpg")
+    [file] = list_raw_files(folder, tmp_path / "listings").files
+    assert file.version
+    return file
+
+
+def wait_until_settled(path) -> None:
+    while time.time_ns() - path.stat().st_ctime_ns < 2_100_000_000:
+        time.sleep(0.05)
+
+
+def test_a_file_that_was_written_to_is_noticed_without_reading_it_twice(settled, folder):
+    assert read_raw(dataclasses.replace(settled, digest="not looked at"), folder) == b"content"
+    (folder / "a.jpg").write_bytes(b"CONTENT")
+    os.utime(folder / "a.jpg", ns=(0, int(settled.version.split(".")[0])))  # the mtime can be set back, as cp -p does; the ctime can't
+    with pytest.raises(MachineError, match="a.jpg has changed since the run started; retry"):
+        read_raw(settled, folder)
+
+
+def test_a_file_that_was_only_touched_is_the_same(settled, folder):
+    (folder / "a.jpg").touch()
+    assert read_raw(settled, folder) == b"content"
+
+
+def test_of_a_file_that_was_just_written_the_content_is_compared(folder, tmp_path):
+    """Within one tick of the kernel's clock, a second write leaves no trace."""
+    (folder / "a.jpg").write_bytes(b"content")
+    [file] = list_raw_files(folder, tmp_path / "listings").files
+    assert file.version == ""
+    assert read_raw(file, folder) == b"content"
+    with pytest.raises(MachineError, match="has changed"):
+        read_raw(dataclasses.replace(file, digest=digest_image(b"other")), folder)

@@ -32,7 +32,7 @@ from pipeline_ops.contracts.request import read_status, write_request
 HERE = Path(__file__).resolve().parent
 ENCODING = "jpeg"  # of all programs, of quality 90 and with colours at half the resolution
 RESIZE = [{"decode": {"channels": 3}}, {"resize": {"height": 240, "width": 320}}, {"encode": {"format": ENCODING}}]
-PASS_THROUGH = [{"decode": {"channels": 3}}]
+PASS_THROUGH = [{"decode": {"channels": 3, "check": "header"}}]  # as the hand-written program does: headers, size, end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def run_ours(raw: Path, folder: Path, stages: list, workers: int) -> Cost:
     config_file.write_text(yaml.safe_dump({
         "pipeline": "bench", "storage": {"root": str(folder / "root")},
         "preprocess": {"source": {"type": "image_folder", "path": str(raw)}, "stages": stages, "shards": 21,
-                       "split": {"train": 0.34, "validation": 0.33, "test": 0.33}, "runner": {"mode": "multi_threading", "workers": workers}},
+                       "split": {"train": 0.34, "validation": 0.33, "test": 0.33}, "runner": {"mode": "multi_processing", "workers": workers}},
         "train": {"model": "digits_cnn"}, "evaluate": {"gate": [{"metric": "accuracy", "at_least": 0.5}]}, "export": {"model": "bench"}}))
     plan = plan_job("preprocess", load_config(config_file), "bench", {})  # lists and digests all files: the operator's time
     attempt = Attempt(folder / "attempt")

@@ -77,7 +77,7 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
     ("stages: [decode]", "stages: [decode: 28]", "small.yaml:4: preprocess.stages.0.parameters: input should be a valid dictionary, got 28"),
     ("{metric: accuracy, at_least: 0.9}", "{metric: accuracy}", "small.yaml:10: evaluate.gate.0: a rule needs at_least, not_worse_than"),
     ("metric: accuracy", "metric: acuracy", "small.yaml:10: evaluate.gate.0.metric: input should be 'accuracy', "),
-    ("at_least: 0.9", "at_least: 90", "small.yaml:10: evaluate.gate.0.at_least: input should be less than or equal to 1, got 90"),
+    ("at_least: 0.9", "at_least: 90", "small.yaml:10: evaluate.gate.0: at_least of accuracy lies between 0 and 1, got 90"),
     ("  model: digits_cnn", "  model: digits_cnn\n  strategy: one_device\n  workers: 2", "small.yaml:6: train: strategy one_device has"),
     ("  model: digits_cnn", "  model: digits_cnn\n  workers: 3\n  global_batch: 2",
      "global_batch must be at least workers x devices_per_worker x micro_batches (3), got 2"),

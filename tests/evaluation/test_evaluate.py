@@ -9,14 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from workshop import copy_dataset, read_examples, remove_from_tests
+from workshop import copy_dataset, read_examples, remove_from_tests, write_model
 
+from beam_jobs.index import Entry, write_index
 from pipeline_ops.contracts.errors import DataError, ExitCode
 from pipeline_ops.contracts.figures import METRICS, REPORT, EvaluationFigures
-from pipeline_ops.contracts.manifest import NAME, find_damage, read_manifest
+from pipeline_ops.contracts.manifest import NAME, find_damage, list_files, read_manifest, write_manifest
 from pipeline_ops.contracts.progress import ProgressReader
 from pipeline_ops.contracts.request import read_status
-from pipeline_ops.contracts.shards import KEY, shard_paths
+from pipeline_ops.contracts.shards import INDEX, KEY, DatasetFigures, shard_paths
+from pipeline_ops.evaluation.inputs import Dataset
+from pipeline_ops.evaluation.leaks import find_leaks
 
 LENIENT = [{"metric": "accuracy", "at_least": 0.5, "not_worse_than_champion_by_more_than": 0.05}]
 STRICT = [{"metric": "accuracy", "at_least": 0.99}]
@@ -138,7 +141,7 @@ def test_a_damaged_candidate_is_refused_and_named(workshop):
 def test_a_damaged_champion_is_refused_and_named(workshop):
     workshop.publish("fair")
     plan = workshop.plan("evaluate", workshop.train("good"))
-    spoil(workshop.registry.champion().folder / "saved_model.pb")
+    spoil(Path(workshop.registry.champion().folder) / "saved_model.pb")
     with pytest.raises(DataError, match=r"models/digits/1/saved_model\.pb has another checksum"):
         workshop.run(plan)
 
@@ -173,6 +176,135 @@ def test_examples_that_a_later_generation_has_removed_are_not_asked(workshop, tm
     code, folder = workshop.run(workshop.plan("evaluate", workshop.train("good", dataset=uri), dataset=uri, evaluate__gate=LENIENT))
     assert code == ExitCode.SUCCESS
     assert figures_of(folder).num_examples == sum(sum(row) for row in figures_of(folder).challenger.confusion) == 97
+
+
+def test_a_test_split_of_which_something_else_is_removed_than_was_planned_is_refused(workshop, tmp_path):
+    uri = remove_from_tests(workshop.dataset, tmp_path / "later", [0, 2])
+    plan = workshop.plan("evaluate", workshop.train("good", dataset=uri), dataset=uri)
+    manifest = read_manifest(uri)  # the digest of the files does not see it
+    figures = DatasetFigures.model_validate(manifest.figures).model_copy(update={"removed": {"test-00000-of-00004.tfrecord": [0, 3]}})
+    changed = manifest.model_copy(update={"figures": figures.model_dump(mode="json")})
+    assert changed.digest == manifest.digest
+    write_manifest(tmp_path / "later", changed)
+    with pytest.raises(DataError, match="is pinned in this evaluation's request; start a new run"):
+        workshop.run(plan)
+
+
+def with_index(dataset: str, folder: Path, *places: tuple[str, str, str]) -> str:
+    """A copy of a data set with an index of these records: (key, content, split)."""
+    uri = copy_dataset(dataset, folder)
+    write_index(folder / INDEX, [Entry(key, content, "", split, "shard", 0, 1) for key, content, split in places])
+    manifest = read_manifest(uri)
+    write_manifest(folder, manifest.model_copy(update={"files": list_files(folder, {file.path: file.num_examples for file in manifest.files})}))
+    return uri
+
+
+def test_a_test_split_that_leaked_into_training_is_refused_with_its_images(workshop, tmp_path):
+    uri = with_index(workshop.dataset, tmp_path / "leaked", ("a.png", "1" * 32, "train"), ("b.png", "1" * 32, "test"), ("c.png", "2" * 32, "train"),
+                     ("d.png", "3" * 32, "test"), ("e.png", "3" * 32, "validation"))
+    plan = workshop.plan("evaluate", workshop.train("good", uri), dataset=uri)
+    with pytest.raises(DataError, match=r"1 test image is in the training split, too .*: b\.png equals a\.png; set preprocess\.duplicates"):
+        workshop.run(plan)
+    assert not Path(plan.request.artifact).exists()
+    _, folder = workshop.run(workshop.plan("evaluate", workshop.train("good", uri, tag="again"), dataset=uri, evaluate__allowed_leaks=1))
+    assert json.loads((folder / METRICS).read_bytes())["leaks"] == {"challenger": 1, "champion": None}
+
+
+def test_an_index_that_can_not_be_read_is_refused(workshop, tmp_path):
+    uri = with_index(workshop.dataset, tmp_path / "broken", ("a.png", "1" * 32, "test"))
+    (tmp_path / "broken" / INDEX).write_bytes(b"no gzip")
+    with pytest.raises(DataError, match=r"index\.jsonl\.gz: the index can't be read"):
+        find_leaks(Dataset(uri, read_manifest(uri), DatasetFigures.model_validate(read_manifest(uri).figures)), None, 0)
+
+
+def test_test_images_that_the_champion_was_trained_on_are_counted(workshop, tmp_path):
+    old = with_index(workshop.dataset, tmp_path / "old", ("a.png", "1" * 32, "train"), ("b.png", "2" * 32, "test"))
+    train = workshop.train("fair", old)
+    evaluation = workshop.plan("evaluate", train, dataset=old)
+    workshop.run(evaluation)
+    workshop.run(workshop.plan("export", train, str(evaluation.manifest)))
+    new = with_index(workshop.dataset, tmp_path / "new", ("a.png", "1" * 32, "test"), ("b.png", "2" * 32, "train"))
+    _, folder = workshop.run(workshop.plan("evaluate", workshop.train("good", new), dataset=new))
+    assert json.loads((folder / METRICS).read_bytes())["leaks"] == {"challenger": 0, "champion": 1}
+    assert "The champion was trained on 1 of these test images" in (folder / REPORT).read_text()
+
+
+def test_slices_are_of_what_is_stored_with_the_examples(workshop):
+    parts = [{"by": "image/class/label", "name": "digit"}, {"by": "image_bytes", "edges": [140, 150]}]
+    _, folder = workshop.run(workshop.plan("evaluate", workshop.train("good"), evaluate__slices=parts, evaluate__batch=7, evaluate__gate=[
+        {"metric": "accuracy", "of_slice": "digit=3", "at_least": 0.2}, {"metric": "accuracy", "of_slice": "image_bytes", "at_least": 0.0}]))
+    figures = figures_of(folder)
+    digits = [part for part in figures.slices if part.name == "digit"]
+    assert [part.value for part in digits] == [str(d) for d in range(10)]
+    assert {part.value: part.challenger["accuracy"] for part in digits} == {c.name: c.recall for c in figures.challenger.classes}
+    assert [part.value for part in figures.slices if part.name == "image_bytes"] == ["below 140", "140 to 150", "150 and more"]
+    assert sum(part.num_examples for part in figures.slices) == 200
+    assert [rule.subject for rule in figures.rules] == ["digit=3", "image_bytes=below 140", "image_bytes=140 to 150", "image_bytes=150 and more"]
+
+
+def test_a_latency_is_measured_only_for_a_rule_that_asks_for_it(workshop):
+    workshop.publish("fair")
+    rules = [{"metric": "latency_milliseconds", "at_most": 60_000}, {"metric": "model_bytes", "not_worse_than_champion_by_more_than": 1000}]
+    plain = figures_of(workshop.run(workshop.plan("evaluate", workshop.train("good")))[1])
+    asked = figures_of(workshop.run(workshop.plan("evaluate", workshop.train("good", tag="again"), evaluate__gate=rules))[1])
+    assert list(plain.challenger.measures) == ["model_bytes"] == list(plain.champion.measures)
+    assert 0 < asked.challenger.measures["latency_milliseconds"] < 60_000 and asked.champion.measures["latency_milliseconds"] > 0
+    assert asked.gate_passed
+    model = sum(file.stat().st_size for file in workshop.saved_models["good"].glob("saved_model/**/*") if file.is_file())
+    assert plain.challenger.measures["model_bytes"] == model
+    assert plain.champion.measures["model_bytes"] == pytest.approx(model, rel=0.01)  # of the same shape
+
+
+def test_the_surprises_are_what_the_models_judge_most_differently(workshop):
+    workshop.publish("poor", evaluate__gate=[{"metric": "accuracy", "at_least": 0.1}])
+    train = workshop.train("good")
+    _, folder = workshop.run(workshop.plan("evaluate", train, evaluate__worst_mistakes=500, evaluate__batch=9))
+    every = json.loads((folder / METRICS).read_bytes())["surprises"]
+    changes = [abs(s["label_probability"] - s["champion_label_probability"]) for s in every]
+    assert len(every) == 100 and changes == sorted(changes, reverse=True)
+    _, folder = workshop.run(workshop.plan("evaluate", train, evaluate__worst_mistakes=4))
+    assert [s["key"] for s in json.loads((folder / METRICS).read_bytes())["surprises"]] == [s["key"] for s in every[:4]]
+
+
+def test_what_is_new_since_the_last_run_is_told_and_does_not_decide(workshop):
+    first = workshop.plan("evaluate", workshop.train("fair"))
+    workshop.run(first)
+    plan = workshop.plan("evaluate", workshop.train("good"), evaluate__top_k=3)
+    assert plan.request.inputs["last_evaluation"].uri == str(first.manifest)
+    assert "last_evaluation" not in plan.request.fingerprint.inputs
+    page = (workshop.run(plan)[1] / REPORT).read_text()
+    assert "config top_k: 5 -&gt; 3" in page and 'config model: &#34;fair&#34; -&gt; &#34;good&#34;' in page
+    assert workshop.plan("evaluate", workshop.train("poor")).request.inputs["last_evaluation"].uri == str(plan.manifest)
+
+
+def test_a_model_that_says_no_number_is_evaluated_and_fails(workshop):
+    """What is left of a training that has diverged."""
+    broken = workshop.root / "diverged"
+    shutil.copytree(workshop.saved_models["good"], broken)
+    write_model(broken, np.full((257, 10), np.nan), read_examples(shard_paths(workshop.dataset, read_manifest(workshop.dataset), "test"))[0][:2])
+    shop = dataclasses.replace(workshop, saved_models={"diverged": broken})
+    code, folder = shop.run(shop.plan("evaluate", shop.train("diverged")))
+    metrics = figures_of(folder).challenger.metrics
+    assert code == ExitCode.GATE_NOT_PASSED
+    assert metrics["macro_roc_auc"] == 0.5 and all(np.isfinite(value) for value in metrics.values())
+
+
+def test_a_worse_challenger_is_not_published_a_better_one_is_and_a_tie_as_configured(workshop):
+    gate = [{"metric": "accuracy", "not_worse_than_champion_by_more_than": 0.01, "confidence": 0.95}]
+    workshop.publish("fair")
+    for name in ("poor", "shuffled"):  # fewer examples than the champion; labels that say nothing
+        code, folder = workshop.run(plan := workshop.plan("evaluate", train := workshop.train(name), evaluate__gate=gate))
+        assert code == ExitCode.GATE_NOT_PASSED and "refuted" in figures_of(folder).rules[0].text
+        with pytest.raises(DataError, match="the gate was not passed, so nothing is published"):
+            workshop.run(workshop.plan("export", train, str(plan.manifest), evaluate__gate=gate))
+    assert workshop.registry.champion().number == 1 and len(workshop.registry.versions()) == 1
+    workshop.publish("good", evaluate__gate=gate)
+    assert workshop.registry.champion().number == 2
+    tie = {"metric": "accuracy", "not_worse_than_champion_by_more_than": 0.02, "confidence": 0.95}
+    for within_noise, expected in (("fails", ExitCode.GATE_NOT_PASSED), ("passes", ExitCode.SUCCESS)):
+        code, folder = workshop.run(workshop.plan("evaluate", workshop.train("nearly", tag=within_noise),
+                                                  evaluate__gate=[{**tie, "within_noise": within_noise}]))
+        assert code == expected and figures_of(folder).rules[0].is_within_noise, figures_of(folder).rules[0].text
 
 
 def test_the_keys_of_the_mistakes_are_those_of_the_examples(workshop):

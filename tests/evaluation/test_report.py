@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import html.parser
 import re
@@ -12,15 +13,19 @@ import numpy as np
 import pytest
 from workshop import Workshop, copy_dataset, training_figures
 
+from pipeline_ops.contracts.config_evaluate import Bootstrap
 from pipeline_ops.contracts.figures import REPORT, EvaluationFigures, RuleVerdict
 from pipeline_ops.contracts.fingerprint import Fingerprint
 from pipeline_ops.contracts.manifest import Manifest, read_manifest
 from pipeline_ops.contracts.shards import DatasetFigures
-from pipeline_ops.evaluation.answers import Mistake
-from pipeline_ops.evaluation.lineage import Lineage
-from pipeline_ops.evaluation.metrics import compare, evaluate_answers
+from pipeline_ops.evaluation.answers import DrawnBox, Shown
+from pipeline_ops.evaluation.groups import slice_groups, whole_group
+from pipeline_ops.evaluation.leaks import Leaks
+from pipeline_ops.evaluation.lineage import Lineage, Since
+from pipeline_ops.evaluation.metrics import ModelAnswer, compare, evaluate_model
 from pipeline_ops.evaluation.report import ReportData, render
 
+PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
 SCRIPT = "<script>alert(1)</script>"
 BREAKOUT = "\"'><img src=x onerror=alert(1)>"
 TEMPLATE = "{{ 7 * 7 }}{% raw %}"
@@ -42,21 +47,36 @@ class Page(html.parser.HTMLParser):
         self.text += data
 
 
+def answer_of(classes: np.ndarray, num_classes: int, generator: np.random.Generator) -> ModelAnswer:
+    """A model that gives its answer the largest probability."""
+    scores = generator.dirichlet(np.ones(num_classes), len(classes))
+    scores[np.arange(len(classes)), classes] += 1.0
+    scores /= scores.sum(axis=1, keepdims=True)
+    return ModelAnswer(classes, np.zeros(len(classes), int), scores.max(axis=1), scores.T)
+
+
 def report_data(num_classes: int = 3, num_examples: int = 60, noise: float = 0.3, champion: bool = True, **changes) -> ReportData:
     names, generator = [f"class {i}" for i in range(num_classes)], np.random.default_rng(3)
     labels = np.arange(num_examples) % num_classes
     wrong = generator.random((2, num_examples)) < noise
-    first, second = ((labels + w) % num_classes for w in wrong.astype(int))
+    classes = [(labels + w) % num_classes for w in wrong.astype(int)]
+    answers = [answer_of(c, num_classes, generator) for c in classes[: 1 + champion]]
+    evaluated = [evaluate_model(labels, answer, names, 2, 10) for answer in answers]
+    whole = whole_group(labels, answers, [evaluation for evaluation, _ in evaluated], 2, Bootstrap(samples=100))
+    slices = slice_groups(labels, answers, {"camera": np.where(labels % 2, "front", "back")}, names, 2, Bootstrap(samples=100))
     dataset = DatasetFigures(class_names=names, image_shape=(28, 28, 1), num_examples={"train": 9, "validation": 5, "test": num_examples},
                              labels={}, num_rejected=0, rejected_by_reason={})
-    figures = EvaluationFigures(num_examples=num_examples, challenger=evaluate_answers(labels, first, names),
-                                champion=evaluate_answers(labels, second, names) if champion else None, champion_version=4 if champion else None,
+    figures = EvaluationFigures(num_examples=num_examples, challenger=whole.challenger.model_copy(update={"intervals": whole.intervals()}),
+                                champion=whole.champion, champion_version=4 if champion else None, differences=whole.differences(),
+                                slices=[group.as_slice() for group in slices],
                                 gate_passed=True, rules=[RuleVerdict(metric="accuracy", passed=True, text="accuracy 0.9000 is at least 0.5000")])
-    mistakes = [Mistake(key=f"{i}.png", label=int(labels[i]), answer=int(first[i]), confidence=0.9, label_probability=0.1, image=b"none")
+    mistakes = [Shown(key=f"{i}.png", label=int(labels[i]), answer=int(classes[0][i]), confidence=0.9, label_probability=0.1, image=b"none")
                 for i in np.flatnonzero(wrong[0])[:4]]
-    data = ReportData(pipeline="digits", figures=figures, comparison=compare(labels, first, second) if champion else None,
-                      why_alone=None if champion else "there is no champion to compare it with", mistakes=mistakes, rejected=[],
-                      training=training_figures_of(dataset), dataset=dataset, lineage=Lineage([], "f" * 32, {"train": []} if champion else None))
+    data = ReportData(pipeline="digits", figures=figures, comparison=compare(labels, *classes) if champion else None,
+                      why_alone=None if champion else "there is no champion to compare it with", curves=[curves for _, curves in evaluated],
+                      mistakes=mistakes, surprises=mistakes, rejected=[], training=training_figures_of(dataset), dataset=dataset, drift=None,
+                      leaks=Leaks(0, None), lineage=Lineage([], "f" * 32, Since({"preprocess": [], "train": []}) if champion else None),
+                      top_k=2, bootstrap_samples=100)
     return dataclasses.replace(data, **changes)
 
 
@@ -89,7 +109,7 @@ def test_a_page_runs_nothing_and_loads_nothing(hostile_page):
     attributes = [(name, value or "") for _, attributes in tags for name, value in attributes.items()]
     assert not [name for name, _ in attributes if name.startswith("on")]
     loaded = [value for name, value in attributes if name in ("src", "href", "srcset", "xlink:href", "action", "poster", "background")]
-    assert loaded and all(re.fullmatch(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=]+", value) for value in loaded)
+    assert loaded and all(re.fullmatch(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=]+|#[a-z]+", value) for value in loaded)
     assert not re.search(r"url\(|@import|https?://", hostile_page)
 
 
@@ -144,6 +164,46 @@ def test_a_training_that_recorded_nothing_is_no_reason_not_to_report():
     data = report_data()
     text = Page(render(dataclasses.replace(data, training=data.training.model_copy(update={"history": [], "best_epoch": -1})))).text
     assert "Nothing was recorded." in text
+
+
+def test_every_entry_of_the_contents_leads_somewhere():
+    page = Page(render(report_data()))
+    targets = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
+    links = [attributes["href"][1:] for tag, attributes in page.tags if tag == "a"]
+    assert len(links) > 8 and set(links) <= targets
+
+
+def test_boxes_are_drawn_over_the_picture_in_fractions_of_it():
+    data = report_data()
+    boxes = (DrawnBox(0.1, 0.2, 0.6, 0.7, SCRIPT, True), DrawnBox(0.0, 0.0, 0.5, 0.5, "cat 0.93", False))
+    shown = dataclasses.replace(data.mistakes[0], boxes=boxes, image=PNG)
+    page = Page(render(dataclasses.replace(data, mistakes=[shown])))
+    [truth] = [attributes for tag, attributes in page.tags if "truth-box" in (attributes.get("class") or "")]
+    assert truth["style"] == "left:20.00%;top:10.00%;width:50.00%;height:50.00%"
+    assert SCRIPT in page.text and "cat 0.93" in page.text
+
+
+def test_of_very_many_rules_those_that_hold_are_folded_away_and_none_of_the_others():
+    data = report_data()
+    rules = [RuleVerdict(metric="recall", passed=i % 10 != 0, text=f"recall of class {i} says so") for i in range(200)]
+    page = render(dataclasses.replace(data, figures=data.figures.model_copy(update={"rules": rules, "gate_passed": False})))
+    shown, folded = page.split("<details>", 1)[0], page.split("<details>", 1)[1].split("</details>", 1)[0]
+    assert all(f"recall of class {i} says so" in shown for i in range(0, 200, 10))
+    assert folded.count("says so") == 180 and "180 more rules that hold" in folded
+
+
+def test_slices_leaks_and_drift_are_shown():
+    drift = [{"feature": "brightness", "jensen_shannon": 0.4321, "l_infinity": 0.2, "is_above": True}]
+    text = Page(render(report_data(drift=drift, leaks=Leaks(3, 17)))).text
+    assert "camera" in text and "front" in text and "brightness" in text and "0.432" in text
+    assert "The champion was trained on 17 of these test images" in text
+
+
+def test_a_champion_of_other_preprocessing_is_told_of():
+    data = report_data()
+    lineage = Lineage([], "f" * 32, Since({"preprocess": ["config stages: [] -> [{}]"], "train": []}))
+    assert "preprocessed otherwise" in Page(render(dataclasses.replace(data, lineage=lineage))).text
+    assert "preprocessed otherwise" not in Page(render(data)).text
 
 
 def test_rejected_files_are_named_and_the_rest_is_counted():

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 from workshop import remove_from_tests
 
+from pipeline_ops.contracts.config_input import Input
+from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.contracts.host_cache import HostCache
 from pipeline_ops.contracts.manifest import read_manifest, write_manifest
 from pipeline_ops.contracts.shards import DatasetFigures, shard_paths, shards_of
 
@@ -18,60 +21,163 @@ REMOVED = ((0, 3, 174), (), (5,), tuple(range(20, 60)))
 """By shard: positions that a later generation has removed; each shard of the train split holds 175."""
 
 
-@pytest.fixture(params=["in memory", "streamed", "in memory with removals", "streamed with removals"])
+SOURCES = ("encoded in memory", "encoded on disk", "decoded in memory", "decoded on disk")
+
+
+@pytest.fixture(params=["whole", "with removals"])
 def split(request, dataset):
-    """The train split, small enough for memory, and the same as if it were not; whole, and after removals."""
-    from pipeline_ops.input.dataset import MAX_BYTES_IN_MEMORY, Split
+    """The train split, whole and after removals."""
+    from pipeline_ops.input.dataset import Split
 
     manifest = read_manifest(dataset)
     figures = DatasetFigures.model_validate(manifest.figures)
-    num_bytes = sum(f.num_bytes for f in shards_of(manifest, "train")) if "in memory" in request.param else MAX_BYTES_IN_MEMORY + 1
+    num_bytes = sum(f.num_bytes for f in shards_of(manifest, "train"))
     split = Split(tuple(shard_paths(dataset, manifest, "train")), figures.num_examples["train"], num_bytes)
-    if "removals" not in request.param:
+    if request.param == "whole":
         return split
     return dataclasses.replace(split, removed=REMOVED, num_examples=split.num_examples - sum(map(len, REMOVED)))
 
 
-def parse():
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return HostCache(tmp_path_factory.mktemp("host"), 1 << 30)
+
+
+def parse(image_shape=(16, 16, 1)):
     from pipeline_ops.models.classification import Classification
 
-    return Classification((16, 16, 1)).parse
+    return Classification(image_shape).parse
 
 
-def batches(split, count, worker=0, workers=1, start_step=0, seed=3):
+def source_of(name, split, cache):
+    from pipeline_ops.input.sources import DiskSource, EncodedSource, MemorySource
+
+    match name:
+        case "encoded in memory":
+            return EncodedSource(split, parse())
+        case "encoded on disk":
+            return EncodedSource(split, parse(), cache, max_bytes_in_memory=0)
+        case "decoded in memory":
+            return MemorySource(split, parse())
+        case "decoded on disk":
+            return DiskSource(split, parse(), cache, "1")
+
+
+def batches(split, count, worker=0, workers=1, start_step=0, seed=3, source=None, changes=None):
     """Images and labels of the first batches."""
     from pipeline_ops.input.dataset import Slice, training_batches
+    from pipeline_ops.input.sources import EncodedSource
 
-    part = Slice.of(worker, workers, BATCH)
-    return [(x.numpy(), y.numpy()) for x, y in training_batches(split, parse(), BATCH, part, seed, start_step).take(count)]
+    part, source = Slice.of(worker, workers, BATCH), source or EncodedSource(split, parse())
+    return [(x.numpy(), y.numpy()) for x, y in training_batches(split, source, BATCH, part, seed, start_step, changes).take(count)]
 
 
 def same(a, b) -> bool:
     return len(a) == len(b) and all((x == u).all() and (y == v).all() for (x, y), (u, v) in zip(a, b, strict=True))
 
 
+@pytest.mark.parametrize("name", SOURCES)
+def test_it_does_not_matter_where_examples_come_from(split, cache, name):
+    assert same(batches(split, 15), batches(split, 15, source=source_of(name, split, cache)))
+
+
 def test_the_workers_slices_make_up_the_global_batches(split):
-    whole, parts = batches(split, 15), [batches(split, 15, worker, 4) for worker in range(4)]
-    joined = [tuple(np.concatenate([parts[w][step][i] for w in range(4)]) for i in range(2)) for step in range(15)]
-    assert same(whole, joined)
+    whole = batches(split, 15)
+    for workers in (2, 4):
+        parts = [batches(split, 15, worker, workers) for worker in range(workers)]
+        assert same(whole, [tuple(np.concatenate([part[step][i] for part in parts]) for i in range(2)) for step in range(15)])
 
 
 @pytest.mark.parametrize("step", [1, 10, 11, 12, 25])
 def test_resuming_at_a_step_gives_what_would_have_come(split, step):
-    assert split.steps_per_epoch(BATCH) == (10 if split.removed else 11)  # so the steps lie within, at and beyond the end of an epoch
+    assert split.end_of_epoch(0, BATCH) == (11 if split.removed else 12)  # so the steps lie within, at and beyond the end of an epoch
     assert same(batches(split, 30)[step:], batches(split, 30 - step, start_step=step))
 
 
-def test_no_example_comes_twice_in_an_epoch(split):
-    steps = split.steps_per_epoch(BATCH)
-    images = np.concatenate([x for x, _ in batches(split, steps)])
-    assert len({image.tobytes() for image in images}) > 0.99 * steps * BATCH  # a few digits are equal to the pixel
+def test_a_step_far_away_costs_what_the_first_one_costs(split):
+    """Nothing is read or drawn for the steps before it: the ten-millionth comes at once."""
+    [(images, labels)] = batches(split, 1, start_step=10_000_000)
+    assert images.shape == (BATCH, 16, 16, 1)
+    assert len(labels) == BATCH
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_every_example_comes_exactly_once_in_each_epoch_whatever_the_number_of_workers(split, workers):
+    """The split has a number of examples that no batch divides: the batch at the end goes on with the next epoch."""
+    from pipeline_ops.input.dataset import examples_of_step
+    from pipeline_ops.input.sources import EncodedSource
+
+    epochs, source = 3, EncodedSource(split, parse())
+    steps = split.end_of_epoch(epochs - 1, BATCH)
+    assert split.num_examples % BATCH
+    stream = [example for step in range(steps) for example in examples_of_step(split, BATCH, 3, step, source)]
+    for epoch in range(epochs):
+        of_epoch = stream[epoch * split.num_examples:(epoch + 1) * split.num_examples]
+        assert len(of_epoch) == split.num_examples
+        assert sorted(of_epoch) == sorted(examples_of(split))
+    parts = [batches(split, steps, worker, workers) for worker in range(workers)]
+    labels = np.concatenate([part[step][1] for step in range(steps) for part in parts])
+    assert (labels == labels_of(stream)).all()
+
+
+def labels_of(examples) -> np.ndarray:
+    import tensorflow as tf
+
+    from pipeline_ops.contracts.shards import LABEL
+
+    return tf.io.parse_example(examples, {LABEL: tf.io.FixedLenFeature([], tf.int64)})[LABEL].numpy()
+
+
+@pytest.mark.parametrize(("num_examples", "batch", "ends"), [(700, 60, [12, 24, 35]), (660, 60, [11, 22, 33]), (61, 60, [2, 3, 4]),
+                                                            (60, 60, [1, 2, 3])])
+def test_an_epoch_ends_with_the_step_that_uses_its_last_example(num_examples, batch, ends):
+    from pipeline_ops.input.dataset import Split
+
+    split = Split((), num_examples, 0)
+    assert [split.end_of_epoch(epoch, batch) for epoch in range(3)] == ends
 
 
 def test_every_epoch_and_every_seed_has_an_order_of_its_own(split):
-    steps = split.steps_per_epoch(BATCH)
-    assert not same(batches(split, 2), batches(split, 2, start_step=steps))
+    assert not same(batches(split, 2), batches(split, 2, start_step=split.end_of_epoch(0, BATCH)))
     assert not same(batches(split, 2), batches(split, 2, seed=4))
+
+
+def test_an_order_has_no_trace_of_the_order_in_the_shards(split):
+    import tensorflow as tf
+
+    from pipeline_ops.input.dataset import _order
+
+    numbers = [_order(split, 3, epoch * split.num_examples + tf.range(split.num_examples, dtype=tf.int64))[1].numpy() for epoch in range(3)]
+    pairs = [(numbers[0], numbers[1]), (numbers[1], numbers[2]), (numbers[0], np.arange(split.num_examples)), (numbers[0][1:], numbers[0][:-1])]
+    assert max(abs(np.corrcoef(a, b)[0, 1]) for a, b in pairs) < 0.15
+
+
+def test_what_does_not_fit_is_not_cached_and_that_is_said(split, cache):
+    from pipeline_ops.input.sources import EncodedSource, open_source
+
+    said = []
+    assert isinstance(open_source(split, parse((16, 16, 1000)), Input(cache="memory", cache_limit_mib=1), cache, "1", said.append), EncodedSource)
+    assert "train.input.cache_limit_mib is 1" in said[0]
+
+
+def test_offsets_and_decoded_images_are_made_once_for_a_host(split, tmp_path):
+    cache = HostCache(tmp_path, 1 << 30)
+    made = {}
+    for _ in range(2):
+        source_of("encoded on disk", split, cache), source_of("decoded on disk", split, cache)
+        files = {path: path.stat().st_ino for path in tmp_path.rglob("*") if path.is_file() and not path.name.startswith(".")}
+        assert len(files) == 6
+        assert made in ({}, files)
+        made = files
+
+
+def test_a_shard_that_is_cut_off_is_named(split, tmp_path):
+    from pipeline_ops.input.records import record_offsets
+
+    shard = tmp_path / "train-00000-of-00001.tfrecord"
+    shard.write_bytes(Path(split.paths[0]).read_bytes()[:-5])
+    with pytest.raises(MachineError, match=r"train-00000-of-00001.tfrecord is cut off .* begins at byte \d+"):
+        record_offsets(shard)
 
 
 def test_evaluation_sees_every_example_once_over_all_workers(split):
@@ -102,8 +208,6 @@ def test_what_is_removed_is_read_by_nobody(split):
     assert sum(len(y) for _, y in evaluation_batches(split, parse(), 64)) == len(wanted)
     keys = [key for batch in read_encoded(split.paths, 100, split.removed) for key in batch.keys]
     assert len(keys) == len(set(keys)) == len(wanted)
-    one_epoch = np.concatenate([y for _, y in batches(split, split.steps_per_epoch(BATCH))])
-    assert len(one_epoch) == len(wanted) // BATCH * BATCH
 
 
 def test_training_never_sees_an_image_that_is_removed(split):
@@ -115,7 +219,7 @@ def test_training_never_sees_an_image_that_is_removed(split):
         parsed = tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})[ENCODED].numpy()
         return {tf.io.decode_image(encoded).numpy().tobytes() for encoded in parsed}
 
-    seen = {image.tobytes() for x, _ in batches(split, 4 * split.steps_per_epoch(BATCH)) for image in x}
+    seen = {image.tobytes() for x, _ in batches(split, split.end_of_epoch(3, BATCH)) for image in x}
     assert seen <= images(examples_of(split))
 
 

@@ -5,78 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
+from launch.running import QUICK, RunningJob, assert_same
 
 from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.figures import WEIGHTS, TrainingFigures
-from pipeline_ops.contracts.manifest import find_damage, read_manifest, write_manifest
-from pipeline_ops.contracts.processes import ProcessIdentity, group_members, kill_group, start_detached
+from pipeline_ops.contracts.manifest import read_manifest, write_manifest
+from pipeline_ops.contracts.processes import group_members, kill_group
 from pipeline_ops.contracts.progress import ProgressReader
 from pipeline_ops.contracts.request import read_status
-from pipeline_ops.training.state import read_arrays
-
-QUICK = {"train__epochs": 6, "train__checkpoint_every_steps": 7, "train__steps_per_call": 5, "train__early_stopping": None}
-
-
-class RunningJob:
-    """A train job as an operator starts it."""
-
-    def __init__(self, job):
-        self.job = job
-        self.process = start_detached([sys.executable, "-m", "pipeline_ops.launch.train", "--request", str(job.attempt.request)], job.attempt.log,
-                                      cwd=job.attempt.folder)
-        self.identity = ProcessIdentity.of(self.process.pid)
-        self._progress = ProgressReader(job.attempt.progress)
-
-    def wait_for_step(self, step: int) -> None:
-        deadline = time.monotonic() + 90
-        while not any(m.phase == "train" and (m.done or 0) >= step for m in self._progress.new()):
-            assert self.process.poll() is None, self.job.attempt.log.read_text()
-            assert time.monotonic() < deadline, "the training does not get there"
-            time.sleep(0.02)
-
-    def pids(self, command: str) -> list[int]:
-        """Processes of the job, by a part of their command line: the launcher, the preloaded process and its forks."""
-        found = []
-        for pid in group_members(self.process.pid):
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                if command.encode() in file.read():
-                    found.append(pid)
-        return found
-
-    def workers(self) -> list[int]:
-        preloaded = self.pids("training.preloaded")
-        return sorted(pid for pid in preloaded if parent(pid) in preloaded)
-
-    def preloaded(self) -> int:
-        pids = self.pids("training.preloaded")
-        return next(pid for pid in pids if parent(pid) not in pids)
-
-    def end(self) -> ExitCode:
-        return ExitCode(self.process.wait(120))
-
-    def figures(self) -> TrainingFigures:
-        uri = read_status(self.job.attempt).manifest
-        manifest = read_manifest(uri)
-        assert find_damage(uri, manifest, checksums=True) == []
-        return TrainingFigures.model_validate(manifest.figures)
-
-
-def parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rsplit(")", 1)[1].split()[1])
-
-
-def wait_until_gone(group: int, seconds: float) -> list[int]:
-    deadline = time.monotonic() + seconds
-    while (left := group_members(group)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
 
 
 @pytest.fixture
@@ -89,21 +28,16 @@ def start(make_job):
 
     yield start_job
     for job in started:
-        kill_group(job.identity, 1.0)
+        job.put_an_end_to_it()
 
 
 @pytest.fixture(scope="module")
 def undisturbed(dataset, make_job_in, tmp_path_factory):
-    """The weights of a run that nobody disturbed."""
+    """A run that nobody disturbed."""
     job = RunningJob(make_job_in(tmp_path_factory.mktemp("undisturbed"), dataset)("attempt", **QUICK))
     assert job.end() == ExitCode.SUCCESS, job.job.attempt.log.read_text()
     assert job.figures().restarts == 0
-    return read_arrays(job.job.folder / WEIGHTS)
-
-
-def assert_same_weights(job: RunningJob, undisturbed) -> None:
-    weights = read_arrays(job.job.folder / WEIGHTS)
-    assert max(float(np.abs(a - b).max()) for a, b in zip(weights, undisturbed, strict=True)) <= 1e-6
+    return job
 
 
 def test_a_worker_that_is_done_does_not_wait_for_peers_that_have_left(start):
@@ -117,37 +51,37 @@ def test_a_worker_that_is_done_does_not_wait_for_peers_that_have_left(start):
 def test_a_killed_worker_restarts_the_gang_and_the_result_is_the_same(start, undisturbed, worker):
     job = start()
     job.wait_for_step(20)
-    os.kill(job.workers()[worker], signal.SIGKILL)
+    os.kill(job.worker(f"worker {worker}"), signal.SIGKILL)
     assert job.end() == ExitCode.SUCCESS
     figures = job.figures()
     assert figures.restarts == 1
     assert len(set(figures.worker_weights_digests)) == 1
-    assert_same_weights(job, undisturbed)
+    assert_same(job, undisturbed)
     messages = [m.message for m in ProgressReader(job.job.attempt.progress).new() if m.phase == "restart"]
-    assert f"worker {worker} was killed by signal 9 (SIGKILL)" in messages[0]
+    assert f"worker {worker} on localhost was killed by signal 9 (SIGKILL)" in messages[0]
     assert f"worker-{worker}.log" in messages[0]
-    assert group_members(job.process.pid) == []
+    assert job.survivors() == []
 
 
 def test_sigterm_to_one_worker_stops_all_at_the_same_step_and_the_next_gang_goes_on_there(start, undisturbed):
     job = start()
     job.wait_for_step(20)
-    os.kill(job.workers()[1], signal.SIGTERM)
+    os.kill(job.worker("worker 1"), signal.SIGTERM)
     assert job.end() == ExitCode.SUCCESS
     moments = [m for name in ("worker 0", "worker 1") for m in ProgressReader(job.job.attempt.worker_progress(name)).new()]
     stopped, restored = ({m.done for m in moments if m.phase == phase} for phase in ("preempted", "restored"))
     assert len(stopped) == 1 and restored == stopped, "no step is lost, and none is done twice"
-    assert_same_weights(job, undisturbed)
+    assert_same(job, undisturbed)
 
 
 def test_a_killed_preloaded_process_is_started_again(start, undisturbed):
     job = start()
     job.wait_for_step(20)
-    os.kill(job.preloaded(), signal.SIGKILL)
+    os.kill(job.preloaded()[0], signal.SIGKILL)
     assert job.end() == ExitCode.SUCCESS
     assert job.figures().restarts == 1
-    assert_same_weights(job, undisturbed)
-    assert group_members(job.process.pid) == []
+    assert_same(job, undisturbed)
+    assert job.survivors() == []
 
 
 def test_a_killed_launcher_leaves_nobody_and_the_next_try_goes_on_from_the_checkpoint(start, undisturbed):
@@ -155,19 +89,19 @@ def test_a_killed_launcher_leaves_nobody_and_the_next_try_goes_on_from_the_check
     job.wait_for_step(30)
     os.kill(job.process.pid, signal.SIGKILL)
     job.process.wait()
-    assert wait_until_gone(job.process.pid, 5) == []
+    assert job.survivors() == []
     assert read_status(job.job.attempt) is None
     again = start("second")
     assert again.end() == ExitCode.SUCCESS
     restored = [m for m in ProgressReader(again.job.attempt.progress).new() if m.phase == "restored"]
     assert restored and restored[0].done >= 7
-    assert_same_weights(again, undisturbed)
+    assert_same(again, undisturbed)
 
 
 def test_a_hung_worker_is_noticed_and_the_gang_restarted(start):
     job = start(train__step_timeout_seconds=3)
     job.wait_for_step(20)
-    os.kill(job.workers()[1], signal.SIGSTOP)
+    os.kill(job.worker("worker 1"), signal.SIGSTOP)
     assert job.end() == ExitCode.SUCCESS
     assert job.figures().restarts == 1
 
@@ -175,10 +109,10 @@ def test_a_hung_worker_is_noticed_and_the_gang_restarted(start):
 def test_without_restarts_left_the_job_fails_and_names_the_worker_and_its_log(start):
     job = start(train__max_restarts=0)
     job.wait_for_step(20)
-    os.kill(job.workers()[1], signal.SIGKILL)
+    os.kill(job.worker("worker 1"), signal.SIGKILL)
     assert job.end() == ExitCode.RETRY
     message = read_status(job.job.attempt).message
-    assert "worker 1 was killed by signal 9 (SIGKILL)" in message
+    assert "worker 1 on localhost was killed by signal 9 (SIGKILL)" in message
     assert "worker-1.log" in message
     assert not job.job.folder.exists()
 
@@ -186,12 +120,12 @@ def test_without_restarts_left_the_job_fails_and_names_the_worker_and_its_log(st
 def test_sigterm_ends_every_process_within_five_seconds(start):
     job = start()
     job.wait_for_step(10)
-    assert len(group_members(job.process.pid)) == 4  # launcher, preloaded process, two workers
+    assert len(group_members(job.process.pid)) == 5  # launcher, agent, preloaded process, two workers
     begin = time.monotonic()
     assert kill_group(job.identity, 2.0)
     assert time.monotonic() - begin < 5
-    assert job.process.wait() == ExitCode.CANCELLED
-    assert group_members(job.process.pid) == []
+    assert job.process.wait() == ExitCode.RETRY, "what is marked failed is not tried again, whatever its exit code"
+    assert job.survivors() == []
     assert not job.job.folder.exists()
 
 

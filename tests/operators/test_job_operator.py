@@ -106,7 +106,7 @@ def test_a_changed_learning_rate_is_named_as_the_reason(run):
 def test_a_killed_job_is_retried_and_goes_on_from_its_checkpoint(run):
     task = run()
     handle = task.start()
-    wait_for_workers(handle, 4)
+    wait_for_workers(handle, 5)
     time.sleep(2)
     os.kill(handle.process.pid, signal.SIGKILL)
     [event] = asyncio.run(events_of(task.trigger))
@@ -133,7 +133,7 @@ def test_a_second_try_follows_the_process_that_still_runs(run):
 def test_marking_the_task_failed_leaves_no_process_within_five_seconds(run, who):
     task = run()
     handle = task.start()
-    wait_for_workers(handle, 4)
+    wait_for_workers(handle, 5)
     begin = time.monotonic()
     task.operator.on_kill() if who == "operator" else asyncio.run(task.trigger.on_kill())
     assert group_members(handle.process.pid) == []

@@ -15,7 +15,7 @@ from pipeline_ops.contracts.errors import MachineError
 
 def test_a_record_is_framed_as_tensorflow_frames_it():
     """`tf.io.TFRecordWriter` wrote these bytes for the record b"abc"."""
-    assert frame(b"abc").hex() == "0300000000000000b099490e6162636e57f121"
+    assert b"".join(frame(b"abc")).hex() == b"".join(frame(b"a", b"", b"bc")).hex() == "0300000000000000b099490e6162636e57f121"
 
 
 @pytest.mark.parametrize("records", [[], [b""], [b"one", b"", b"three" * 1000]])

@@ -1,0 +1,101 @@
+"""How sure the figures are: the test examples are drawn again, with replacement, and every figure is made anew.
+
+All models see the same draws, so the draws of a difference are paired: what is hard for both models does not blur it.
+Examples with the same label and the same answers of all models are one cell, and a draw is a multinomial over the cells: that
+is the same as drawing examples, and costs a thousandth of it.
+
+Pure functions of numpy. Legend: N examples, C classes, K cells, B draws.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+_MAX_NUMBERS = 1 << 22
+"""Of one block of draws: 32 MB."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Draws:
+    """Of one model: `metrics` float64 [B] by name, and `classes` float64 [B, C] for precision, recall and f1."""
+
+    metrics: dict[str, np.ndarray]
+    classes: dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelAnswers:
+    """Of one model for N examples: `classes` int64, and whether the label is among the first k, bool."""
+
+    classes: np.ndarray
+    is_in_top_k: np.ndarray
+
+
+def draw(labels: np.ndarray, models: Sequence[ModelAnswers], num_classes: int, samples: int, seed: int) -> list[Draws]:
+    """The draws of each model, paired. The same arguments give the same numbers."""
+    columns = [labels, *(column for model in models for column in (model.classes, model.is_in_top_k))]
+    cells, counts = np.unique(np.stack(columns), axis=1, return_counts=True)
+    counted = [_Counter(cells[0], cells[1 + 2 * i], cells[2 + 2 * i].astype(bool), num_classes) for i in range(len(models))]
+    blocks = [[counter.figures(weights) for counter in counted] for weights in _weights(counts, samples, seed)]
+    return [_join([block[i] for block in blocks]) for i in range(len(models))]
+
+
+def interval(draws: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
+    """The middle of the draws, by percentiles, that holds the true value with this confidence."""
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(draws, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _weights(counts: np.ndarray, samples: int, seed: int) -> Iterator[np.ndarray]:
+    """Blocks of draws: int64 [b, K]. The cut into blocks does not change the numbers."""
+    generator, total = np.random.default_rng(seed), int(counts.sum())
+    rows = max(1, _MAX_NUMBERS // len(counts))
+    for start in range(0, samples, rows):
+        yield generator.multinomial(total, counts / total, size=min(rows, samples - start))
+
+
+class _Counter:
+    """Turns weights of cells into the figures of one model."""
+
+    def __init__(self, labels: np.ndarray, answers: np.ndarray, is_in_top_k: np.ndarray, num_classes: int):
+        self._num_classes, self._is_right, self._is_in_top_k = num_classes, labels == answers, is_in_top_k
+        self._labels, self._answers = _Groups(labels, num_classes), _Groups(answers, num_classes)
+
+    def figures(self, weights: np.ndarray) -> Draws:
+        """weights [b, K]."""
+        right, total = weights * self._is_right, weights.sum(axis=1)
+        support, found, predicted = self._labels.sums(weights), self._labels.sums(right), self._answers.sums(weights)
+        classes = {"precision": _shares(found, predicted), "recall": _shares(found, support), "f1": _shares(2 * found, support + predicted)}
+        present = support > 0
+        means = {f"macro_{name}": (values * present).sum(axis=1) / present.sum(axis=1) for name, values in classes.items()}
+        return Draws({"accuracy": right.sum(axis=1) / total, "top_k_accuracy": (weights * self._is_in_top_k).sum(axis=1) / total, **means,
+                      "worst_class_recall": np.where(present, classes["recall"], np.inf).min(axis=1)}, classes)
+
+
+class _Groups:
+    """Adds up columns that belong to the same class."""
+
+    def __init__(self, classes: np.ndarray, num_classes: int):
+        self._order = np.argsort(classes, kind="stable")
+        self._classes, self._starts = np.unique(classes[self._order], return_index=True)
+        self._num_classes = num_classes
+
+    def sums(self, weights: np.ndarray) -> np.ndarray:
+        sums = np.zeros((len(weights), self._num_classes))
+        sums[:, self._classes] = np.add.reduceat(weights[:, self._order], self._starts, axis=1)
+        return sums
+
+
+def _shares(parts: np.ndarray, wholes: np.ndarray) -> np.ndarray:
+    return np.divide(parts, wholes, out=np.zeros_like(parts), where=wholes > 0)
+
+
+def _join(blocks: Sequence[Draws]) -> Draws:
+    def joined(name: str) -> dict[str, np.ndarray]:
+        return {key: np.concatenate([getattr(block, name)[key] for block in blocks]) for key in getattr(blocks[0], name)}
+
+    return Draws(joined("metrics"), joined("classes"))

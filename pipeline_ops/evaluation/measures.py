@@ -1,0 +1,46 @@
+"""What a gate may ask of a model beside its answers: how long one takes, how large the model is, how far its data has drifted.
+
+A latency is measured by the clock, so it is no part of an evaluation unless a rule asks for it: everything else comes out the
+same every time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.files import read_json
+from pipeline_ops.input.served import EncodedBatch, ServedModel
+
+_WARM_UPS, _CALLS = 5, 50
+
+
+def latencies_milliseconds(models: Sequence[ServedModel], batch: EncodedBatch) -> list[float]:
+    """For each model the median time of an answer to one image, from the bytes of its file; all in turn, so that load hits them alike."""
+    singles = [EncodedBatch(batch.keys[i : i + 1], batch.images[i : i + 1], batch.labels[i : i + 1]) for i in range(len(batch.keys))]
+    times: list[list[float]] = [[] for _ in models]
+    for call in range(_WARM_UPS + _CALLS):
+        for model, taken in zip(models, times, strict=True):
+            begin = time.perf_counter()
+            model.classify(singles[call % len(singles)])
+            taken.append(1e3 * (time.perf_counter() - begin))
+    return [statistics.median(taken[_WARM_UPS:]) for taken in times]
+
+
+def read_drift(statistics_file: Path) -> list[dict[str, Any]] | None:
+    """The distances of every feature and of the classes to the reference, the largest first; None where there was no reference."""
+    try:
+        found = read_json(statistics_file)
+        comparison = found["comparison"] if found else None
+        return None if comparison is None else list(comparison["drift"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{statistics_file}: can't be read ({error}); remove the data set that it is in, and start a new run") from None
+
+
+def largest_drift(drift: Sequence[dict[str, Any]] | None) -> float | None:
+    """By Jensen-Shannon."""
+    return None if drift is None else max((distance["jensen_shannon"] for distance in drift), default=0.0)

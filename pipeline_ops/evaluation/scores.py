@@ -1,0 +1,90 @@
+"""What the probabilities of a classifier are worth: ranks, areas under curves, calibration. Plain numpy.
+
+Pure functions. The figures equal scikit-learn's, also in how they treat ties (tests compare them).
+
+Legend: N examples, C classes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline_ops.contracts.figures import CalibrationBin
+
+RECALLS = np.linspace(0.0, 1.0, 101)
+"""Where precision-recall curves are read off, as COCO does it."""
+
+
+def label_ranks(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """int64 [N]: how many classes stand before the label, the most probable first.
+
+    Of equal probabilities the class with the higher index stands first, as in scikit-learn's `top_k_accuracy_score`.
+
+    Args:
+      probabilities: float [N, C], all finite.
+      labels: int64 [N].
+    """
+    of_label = probabilities[np.arange(len(labels)), labels][:, None]
+    comes_later = np.arange(probabilities.shape[1])[None, :] > labels[:, None]
+    return ((probabilities > of_label) | ((probabilities == of_label) & comes_later)).sum(axis=1)
+
+
+class Ranking:
+    """One class against all others: how well its scores put its own examples first. One sort serves all figures.
+
+    Args:
+      scores: float [N], finite; equal scores are one threshold.
+      is_positive: bool [N].
+    """
+
+    def __init__(self, scores: np.ndarray, is_positive: np.ndarray):
+        order = np.argsort(-scores, kind="stable")
+        ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True)) if len(order) else np.array([], int)
+        self._found = np.cumsum(is_positive[order])[ends]
+        self._taken = ends + 1
+        self._num_positive, self._num_negative = int(is_positive.sum()), int((~is_positive).sum())
+
+    @property
+    def roc_auc(self) -> float | None:
+        """The area under the ROC curve; None where there are no positives, or nothing else."""
+        if not self._num_positive or not self._num_negative:
+            return None
+        right, wrong = np.append(0, self._found) / self._num_positive, np.append(0, self._taken - self._found) / self._num_negative
+        return float(np.sum(np.diff(wrong) * (right[1:] + right[:-1]) / 2))
+
+    @property
+    def average_precision(self) -> float | None:
+        """The area under the precision-recall curve, as steps; None where there are no positives."""
+        if not self._num_positive:
+            return None
+        return float(np.sum(np.diff(np.append(0, self._found) / self._num_positive) * (self._found / self._taken)))
+
+    def precisions(self) -> np.ndarray | None:
+        """float [101]: the best precision that is to be had at each of RECALLS, or at more; None where there are no positives."""
+        if not self._num_positive:
+            return None
+        recall, precision = self._found / self._num_positive, self._found / self._taken
+        best = np.maximum.accumulate(precision[::-1])[::-1]
+        return best[np.searchsorted(recall, RECALLS - 1e-12)]
+
+
+def calibration(confidences: np.ndarray, is_right: np.ndarray, num_bins: int) -> list[CalibrationBin]:
+    """Equally wide bins from 0 to 1 over the probability of the answer; empty ones are left out.
+
+    Args:
+      confidences: float [N], within 0 and 1.
+      is_right: bool [N].
+    """
+    edges = np.linspace(0.0, 1.0, num_bins + 1)
+    index = np.searchsorted(edges[1:-1], confidences)
+    counts = np.bincount(index, minlength=num_bins)
+    sums = np.bincount(index, confidences, num_bins)
+    right = np.bincount(index, is_right, num_bins)
+    return [CalibrationBin(low=float(edges[i]), high=float(edges[i + 1]), count=int(counts[i]), confidence=float(sums[i] / counts[i]),
+                           accuracy=float(right[i] / counts[i])) for i in range(num_bins) if counts[i]]
+
+
+def calibration_error(bins: list[CalibrationBin]) -> float:
+    """The expected calibration error (Naeini 2015): by how much accuracy and confidence of a bin differ, weighted by examples."""
+    total = sum(bin.count for bin in bins)
+    return sum(bin.count * abs(bin.accuracy - bin.confidence) for bin in bins) / total if total else 0.0

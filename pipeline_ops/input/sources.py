@@ -1,0 +1,179 @@
+"""Where the examples of a step come from: any of them, at random, by its number in the split.
+
+What is small is held in memory; of what is large, single records are read where they lie in their shards. Decoded
+images can be kept as well, in memory or in a file of the host. Whatever it is, a step gets the same tensors.
+
+It is all graph: nothing here calls back into Python while batches are made.
+
+Legend: b examples, N those of the split.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from pipeline_ops.contracts.config_input import Input
+from pipeline_ops.contracts.fingerprint import digest_of
+from pipeline_ops.contracts.host_cache import HostCache
+from pipeline_ops.input.records import read_at, read_records, record_offsets
+from pipeline_ops.input.tensorflow_start import import_tensorflow
+
+if TYPE_CHECKING:
+    from pipeline_ops.input.dataset import Split
+
+tf = import_tensorflow()
+
+Parse = Callable[[Any], tuple[Any, Any]]
+"""Serialised examples, string [b], to features and labels."""
+
+MAX_BYTES_IN_MEMORY = 256 << 20
+"""A split up to this size is held in memory as it is."""
+
+_DECODE_BATCH = 64
+
+
+class Source(Protocol):
+    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
+        """Features and labels, as the task's `parse` makes them, of examples by number, int64."""
+
+
+class EncodedSource:
+    """The shards: every example is parsed when its turn comes.
+
+    Args:
+      cache: keeps where records begin, which has to be found out once for each host.
+    """
+
+    def __init__(self, split: Split, parse: Parse, cache: HostCache | None = None, max_bytes_in_memory: int = MAX_BYTES_IN_MEMORY):
+        self._parse = parse
+        if split.num_bytes <= max_bytes_in_memory:
+            with tf.device("/cpu:0"):
+                records_N = read_records(split.paths, split.removed).batch(split.num_examples).get_single_element()
+            self.read = lambda examples_b: tf.gather(records_N, examples_b)
+        else:
+            self.read = _reader(list(split.paths), _offsets(split, cache))
+
+    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
+        return self._parse(self.read(examples_b))
+
+
+class MemorySource:
+    """All examples, parsed, in the memory of this worker."""
+
+    def __init__(self, split: Split, parse: Parse):
+        batches = [tf.nest.flatten(batch) for batch in _parsed(split, parse).as_numpy_iterator()]
+        with tf.device("/cpu:0"):
+            leaves = [tf.convert_to_tensor(np.concatenate(parts)) for parts in zip(*batches, strict=True)]
+        self._all = tf.nest.pack_sequence_as(_parsed(split, parse).element_spec, leaves)
+
+    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
+        return tf.nest.map_structure(lambda values_N: tf.gather(values_N, examples_b), self._all)
+
+
+class DiskSource:
+    """All features, parsed, in one file of this host: records of equal size, so each is where arithmetic says. Labels are in memory.
+
+    Args:
+      parse: makes features that are one tensor.
+      version: what another `parse` has, has another.
+    """
+
+    _FEATURES, _LABELS = "features.tfrecord", "labels-{}.npy"
+    _FRAME_BYTES = 16  # of a TFRecord: length and two checksums
+
+    def __init__(self, split: Split, parse: Parse, cache: HostCache, version: str):
+        self._spec, labels_spec = _parsed(split, parse).element_spec
+        identity = digest_of([_identity(split), version, str(self._spec), str(labels_spec)])
+        folder = cache.entry("parsed", identity, lambda made: self._write(split, parse, made))
+        offsets_N = np.arange(split.num_examples, dtype=np.int64) * (_num_bytes(self._spec) + self._FRAME_BYTES)
+        self._read = _reader([str(folder / self._FEATURES)], [offsets_N])
+        with tf.device("/cpu:0"):
+            leaves = [tf.convert_to_tensor(np.load(folder / self._LABELS.format(i))) for i in range(len(tf.nest.flatten(labels_spec)))]
+        self._labels = tf.nest.pack_sequence_as(labels_spec, leaves)
+
+    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
+        values = tf.io.decode_raw(self._read(examples_b), self._spec.dtype, fixed_length=_num_bytes(self._spec))
+        return tf.reshape(values, [-1, *self._spec.shape[1:]]), tf.nest.map_structure(lambda values_N: tf.gather(values_N, examples_b), self._labels)
+
+    @classmethod
+    def _write(cls, split: Split, parse: Parse, folder: Path) -> None:
+        all_labels = []
+        with tf.io.TFRecordWriter(str(folder / cls._FEATURES)) as writer:
+            for features, labels in _parsed(split, parse).as_numpy_iterator():
+                all_labels.append(tf.nest.flatten(labels))
+                for one in features:
+                    writer.write(one.tobytes())
+        for number, parts in enumerate(zip(*all_labels, strict=True)):
+            np.save(folder / cls._LABELS.format(number), np.concatenate(parts))
+
+
+def open_source(split: Split, parse: Parse, config: Input, cache: HostCache, version: str, say: Callable[[str], None]) -> Source:
+    """The source that the config asks for, if what it would keep fits.
+
+    Args:
+      parse: of the task.
+      version: of the code behind `parse`: what is kept on disk is not found by another.
+      say: is told why something is not kept.
+    """
+    if config.cache == "none":
+        return EncodedSource(split, parse, cache)
+    features, labels = _parsed(split, parse).element_spec
+    leaves = tf.nest.flatten((features, labels))
+    if any(leaf.shape[1:].num_elements() is None for leaf in leaves) or (config.cache == "disk" and not isinstance(features, tf.TensorSpec)):
+        say("examples are not cached, because not all of them have the same shape")
+        return EncodedSource(split, parse, cache)
+    wanted_mib = split.num_examples * sum(map(_num_bytes, leaves)) / 2**20
+    if wanted_mib > config.cache_limit_mib:
+        say(f"decoded images are not cached: they need {wanted_mib:.0f} MiB, and train.input.cache_limit_mib is {config.cache_limit_mib}")
+        return EncodedSource(split, parse, cache)
+    return MemorySource(split, parse) if config.cache == "memory" else DiskSource(split, parse, cache, version)
+
+
+def _parsed(split: Split, parse: Parse) -> tf.data.Dataset:
+    """Every example once, in batches."""
+    return read_records(split.paths, split.removed).batch(_DECODE_BATCH).map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _num_bytes(spec: tf.TensorSpec) -> int:
+    """Of one example. Raises ValueError where examples differ."""
+    return math.prod(spec.shape[1:].as_list()) * spec.dtype.size
+
+
+def _reader(paths: list[str], offsets: list[np.ndarray]) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A function from numbers of examples to their records, as they lie in the files."""
+    with tf.device("/cpu:0"):
+        names, all_offsets_N = tf.constant(paths), tf.constant(np.concatenate(offsets))
+        files_N = tf.constant(np.repeat(np.arange(len(paths), dtype=np.int32), [len(each) for each in offsets]))
+
+    def read(examples_b: tf.Tensor) -> tf.Tensor:
+        places = tf.gather(names, tf.gather(files_N, examples_b)), tf.gather(all_offsets_N, examples_b)
+        return tf.map_fn(lambda place: read_at(*place), places, fn_output_signature=tf.string)
+
+    return read
+
+
+def _offsets(split: Split, cache: HostCache | None) -> list[np.ndarray]:
+    """For each shard: where the records that count begin."""
+    if cache is None:
+        found = [record_offsets(Path(path)) for path in split.paths]
+    else:
+        folder = cache.entry("offsets", _identity(split), lambda made: _write_offsets(split, made))
+        found = [np.load(folder / f"{number:05d}.npy") for number in range(len(split.paths))]
+    return [np.delete(each, list(gone)) for each, gone in zip(found, split.removed or [()] * len(found), strict=True)]
+
+
+def _write_offsets(split: Split, folder: Path) -> None:
+    for number, path in enumerate(split.paths):
+        np.save(folder / f"{number:05d}.npy", record_offsets(Path(path)))
+
+
+def _identity(split: Split) -> str:
+    """Changes when a shard does, or what is removed from it."""
+    status = [os.stat(path) for path in split.paths]
+    return digest_of([[path, s.st_size, s.st_mtime_ns] for path, s in zip(split.paths, status, strict=True)] + [list(map(list, split.removed))])

@@ -1,0 +1,261 @@
+"""The agent: one light process on each host of a gang, between the launcher and the preloaded process.
+
+    python -m pipeline_ops.launch.agent '<AgentSpec as JSON>'
+
+It says what the host is like, finds ports, passes orders on, and reports who lives. Above all it is the end of everything
+on its host: when its input closes, when nobody has spoken to it for `silence_seconds` (the network may be cut), or when it is
+killed, no process of the gang is left there. It imports no TensorFlow; whatever carries its input and output, ssh or
+srun or a plain pipe, is the launcher's affair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import glob
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline_ops.contracts.descendants import adopt_orphans, die_with_parent, end_descendants
+from pipeline_ops.contracts.fingerprint import CODE_ROOT
+from pipeline_ops.contracts.gang import BEAT_SECONDS, BEATS_VARIABLE, PRELOADED, PRELOADED_MODULE, RUN_VARIABLE, AgentSpec, Event, HostReport, Order
+from pipeline_ops.contracts.processes import ProcessIdentity
+
+_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pydantic")
+_LOCK_SECONDS = 5.0
+"""The forks of a predecessor that has been killed need a moment to be gone."""
+
+
+def main() -> None:
+    spec = AgentSpec.model_validate_json(sys.argv[1])
+    events = os.dup(1)
+    os.dup2(2, 1)  # a stray print must not look like an event
+    adopt_orphans()
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = stack.enter_context(host_lock(spec))
+        except BlockingIOError as error:
+            os.write(events, _line(Event(event="refused", message=str(error))))
+            return
+        try:
+            Agent(spec, events, lock).serve()
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            end_descendants(0.0)
+
+
+class Agent:
+    """Serves one launcher.
+
+    Args:
+      spec: what it was started with.
+      events: the descriptor to report to.
+      lock: the host's lock; the preloaded process and all forks inherit it, so it is free only when all of them are gone.
+    """
+
+    def __init__(self, spec: AgentSpec, events: int, lock: int):
+        self._spec, self._events = spec, events
+        self._pids: dict[str, int] = {}
+        self._held: list[socket.socket] = []
+        self._beats, beats = os.pipe()
+        self._wake, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGTERM, lambda *_: self._signal(signal.SIGTERM))
+        self._preloaded = subprocess.Popen(
+            [sys.executable, "-m", PRELOADED_MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[beats, lock],
+            env={**os.environ, **spec.environment, RUN_VARIABLE: spec.run, BEATS_VARIABLE: str(beats)}, preexec_fn=die_with_parent)
+        os.close(beats)
+        self._unread = {0: b"", self._preloaded.stdout.fileno(): b"", self._beats: b""}
+        self._alive: set[str] = set()
+
+    def serve(self) -> None:
+        """Returns when there is nobody left to serve, or nothing to serve with."""
+        self._say(Event(event="hello", host=report_host(self._spec)))
+        from_preloaded, heard, told = self._preloaded.stdout.fileno(), time.monotonic(), time.monotonic()
+        while True:
+            readable, _, _ = select.select([0, from_preloaded, self._beats, self._wake], [], [], BEAT_SECONDS)
+            now = time.monotonic()
+            if self._wake in readable:
+                os.read(self._wake, 4096)
+            if 0 in readable:
+                heard = now
+                if not self._obey():
+                    return
+            if from_preloaded in readable and not self._pass_on(from_preloaded):
+                return
+            if self._beats in readable:
+                self._alive.update(line.decode() for line in self._lines(self._beats) or ())
+            if now - told >= BEAT_SECONDS:
+                self._say(Event(event="alive", names=sorted(self._alive)))
+                self._alive, told = set(), now
+            if now - heard > self._spec.silence_seconds:
+                print(f"the launcher has been silent for {now - heard:.0f} s; ending everything on {self._spec.host}", file=sys.stderr, flush=True)
+                return
+
+    def _obey(self) -> bool:
+        lines = self._lines(0)
+        for line in lines or ():
+            order = Order.model_validate_json(line)
+            match order.order:
+                case "ports":
+                    self._held += hold_ports(order.count, self._spec.ports)
+                    self._say(Event(event="ports", ports=[held.getsockname()[1] for held in self._held]))
+                case "fork":
+                    self._release_ports()
+                    with contextlib.suppress(BrokenPipeError):  # its end is reported otherwise
+                        os.write(self._preloaded.stdin.fileno(), order.fork.model_dump_json().encode() + b"\n")
+                case "signal":
+                    self._signal(order.signal, order.name)
+        return lines is not None
+
+    def _pass_on(self, descriptor: int) -> bool:
+        lines = self._lines(descriptor)
+        for line in lines or ():
+            event = Event.parse(line)
+            if event is None:
+                continue
+            if event.event == "started":
+                self._pids[event.name] = event.pid
+            elif event.event == "ended":
+                self._pids.pop(event.name, None)
+            self._say(event)
+        if lines is None:
+            self._say(Event(event="ended", name=PRELOADED, code=self._preloaded.wait()))
+        return lines is not None
+
+    def _signal(self, number: int, name: str = "") -> None:
+        """To one fork, or to all."""
+        for fork, pid in self._pids.items():
+            if name in ("", fork):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def _release_ports(self) -> None:
+        """Held until now, so that no two agents on one machine choose the same."""
+        for held in self._held:
+            held.close()
+        self._held = []
+
+    def _lines(self, descriptor: int) -> list[bytes] | None:
+        """Whole lines that have come in; None at the end of the input."""
+        data = os.read(descriptor, 1 << 16)
+        *lines, self._unread[descriptor] = (self._unread[descriptor] + data).split(b"\n")
+        return lines if data else None
+
+    def _say(self, event: Event) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the launcher is gone; the end of the input comes next
+            os.write(self._events, _line(event))
+
+
+def _line(event: Event) -> bytes:
+    return event.model_dump_json(exclude_defaults=True).encode() + b"\n"
+
+
+@contextlib.contextmanager
+def host_lock(spec: AgentSpec) -> Iterator[int]:
+    """Holds this host for one gang over one artifact; storage whose locks don't reach other hosts can't undo that.
+
+    The lock is on the machine's own disk. It is inherited by every process of the gang, so whoever gets it knows that
+    nothing of an earlier gang lives here. A predecessor of the same launcher that does not go, because it hangs, is killed.
+
+    Raises:
+      BlockingIOError: a gang of another launcher has the host, in words for a person.
+    """
+    safe = re.sub(r"[^A-Za-z0-9._-]", "-", f"{spec.lock}-{spec.host}")
+    path = Path(tempfile.gettempdir()) / f"trainyard-{getpass.getuser()}-{safe}.lock"
+    with open(path, "a+") as file:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while not _try_lock(file.fileno()):
+            file.seek(0)
+            holder = _parse_holder(file.read())
+            if holder.get("run") == spec.run:
+                with contextlib.suppress(ProcessLookupError, KeyError):
+                    if ProcessIdentity.from_json(holder["process"]).is_alive():
+                        os.kill(holder["process"]["pid"], signal.SIGKILL)
+            if time.monotonic() > deadline:
+                raise BlockingIOError(f"a gang for the same artifact runs there already, started by {holder.get('run', 'another launcher')} with the "
+                                      f"agent {holder.get('process', {}).get('pid', 'unknown')} ({path} is locked); wait for it, or end it")
+            time.sleep(0.05)
+        file.truncate(0)
+        file.write(json.dumps({"run": spec.run, "process": ProcessIdentity.of(os.getpid()).to_json()}))
+        file.flush()
+        yield file.fileno()
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _parse_holder(text: str) -> dict:
+    try:
+        return json.loads(text)
+    except ValueError:  # it is being written
+        return {}
+
+
+def report_host(spec: AgentSpec) -> HostReport:
+    """What the launcher compares with its own host's."""
+    token = Path(spec.token_file)
+    return HostReport(python=platform.python_version(), versions=dict(_versions()), code=code_digest(),
+                      token=token.read_text() if token.exists() else None, cores=len(os.sched_getaffinity(0)), gpus=find_gpus())
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield package, importlib.metadata.version(package)
+
+
+def code_digest() -> str:
+    """Over the bytes of all Python files of this project's package; hosts may have different copies of it."""
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted((CODE_ROOT / "pipeline_ops").rglob("*.py")):
+        digest.update(f"{file.relative_to(CODE_ROOT)}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def find_gpus() -> list[str]:
+    """The names of the NVIDIA devices that this process may use, for CUDA_VISIBLE_DEVICES."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name]
+    return [re.sub(r"\D", "", path) for path in sorted(glob.glob("/dev/nvidia[0-9]*"))]
+
+
+def hold_ports(count: int, among: tuple[int, int] | None) -> list[socket.socket]:
+    """Bound sockets that nobody listens on, as many as can be had."""
+    candidates = iter(range(among[0], among[1] + 1)) if among else iter([0] * count)
+    held: list[socket.socket] = []
+    for port in candidates:
+        if len(held) == count:
+            break
+        one = socket.socket()
+        try:
+            one.bind(("", port))
+            held.append(one)
+        except OSError:  # taken
+            one.close()
+    return held
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Hosts over ssh: one ssh process per host carries the pipe to its agent, for as long as the gang lives.
+
+When this end dies, sshd closes the agent's input, which ends the gang there; when the network is cut, both ends notice by
+silence. ssh is never asked for a terminal, and never asks a person: a key that needs a passphrase or a host that is not
+known is an error that names the host.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+
+from pipeline_ops.contracts.gang import AgentSpec
+from pipeline_ops.contracts.hosts import SshHosts
+from pipeline_ops.launch.launcher import agent_command
+from pipeline_ops.launch.plan import Place
+
+_ALIVE_SECONDS, _ALIVE_COUNT = 3, 3
+
+
+class SshLauncher:
+    """See `Launcher`."""
+
+    def __init__(self, hosts: SshHosts):
+        self._hosts = hosts
+
+    def allocate(self, check: Callable[[], None]) -> list[Place]:
+        return [Place(name=host.name, address=host.address or host.name, workers=host.workers, cores=host.cores or 0) for host in self._hosts.hosts]
+
+    def command(self, place: Place, agent: AgentSpec) -> list[str]:
+        hosts = self._hosts
+        destination = [*(["-l", hosts.user] if hosts.user else []), *(["-p", str(hosts.port)] if hosts.port else []), place.name]
+        return ["ssh", "-T", *_options(hosts), *_through(hosts, hosts.jump), *destination, shlex.join(agent_command(hosts, agent))]
+
+    def is_intact(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+def _options(hosts: SshHosts) -> list[str]:
+    """For the hosts themselves and for every host on the way: ssh's own -J would leave the latter without key and known hosts."""
+    settings = {"BatchMode": "yes", "StrictHostKeyChecking": "yes", "ConnectTimeout": hosts.connect_timeout_seconds,
+                "ServerAliveInterval": _ALIVE_SECONDS, "ServerAliveCountMax": _ALIVE_COUNT, "LogLevel": "ERROR"}
+    if hosts.identity_file:
+        settings |= {"IdentityFile": hosts.identity_file, "IdentitiesOnly": "yes"}
+    if hosts.known_hosts:
+        settings["UserKnownHostsFile"] = hosts.known_hosts
+    file = ["-F", hosts.config_file] if hosts.config_file else []
+    return [*file, *(word for key, value in settings.items() for word in ("-o", f"{key}={value}"))]
+
+
+def _through(hosts: SshHosts, jumps: list[str]) -> list[str]:
+    """Nested from the last jump host to the first; each level is expanded by the ssh outside of it, hence the doubled %."""
+    if not jumps:
+        return []
+    user_host, _, port = jumps[-1].partition(":")
+    inner = ["ssh", *_options(hosts), *_through(hosts, jumps[:-1]), *(["-p", port] if port else []), "-W"]
+    return ["-o", f"ProxyCommand={shlex.join(inner).replace('%', '%%')} [%h]:%p {shlex.quote(user_host)}"]

@@ -1,0 +1,58 @@
+"""How the replicas of a step add up their gradients: by the strategy, or, where each worker has one CPU, in a ring of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline_ops.training.ring import Gather, join_ring
+
+AllReduce = Callable[[list[tf.Tensor]], list[tf.Tensor]]
+"""Called in a replica: the sums of its tensors over all replicas, in the same order. Their shapes must be known."""
+
+
+def make_all_reduce(strategy: tf.distribute.Strategy, timeout_seconds: float) -> AllReduce:
+    """The faster one of those that can serve a strategy. All workers of a gang must call this at the same place.
+
+    Raises:
+      MachineError: the workers can't reach each other.
+    """
+    if not _has_a_cpu_in_each_worker(strategy):
+        return lambda tensors: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+    resolver = strategy.cluster_resolver
+    addresses = resolver.cluster_spec().as_dict()["worker"]
+    host = addresses[resolver.task_id].rpartition(":")[0].strip("[]")
+    ring = join_ring(resolver.task_id, len(addresses), host, _gather(strategy, resolver.task_id, len(addresses)), timeout_seconds)
+    return lambda tensors: _in_one_vector(tensors, ring.all_reduce)
+
+
+def _has_a_cpu_in_each_worker(strategy: tf.distribute.Strategy) -> bool:
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or strategy.num_replicas_in_sync == 1:
+        return False
+    [device, *others] = strategy.extended.worker_devices
+    return not others and tf.DeviceSpec.from_string(device).device_type == "CPU"
+
+
+def _gather(strategy: tf.distribute.Strategy, worker: int, workers: int) -> Gather:
+    """By a sum of the strategy's, to which each worker brings a matrix with its own row in it."""
+
+    @tf.function
+    def add_up(rows: tf.Tensor) -> tf.Tensor:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: rows), axis=None)
+
+    def gather(said: bytes) -> list[bytes]:
+        rows = np.zeros((workers, len(said)), np.float32)
+        rows[worker] = np.frombuffer(said, np.uint8)
+        return [row.tobytes() for row in add_up(tf.constant(rows)).numpy().astype(np.uint8)]
+
+    return gather
+
+
+def _in_one_vector(tensors: list[tf.Tensor], all_reduce: Callable[[np.ndarray], np.ndarray]) -> list[tf.Tensor]:
+    dense = [tf.convert_to_tensor(tensor) for tensor in tensors]  # gradients of embeddings come as slices
+    vector = tf.concat([tf.reshape(tf.cast(tensor, tf.float32), [-1]) for tensor in dense], 0)
+    total = tf.ensure_shape(tf.numpy_function(all_reduce, [vector], tf.float32), vector.shape)
+    parts = tf.split(total, [tensor.shape.num_elements() for tensor in dense])
+    return [tf.cast(tf.reshape(part, tensor.shape), tensor.dtype) for part, tensor in zip(parts, dense, strict=True)]

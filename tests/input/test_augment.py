@@ -1,0 +1,71 @@
+"""Random changes depend on seed, epoch and example, and on nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline_ops.contracts.config_input import Augment
+
+ALL = Augment(flip_left_right=True, shift=0.2, brightness=0.2, contrast=0.3)
+
+
+def images(count: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(60, 190, [count, 10, 10, 3], np.uint8)
+
+
+def changed(config: Augment, batch: np.ndarray, first: int = 0, epoch: int = 0, seed: int = 1) -> np.ndarray:
+    import tensorflow as tf
+
+    from pipeline_ops.input.augment import augment
+
+    count = len(batch)
+    return augment(config, tf.constant(batch), seed, tf.fill([count], np.int64(epoch)), tf.range(first, first + count, dtype=tf.int64)).numpy()
+
+
+def test_without_a_change_images_are_what_they_were():
+    assert (changed(Augment(), images(5)) == images(5)).all()
+
+
+def test_an_example_is_changed_alike_in_any_batch():
+    batch = images(12)
+    whole = changed(ALL, batch)
+    parts = [changed(ALL, batch[start:start + 4], first=start) for start in (0, 4, 8)]
+    assert (whole == np.concatenate(parts)).all()
+    assert whole.dtype == np.uint8
+
+
+def test_each_epoch_and_each_seed_changes_otherwise():
+    same = images(1).repeat(50, 0)
+    results = [changed(ALL, same), changed(ALL, same, epoch=1), changed(ALL, same, seed=2), changed(ALL, same, first=50)]
+    assert len({result.tobytes() for result in results}) == 4
+    assert len({image.tobytes() for image in results[0]}) > 45
+
+
+def test_about_half_of_all_images_are_mirrored():
+    batch = images(1).repeat(400, 0)
+    mirrored = [(image == batch[0][:, ::-1]).all() for image in changed(Augment(flip_left_right=True), batch)]
+    assert 0.4 < np.mean(mirrored) < 0.6
+    assert all(flipped or (image == batch[0]).all() for flipped, image in zip(mirrored, changed(Augment(flip_left_right=True), batch), strict=True))
+
+
+def test_a_shift_stays_within_its_bound_and_repeats_the_edge():
+    batch = np.arange(10, dtype=np.uint8)[None, :, None, None].repeat(200, 0).repeat(10, 2)
+    rows = changed(Augment(shift=0.2), batch)[:, :, 0, 0].astype(int)
+    moves = {int(row[5]) - 5 for row in rows}
+    assert moves == {-2, -1, 0, 1, 2}
+    assert all((row == np.clip(np.arange(10) + row[5] - 5, 0, 9)).all() for row in rows)
+
+
+@pytest.mark.parametrize(("config", "low", "high"), [(Augment(brightness=0.1), 100 - 26, 100 + 26), (Augment(contrast=0.5), 100, 100)])
+def test_brightness_moves_the_mean_and_contrast_does_not(config, low, high):
+    batch = np.full([300, 4, 4, 1], 100, np.uint8)
+    batch[:, ::2] = 50
+    batch[:, 1::2] = 150
+    result = changed(config, batch).astype(float)
+    means = result.mean((1, 2, 3))
+    assert low - 1 <= means.min() <= means.max() <= high + 1
+    if config.contrast:
+        assert 23 < result.std((1, 2, 3)).min() < 30 and 70 < result.std((1, 2, 3)).max() < 77
+    else:
+        assert means.max() - means.min() > 40

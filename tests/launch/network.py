@@ -1,0 +1,138 @@
+"""Hosts for tests: network namespaces on a bridge, each with a real sshd, a name, host key and /etc/hosts of its own.
+
+They share the machine's file system and processes, so a file that is missing on one host only can't be tested with them. Needs root,
+iproute2 and openssh-server.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SUBNET = "10.213.77"
+PREFIX = "tyh"
+"""Of the names of hosts and interfaces, so that nobody else's are touched."""
+
+
+def why_not() -> str | None:
+    """Why hosts can't be made here; None where they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [tool for tool in ("ip", "ssh", "ssh-keygen", "/usr/sbin/sshd") if not shutil.which(tool)]
+    if missing:
+        return f"{', '.join(missing)} not found: install iproute2, openssh-server and openssh-client"
+    probe = subprocess.run(["ip", "netns", "add", f"{PREFIX}-probe"], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", f"{PREFIX}-probe"], capture_output=True)
+    return f"no network namespaces here: {probe.stderr.strip()}" if probe.returncode else None
+
+
+class Network:
+    """Some hosts, `tyh1` and so on.
+
+    Args:
+      folder: for keys, logs and configuration.
+      count: how many hosts.
+    """
+
+    def __init__(self, folder: Path, count: int):
+        self.folder = folder
+        self.hosts = [f"{PREFIX}{i}" for i in range(1, count + 1)]
+        self.addresses = {host: f"{SUBNET}.{10 + i}" for i, host in enumerate(self.hosts, 1)}
+        self.known_hosts, self.identity, self.user_config = folder / "known_hosts", folder / "id", folder / "ssh_config"
+
+    def up(self) -> None:
+        self.down()
+        Path("/run/sshd").mkdir(exist_ok=True)
+        _keygen(self.identity)
+        shutil.copy(self.identity.with_suffix(".pub"), self.folder / "authorized_keys")
+        (self.folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for host, address in self.addresses.items()))
+        (self.folder / "nsswitch.conf").write_text("hosts: files\n")  # else every look-up waits for a name server out of reach
+        _run("ip", "link", "add", f"{PREFIX}br", "type", "bridge")
+        _run("ip", "addr", "add", f"{SUBNET}.1/24", "dev", f"{PREFIX}br")
+        _run("ip", "link", "set", f"{PREFIX}br", "up")
+        _let_through("-I")
+        # Names are resolved by HostName here; a user's hosts would have them in DNS.
+        names = [f"Host {host}\n  HostName {address}\n  HostKeyAlias {host}\n" for host, address in self.addresses.items()]
+        self.user_config.write_text("".join(names))
+        for host in self.hosts:
+            self._add(host)
+        self.known_hosts.write_text("".join(f"{host},{self.addresses[host]} {(self.folder / f'{host}.key.pub').read_text()}" for host in self.hosts))
+        for host in self.hosts:
+            _wait_for_sshd(self.addresses[host])
+
+    def _add(self, host: str) -> None:
+        _run("ip", "netns", "add", host)
+        _run("ip", "link", "add", f"v-{host}", "type", "veth", "peer", "name", "eth0", "netns", host)
+        _run("ip", "link", "set", f"v-{host}", "master", f"{PREFIX}br", "up")
+        _run("ip", "-n", host, "addr", "add", f"{self.addresses[host]}/24", "dev", "eth0")
+        for interface in ("eth0", "lo"):
+            _run("ip", "-n", host, "link", "set", interface, "up")
+        _keygen(self.folder / f"{host}.key")
+        (self.folder / f"{host}.sshd").write_text(
+            f"ListenAddress {self.addresses[host]}\nHostKey {self.folder / f'{host}.key'}\nAuthorizedKeysFile {self.folder / 'authorized_keys'}\n"
+            f"PidFile {self.folder / f'{host}.pid'}\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\nStrictModes no\n"
+            "MaxStartups 50\n")
+        mounts = "; ".join(f"mount --bind {self.folder / name} /etc/{name}" for name in ("hosts", "nsswitch.conf"))
+        _run("ip", "netns", "exec", host, "unshare", "--uts", "--mount", "sh", "-c",
+             f"hostname {host}; {mounts}; exec /usr/sbin/sshd -f {self.folder / f'{host}.sshd'} -E {self.folder / f'{host}.log'}")
+
+    def down(self) -> None:
+        for host in self.hosts:
+            for pid in subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True).stdout.split():
+                os.kill(int(pid), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "del", host], capture_output=True)
+            subprocess.run(["ip", "link", "del", f"v-{host}"], capture_output=True)
+        subprocess.run(["ip", "link", "del", f"{PREFIX}br"], capture_output=True)
+        _let_through("-D")
+
+    def cut(self, host: str) -> None:
+        """Pulls the host's cable."""
+        _run("ip", "link", "set", f"v-{host}", "down")
+
+    def mend(self, host: str) -> None:
+        _run("ip", "link", "set", f"v-{host}", "up")
+
+    def hosts_file(self, folder: Path, *, count: int | None = None, **values: object) -> str:
+        """Writes `hosts/lab.yaml` below a folder of pipelines; returns its name."""
+        import yaml
+
+        (folder / "hosts").mkdir(parents=True, exist_ok=True)
+        entries = [{"name": host, "address": self.addresses[host]} for host in self.hosts[:count]]
+        content = {"launcher": "ssh", "hosts": entries, "user": "root", "python": sys.executable, "identity_file": str(self.identity),
+                   "known_hosts": str(self.known_hosts), "config_file": str(self.user_config)} | values
+        (folder / "hosts" / "lab.yaml").write_text(yaml.safe_dump(content))
+        return "lab"
+
+
+def _let_through(action: str) -> None:
+    """Docker's firewall drops what a bridge that is not its own forwards."""
+    if shutil.which("iptables"):
+        subprocess.run(["iptables", action, "FORWARD", "-i", f"{PREFIX}br", "-o", f"{PREFIX}br", "-j", "ACCEPT"], capture_output=True)
+
+
+def _keygen(file: Path) -> None:
+    if not file.exists():
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(file))
+
+
+def _run(*argv: str) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr or done.stdout}"
+
+
+def _wait_for_sshd(address: str) -> None:
+    import socket
+
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            with socket.create_connection((address, 22), 1):
+                return
+        except OSError:
+            assert time.monotonic() < deadline, f"no sshd at {address}"
+            time.sleep(0.05)

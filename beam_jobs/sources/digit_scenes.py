@@ -1,8 +1,9 @@
 """Scenes with known truth: scikit-learn's real digits, pasted at several scales. `python -m beam_jobs.sources.digit_scenes <data_dir>`
 
-prepares them below TensorFlow Datasets' `data_dir` (the builder is in `digit_scenes_builder.py`), without any network. A scene is 128x128 grey and has one to six digits, 12 to
-40 pixels high, on a ramp with noise. A scene depends on its split and number alone. Training scenes show four fifths of the
-1,797 digits; validation and test a tenth each, so no test scene shows a digit that training or the choice of an epoch has seen.
+prepares them below TensorFlow Datasets' `data_dir`, without any network; the builder is in `digit_scenes_builder.py`. A scene is
+128x128 grey and has one to six digits, 12 to 40 pixels high, on a ramp with noise. It depends on its split and number alone.
+Training scenes show four fifths of the 1,797 digits; validation and test a tenth each, so no test scene shows a digit that
+training or the choice of an epoch has seen.
 """
 
 from __future__ import annotations

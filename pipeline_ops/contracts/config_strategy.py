@@ -111,6 +111,7 @@ def _refuse_for_detection(train: Train) -> None:
         if getattr(train, name):
             raise ValueError(f"{name} is for classification, and {train.model} is a detector")
     if train.strategy in ("parameter_server", "sharded_layers", "tpu"):
-        reason = "whose shapes are fixed, and images have different numbers of boxes" if train.strategy == "tpu" else \
+        why = "whose shapes are fixed, and images have different numbers of boxes" if train.strategy == "tpu" else \
             "whose loop does not divide by the number of boxes"
-        raise ValueError(f"the detector {train.model} does not train under {train.strategy}, {reason}; use one_device, mirrored or multi_worker_mirrored")
+        raise ValueError(f"the detector {train.model} does not train under {train.strategy}, {why}; use one_device, mirrored or "
+                         "multi_worker_mirrored")

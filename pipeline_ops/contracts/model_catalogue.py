@@ -44,10 +44,12 @@ def _backbone(name: str, *parameters: str, has_batch_normalization: bool = True)
     return CatalogueModel("backbones", (*parameters, "dropout"), {"name": name}, has_batch_normalization)
 
 
-_DETECTION = ("detection", "boxes")
+def _detector(module: str, *parameters: str, metrics: tuple[str, ...], head: str, has_batch_normalization: bool = False) -> CatalogueModel:
+    return CatalogueModel(module, parameters, {}, has_batch_normalization, "detection", metrics, ("detection", "boxes", head))
+
 
 CATALOGUE: Mapping[str, CatalogueModel] = {
-    "center_detector": CatalogueModel("center_detector", ("width",), task="detection", metrics=("heat_loss", "box_iou"), files=_DETECTION + ("centers",)),
+    "center_detector": _detector("center_detector", "width", metrics=("heat_loss", "box_iou"), head="centers"),
     "digits_cnn": CatalogueModel("digits_cnn"),
     "dense": CatalogueModel("dense", ("units", "hidden_layers")),
     "convnext_tiny": _backbone("ConvNeXtTiny", has_batch_normalization=False),

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.model_catalogue import task_of
 from pipeline_ops.contracts.request import Request
 from pipeline_ops.contracts.shards import CLASS_WEIGHTS, DatasetFigures
-from pipeline_ops.contracts.model_catalogue import task_of
 from pipeline_ops.models import build_model, make_head
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.models.detection import Detection

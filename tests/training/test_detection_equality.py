@@ -8,28 +8,30 @@ import pytest
 
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.gang import STATE
+from pipeline_ops.launch.fleet import Fleet
 from pipeline_ops.launch.gang import Gang
-from pipeline_ops.launch.local import LocalHost
+from pipeline_ops.launch.local import LocalLauncher
 
 STEPS = 30
-SGD = {"name": "sgd", "learning_rate": 0.02, "momentum": 0.9, "clip": {"global_norm": 10.0}}
+SGD = {"name": "sgd", "learning_rate": 0.001, "momentum": 0.9, "clip": {"global_norm": 10.0}}
 """And not Adam, which divides by the size of a gradient, and so makes much of the last digit of a small one."""
 SMALL = {"center_detector": {"width": 8}}
 MODELS = pytest.mark.parametrize("model", SMALL)
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    host = LocalHost(tmp_path_factory.mktemp("host") / "preloaded.log")
-    yield host
-    host.stop()
+def fleet(tmp_path_factory):
+    fleet = Fleet(LocalLauncher(), "equality", tmp_path_factory.mktemp("host"))
+    yield fleet
+    fleet.close()
 
 
-def losses(make_job, host, model: str, name: str, **overrides) -> list[float]:
+def losses(make_job, fleet, model: str, name: str, **overrides) -> list[float]:
     """The mean losses of all epochs and of the validation split, and the last, unfinished epoch's."""
-    job = make_job(name, **{"train__model": model, "train__model_parameters": SMALL[model], "train__global_batch": 16, "train__optimizer": SGD} | overrides)
+    options = {"train__model": model, "train__model_parameters": SMALL[model], "train__global_batch": 16, "train__optimizer": SGD}
+    job = make_job(name, **options | overrides)
     job.work.mkdir(parents=True)
-    gang = Gang(Train.model_validate(job.request.config), job.attempt, job.work, host, job.progress.forward, steps_limit=STEPS)
+    gang = Gang(Train.model_validate(job.request.config), job.attempt, job.work, fleet, job.progress.forward, steps_limit=STEPS)
     gang.run()
     state = json.loads((job.work / STATE).read_text())
     assert state["step"] == STEPS
@@ -38,24 +40,24 @@ def losses(make_job, host, model: str, name: str, **overrides) -> list[float]:
 
 
 @MODELS
-def test_one_two_and_four_workers_reach_the_same_losses(make_detection_job, host, model):
-    alone = losses(make_detection_job, host, model, "alone", train__strategy="one_device", train__workers=1)
+def test_one_two_and_four_workers_reach_the_same_losses(make_detection_job, fleet, model):
+    alone = losses(make_detection_job, fleet, model, "alone", train__strategy="one_device", train__workers=1)
     assert len(alone) == 7 and alone[0] < alone[1]
     for workers in (2, 4):
-        together = losses(make_detection_job, host, model, f"gang-{workers}", train__workers=workers)
+        together = losses(make_detection_job, fleet, model, f"gang-{workers}", train__workers=workers)
         assert together == pytest.approx(alone, rel=1e-5), f"{workers} workers"
 
 
 @MODELS
-def test_micro_batches_change_nothing(make_detection_job, host, model):
-    whole, parts = (losses(make_detection_job, host, model, f"parts-{parts}", train__strategy="one_device", train__workers=1,
+def test_micro_batches_change_nothing(make_detection_job, fleet, model):
+    whole, parts = (losses(make_detection_job, fleet, model, f"parts-{parts}", train__strategy="one_device", train__workers=1,
                            train__micro_batches=parts) for parts in (1, 4))
     assert parts == pytest.approx(whole, rel=1e-5)
 
 
 @MODELS
-def test_another_seed_reaches_other_losses(make_detection_job, host, model):
+def test_another_seed_reaches_other_losses(make_detection_job, fleet, model):
     """So that the comparisons above can fail."""
-    one, other = (losses(make_detection_job, host, model, f"seed-{seed}", train__strategy="one_device", train__workers=1, train__seed=seed)
+    one, other = (losses(make_detection_job, fleet, model, f"seed-{seed}", train__strategy="one_device", train__workers=1, train__seed=seed)
                   for seed in (1, 2))
     assert other != pytest.approx(one, rel=1e-2)

@@ -60,9 +60,9 @@ class PictureHasher:
 
     def build(self, plan: ShardPlan) -> HashedBlock:
         """Raises MachineError where a raw file has changed since it was listed, and Stopped."""
-        notes, pictures = Notes(self._tally), {}
+        notes, pictures, reader = Notes(self._tally), {}, self._shards.reader(plan)
         for record in plan.records:
-            pictures[record.file.digest] = picture_hash(self._shards.read(record).encoded)
+            pictures[record.file.digest] = picture_hash(reader.read(record.file))
             notes.add(is_rejected=False)
         notes.flush()
         return HashedBlock(num_examples=len(plan.records), pictures=pictures)

@@ -8,6 +8,8 @@ where the request names one, it takes over the shards of what did not change.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import logging
 import os
 import sys
@@ -37,9 +39,10 @@ from beam_jobs.pictures import PictureOrder, pictures_of, plan_blocks
 from beam_jobs.plan import Record, ShardPlan, check_labels, class_names_of, planned_labels, task_of
 from beam_jobs.processes import worker_processes
 from beam_jobs.quarantine import MAX_BYTES, FragmentWriter, check_rejects, write_quarantine
-from beam_jobs.raw import file_of, read_raw
+from beam_jobs.raw import file_of, read_beginning, read_raw
 from beam_jobs.shard import Order
 from beam_jobs.sources import read_records
+from beam_jobs.sources.collect import Found
 from beam_jobs.splits import split_records
 from beam_jobs.stages import bind_stages, check_data, check_stages
 from beam_jobs.stages.stage import BoundStage, class_names_after
@@ -50,8 +53,9 @@ from pipeline_ops.contracts.errors import DataError, ExitCode, MachineError
 from pipeline_ops.contracts.files import write_json
 from pipeline_ops.contracts.job import ArtifactDraft, Job, run_job
 from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.listing import Listing, list_raw_files
-from pipeline_ops.contracts.shards import CLASS_WEIGHTS, INDEX, DatasetFigures
+from pipeline_ops.contracts.listing import Listing
+from pipeline_ops.contracts.raw_folder import list_folder, raw_folder
+from pipeline_ops.contracts.shards import CLASS_WEIGHTS, INDEX, DatasetFigures, Task
 
 _log = logging.getLogger("beam_jobs.preprocess")
 
@@ -67,44 +71,69 @@ def preprocess(job: Job) -> ExitCode:
     """
     config = Preprocess.model_validate(job.request.config)
     check_stages(config, Path(job.request.config_file))
-    listing = _list_raw_files(job, config)
-    records, unusable = read_records(config.source, listing)
-    source_classes = getattr(config.source, "class_names", None) or class_names_of(records)
-    task = task_of(records)
-    check_data(config, task, source_classes, Path(job.request.config_file))
-    stages = bind_stages(config.stages)
-    class_names = class_names_after(stages, source_classes)
+    source = _read_source(job, config)
     before, reference = read_base(job.request), read_reference(job.request.inputs)
-    pictures = _hash_pictures(job, config, records, known_pictures(before), Order(listing.folder, listing.folder, (), ()))
-    collection = _decide_collection(config, records, pictures)
-    check_labels(_after_stages(planned_labels(collection.by_split), stages), class_names, str(listing.folder), task)
-    delta = plan_delta(collection.by_split, before and before.base, config, class_names)
-    job.progress.report("plan", len(delta.shards), len(delta.shards), "shards")
-    _log.info("%d files, %d classes, %d shards", len(listing.files), len(class_names), len(delta.shards))
-    if before:
-        _log.info("%s", delta.reason)
+    pictures = _hash_pictures(job, config, source, known_pictures(before))
+    collection = _decide_collection(config, source.found.records, pictures)
+    check_labels(_after_stages(planned_labels(collection.by_split), source.stages), source.class_names, str(source.listing.folder), source.task)
+    delta = _plan(job, config, source, collection, before)
     with job.artifact() as draft, _scratch(job) as scratch:
         unchanged = _take_over(delta, before, draft, scratch)
-        order = Order(listing.folder, draft.folder, tuple(config.stages), tuple(class_names))
+        order = Order(source.listing.folder, draft.folder, tuple(config.stages), source.class_names)
         built = _run_beam(job, config, delta.shards, order, "preprocess", scratch)
         summaries = [*unchanged, *built]
-        rejected = _in_order([*unusable, *collection.rejected], summaries)
-        _check_shapes(job, summaries)
-        bad = [record for record in rejected if not is_removed_copy(record)]
-        check_rejects(bad, collection.without_copies, stages, len(records) + len(unusable), config.rejects, job.attempt.folder / "rejected.jsonl",
-                      job.request.config_file)
-        check_labels(count_labels(summaries), class_names, str(listing.folder), task)
-        _keep_rejected_by_driver(unusable, collection, listing, scratch)
+        rejected = _check_outcome(job, config, source, collection, summaries)
+        _keep_rejected_by_driver(source, collection, scratch)
         write_quarantine(draft.folder, rejected, scratch)
         draft.num_examples = {summary.name: summary.num_examples for summary in built}
-        figures = _complete(draft, config, figures_of(summaries, class_names, rejected, task), delta)
-        if config.balance == "by_class":
-            write_json(draft.folder / CLASS_WEIGHTS, class_weights(figures.labels["train"]))
+        figures = _complete(draft, config, figures_of(summaries, source.class_names, rejected, source.task), delta)
         write_index(draft.folder / INDEX, [*delta.unchanged, *entries_of(delta.shards, built, pictures),
                                            *entries_of_kept_out(collection.kept_out, pictures)])
         duplicates = find_duplicates(collection.by_split, without=(record.key for record in rejected))
         describe(job, config, draft.folder, figures, collect_statistics(summaries, figures, duplicates), reference)
     return ExitCode.SUCCESS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """What there is to work on, and what the stages do to its classes; `class_names` are those that come out."""
+
+    listing: Listing
+    found: Found
+    task: Task
+    stages: Sequence[BoundStage]
+    class_names: tuple[str, ...]
+
+
+def _read_source(job: Job, config: Preprocess) -> _Source:
+    listing = _list_raw_files(job, config)
+    found = read_records(config.source, listing)
+    source_classes = getattr(config.source, "class_names", None) or class_names_of(found.records)
+    task = task_of(found.records)
+    check_data(config, task, source_classes, Path(job.request.config_file))
+    stages = bind_stages(config.stages)
+    return _Source(listing, found, task, stages, tuple(class_names_after(stages, source_classes)))
+
+
+def _plan(job: Job, config: Preprocess, source: _Source, collection: Decision, before: DataSetBefore | None) -> Delta:
+    delta = plan_delta(collection.by_split, before and before.base, config, source.class_names)
+    job.progress.report("plan", len(delta.shards), len(delta.shards), "shards")
+    _log.info("%d files, %d classes, %d shards", len(source.listing.files), len(source.class_names), len(delta.shards))
+    if before:
+        _log.info("%s", delta.reason)
+    return delta
+
+
+def _check_outcome(job: Job, config: Preprocess, source: _Source, collection: Decision, summaries: Sequence[ShardSummary]) -> list[RejectedRecord]:
+    """Everything that was kept out, by key. Raises DataError: too much of it, a class without examples, or images of different shapes."""
+    rejected = _in_order([*source.found.rejected, *collection.rejected], summaries)
+    _check_shapes(job, summaries)
+    bad = [record for record in rejected if not is_removed_copy(record)]
+    labels = itertools.chain(((record.key, record.labels) for record in collection.without_copies), source.found.refused_labels.items())
+    check_rejects(bad, labels, source.stages, len(source.found.records) + len(source.found.rejected), config.rejects,
+                  job.attempt.folder / "rejected.jsonl", job.request.config_file)
+    check_labels(count_labels(summaries), source.class_names, str(source.listing.folder), source.task)
+    return rejected
 
 
 def _after_stages(labels: Mapping[str, Mapping[str, int]], stages: Sequence[BoundStage]) -> dict[str, Counter[str]]:
@@ -119,8 +148,8 @@ def _after_stages(labels: Mapping[str, Mapping[str, int]], stages: Sequence[Boun
 def _list_raw_files(job: Job, config: Preprocess) -> Listing:
     """The raw files that the request was made for."""
     job.progress.report("list")
-    folder = (Path(job.request.config_file).parent / Path(config.source.folder).expanduser()).resolve()
-    listing = list_raw_files(folder, Layout(Path(job.request.root), job.request.pipeline).listings)
+    folder = raw_folder(config.source.folder, Path(job.request.config_file).parent)
+    listing = list_folder(folder, Layout(Path(job.request.root), job.request.pipeline).listings)
     job.progress.report("list", len(listing.files), len(listing.files), "files")
     if listing.digest != job.request.fingerprint.inputs["raw files"]:
         raise MachineError(f"{folder}: raw files changed while the run was starting; retry")
@@ -131,12 +160,13 @@ def _list_raw_files(job: Job, config: Preprocess) -> Listing:
     return listing
 
 
-def _hash_pictures(job: Job, config: Preprocess, records: Sequence[Record], known: Mapping[str, str], order: Order) -> Mapping[str, str]:
+def _hash_pictures(job: Job, config: Preprocess, source: _Source, known: Mapping[str, str]) -> Mapping[str, str]:
     """Perceptual hashes by content, where near duplicates are looked for; only files without a known one are read."""
     if config.duplicates != "remove_near":
         return {}
+    order = PictureOrder(Order(source.listing.folder, job.attempt.folder, (), ()))  # writes no shard
     with _scratch(job) as scratch:
-        blocks = _run_beam(job, config, plan_blocks(records, known), PictureOrder(order), "compare", scratch)
+        blocks = _run_beam(job, config, plan_blocks(source.found.records, known), order, "compare", scratch)
     return {**known, **pictures_of(blocks)}
 
 
@@ -198,25 +228,27 @@ def _check_shapes(job: Job, summaries: Iterable[ShardSummary]) -> None:
                         f"add the stage `- resize: {{height: {one[0]}, width: {one[1]}}}` to preprocess.stages in {job.request.config_file}")
 
 
-def _keep_rejected_by_driver(unusable: Sequence[RejectedRecord], collection: Decision, listing: Listing, scratch: Path) -> None:
+def _keep_rejected_by_driver(source: _Source, collection: Decision, scratch: Path) -> None:
     """Keeps the bytes of what no worker has seen: of what the source could not use, and of images that contradict one another."""
+    listing, unusable = source.listing, source.found.rejected
     with FragmentWriter(scratch, "driver") as fragment:
         files = {file.key: file for file in listing.files} if unusable else {}
         for rejected in unusable:
             if file := files.get(rejected.key):  # a box, or an image that is not there, has no bytes of its own
-                with open(file.path(listing.folder), "rb") as opened:
-                    fragment.add(rejected, file.key, opened.read(MAX_BYTES), file.num_bytes)
+                fragment.add(rejected, file.key, read_beginning(file, listing.folder, MAX_BYTES), file.num_bytes)
         for record, rejected in zip(collection.kept_out, collection.rejected, strict=True):
             if not is_removed_copy(rejected):
                 fragment.add(rejected, file_of(record.file).key, read_raw(record.file, listing.folder))
 
 
 def _complete(draft: ArtifactDraft, config: Preprocess, figures: DatasetFigures, delta: Delta) -> DatasetFigures:
-    """Adds to the shards what the manifest says of them."""
+    """Adds to the shards what the manifest says of them, and what each class weighs."""
     removed = {shard: list(positions) for shard, positions in delta.linked.items() if positions}
     figures = figures.model_copy(update={"generation": delta.generation, "removed": removed})
     draft.figures = figures.model_dump(mode="json")
     draft.seeds = {"split": config.split.seed}
+    if config.balance == "by_class":
+        write_json(draft.folder / CLASS_WEIGHTS, class_weights(figures.labels["train"]))
     _log.info("%s; %d kept out", ", ".join(f"{count} {split}" for split, count in figures.num_examples.items()), figures.num_rejected)
     return figures
 

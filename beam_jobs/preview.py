@@ -25,7 +25,7 @@ from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.config_text import nearest
 from pipeline_ops.contracts.errors import ConfigError, DataError
 from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.listing import list_raw_files
+from pipeline_ops.contracts.raw_folder import list_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,8 +70,8 @@ def preview(config: PipelineConfig, stage: str | None, num_examples: int) -> Pre
     """
     stages = config.preprocess.stages
     place = _place_of(stage, [each.name for each in stages])
-    listing = list_raw_files(config.path(config.preprocess.source.folder), Layout(config.root, config.pipeline).listings)
-    records, _ = read_records(config.preprocess.source, listing)
+    listing = list_folder(config.raw_folder, Layout(config.root, config.pipeline).listings)
+    records = read_records(config.preprocess.source, listing).records
     if not records:
         raise DataError(f"{listing.folder}: there is no usable file to show; correct preprocess.source in {config.file}")
     class_names = getattr(config.preprocess.source, "class_names", None) or class_names_of(records)

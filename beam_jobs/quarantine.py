@@ -17,7 +17,6 @@ from types import TracebackType
 from beam_jobs.io.example import pack, unpack
 from beam_jobs.io.tfrecord import TFRecordWriter
 from beam_jobs.io.tfrecord_reader import Damaged, scan_records
-from beam_jobs.plan import Record
 from beam_jobs.stages.stage import BoundStage, class_names_after
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.contracts.config_preprocess import Rejects
@@ -140,13 +139,13 @@ def _frames(file) -> Iterator[tuple[int, int]]:
         file.seek(offset)
 
 
-def check_rejects(rejected: Sequence[RejectedRecord], records: Iterable[Record], stages: Sequence[BoundStage], num_records: int, rejects: Rejects,
-                  full_list: Path, config_file: str) -> None:
+def check_rejects(rejected: Sequence[RejectedRecord], labels: Iterable[tuple[str, Iterable[str]]], stages: Sequence[BoundStage], num_records: int,
+                  rejects: Rejects, full_list: Path, config_file: str) -> None:
     """Holds the bad records to the budget, and to the rule that no class may be lost.
 
     Args:
       rejected: in the order of their keys; without the copies that were removed, which are not bad.
-      records: what the source has found, good and bad; without those copies, too.
+      labels: key and labels of all records that are known to have some, good and bad; without those copies, too.
       stages: of the config; they may rename classes.
       num_records: all that there were, with those of which the source made no record.
       full_list: where the list of all is written if this fails.
@@ -154,7 +153,7 @@ def check_rejects(rejected: Sequence[RejectedRecord], records: Iterable[Record],
     Raises:
       DataError: with the lost classes or the first of the bad records, and the place of the full list.
     """
-    budget, lost = rejects.budget(num_records), lost_classes(records, rejected, stages)
+    budget, lost = rejects.budget(num_records), lost_classes(labels, rejected, stages)
     if len(rejected) <= budget and not lost:
         return
     write_list(full_list, rejected)
@@ -168,14 +167,14 @@ def check_rejects(rejected: Sequence[RejectedRecord], records: Iterable[Record],
                     f"{mend}, or raise preprocess.rejects in {config_file}")
 
 
-def lost_classes(records: Iterable[Record], rejected: Iterable[RejectedRecord], stages: Sequence[BoundStage] = ()) -> list[str]:
+def lost_classes(labels: Iterable[tuple[str, Iterable[str]]], rejected: Iterable[RejectedRecord], stages: Sequence[BoundStage] = ()) -> list[str]:
     """Classes that had records, and of which every single one was rejected; under the names that they have after the stages."""
     bad, planned, lost = {record.key for record in rejected}, Counter(), Counter()
     if not bad:
         return []
-    for record in records:
-        names = class_names_after(stages, dict.fromkeys(record.labels))
+    for key, names_before in labels:
+        names = class_names_after(stages, dict.fromkeys(names_before))
         planned.update(names)
-        if record.key in bad:
+        if key in bad:
             lost.update(names)
     return sorted(name for name, count in lost.items() if count == planned[name])

@@ -1,4 +1,4 @@
-"""Where a record's image bytes are, and how to get them: a file of its own, or a place inside a TFRecord file.
+"""Where a record's image bytes are, and how to get them: a file of its own, an object in a store, or a place inside a TFRecord file.
 
 A plan holds these small values in place of images; the worker that builds a shard reads the bytes. Called by `shard.py`,
 and by whoever needs the bytes of one record.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from beam_jobs.io.example import parse
 from beam_jobs.io.tfrecord_reader import Damaged, read_record
 from pipeline_ops.contracts.errors import MachineError
 from pipeline_ops.contracts.listing import RawFile, version_of
+from pipeline_ops.contracts.raw_folder import RawFolder
+from pipeline_ops.contracts.remote_files import RemoteFolder
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class PackedImage:
 
 
 Raw = RawFile | PackedImage
+_FETCHED_FILES, _FETCHED_BYTES = 32, 16e6  # at once; the first that is reached counts
 
 
 def file_of(raw: Raw) -> RawFile:
@@ -50,12 +54,14 @@ def digest_image(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def read_raw(raw: Raw, folder: Path) -> bytes:
+def read_raw(raw: Raw, folder: RawFolder) -> bytes:
     """The image file's bytes; `folder` is that of the listing.
 
     Raises:
       MachineError: it can't be read, or is not what it was when the run started.
     """
+    if isinstance(folder, RemoteFolder):
+        return folder.read([raw])[0]
     try:
         content = _read_packed(raw, folder) if isinstance(raw, PackedImage) else _read_file(raw, folder)
     except OSError as error:
@@ -63,6 +69,41 @@ def read_raw(raw: Raw, folder: Path) -> bytes:
     if content is None:
         raise MachineError(f"{raw.key} has changed since the run started; retry")
     return content
+
+
+def read_beginning(file: RawFile, folder: RawFolder, num_bytes: int) -> bytes:
+    """As much of a file as this."""
+    if isinstance(folder, RemoteFolder):
+        return folder.read_beginning(file, num_bytes)
+    with open(file.path(folder), "rb") as opened:
+        return opened.read(num_bytes)
+
+
+class Reader:
+    """Reads one record after another, in the order in which they were announced; some may be left out.
+
+    From an object store they are fetched together, a few ahead: one by one, a worker would wait for the network all the time.
+    """
+
+    def __init__(self, raws: Iterable[Raw], folder: RawFolder):
+        self._folder, self._ahead = folder, iter(raws)
+        self._fetched: dict[str, bytes] = {}
+
+    def read(self, raw: Raw) -> bytes:
+        """As `read_raw`."""
+        if not isinstance(self._folder, RemoteFolder):
+            return read_raw(raw, self._folder)
+        while raw.key not in self._fetched:
+            files = self._next_files()
+            self._fetched = {file.key: content for file, content in zip(files, self._folder.read(files), strict=True)}
+        return self._fetched.pop(raw.key)
+
+    def _next_files(self) -> list[RawFile]:
+        files, num_bytes = [], 0
+        while len(files) < _FETCHED_FILES and num_bytes < _FETCHED_BYTES and (file := next(self._ahead, None)):
+            files.append(file)
+            num_bytes += file.num_bytes
+        return files
 
 
 def _read_file(raw: RawFile, folder: Path) -> bytes | None:

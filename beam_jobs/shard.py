@@ -13,7 +13,7 @@ from beam_jobs.io.example import serialise
 from beam_jobs.io.tfrecord import TFRecordWriter
 from beam_jobs.plan import Record, ShardPlan
 from beam_jobs.quarantine import FragmentWriter
-from beam_jobs.raw import file_of, read_raw
+from beam_jobs.raw import Reader, file_of
 from beam_jobs.stages import bind_stages
 from beam_jobs.stages.stage import Example, Rejected, run_stages
 from beam_jobs.statistics.measure import Numbers, Ruler, numbers_as_text, numbers_of
@@ -21,6 +21,7 @@ from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
 from beam_jobs.tally import Notes
 from pipeline_ops.contracts.config_preprocess import Stage
 from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.contracts.raw_folder import RawFolder
 
 Shape = tuple[int, int, int]
 
@@ -29,7 +30,7 @@ Shape = tuple[int, int, int]
 class Order:
     """What is the same for all shards of a data set. It travels to the workers by pickle."""
 
-    raw_folder: Path
+    raw_folder: RawFolder
     target: Path
     """The folder that gets the shards."""
     stages: tuple[Stage, ...]
@@ -59,11 +60,11 @@ class ShardBuilder:
           StageFailed: a stage has a bug.
           Stopped: the driver has given up.
         """
-        counts, notes = _Counts(), Notes(self._tally)
+        counts, notes, reader = _Counts(), Notes(self._tally), self.reader(plan)
         with FragmentWriter(self._fragments, plan.name) as quarantine, TFRecordWriter(self._order.target / plan.name) as writer:
             for record in plan.records:
                 num_rejected = len(counts.rejected)
-                counts.outcomes.append(self._add(record, plan.split, writer, quarantine, counts))
+                counts.outcomes.append(self._add(record, plan.split, reader, writer, quarantine, counts))
                 notes.add(is_rejected=len(counts.rejected) > num_rejected)
                 if len(counts.shapes) > 1:
                     break
@@ -72,12 +73,12 @@ class ShardBuilder:
                             shapes=list(counts.shapes.items()), rejected=counts.rejected, skipped=counts.skipped,
                             nanoseconds=counts.nanoseconds, outcomes=counts.outcomes, measured=counts.ruler.measured())
 
-    def _add(self, record: Record, split: str, writer: TFRecordWriter, quarantine: FragmentWriter, counts: _Counts) -> Outcome:
+    def _add(self, record: Record, split: str, reader: Reader, writer: TFRecordWriter, quarantine: FragmentWriter, counts: _Counts) -> Outcome:
         """Takes one record from its file to the shard or, if a stage rejects it, to the quarantine."""
         nanoseconds, skipped = counts.nanoseconds, Counter()
         try:
             start = time.perf_counter_ns()
-            raw = self.read(record, split)
+            raw = Example(record.key, record.label, reader.read(record.file), boxes=record.boxes, frame=record.frame, split=split)
             nanoseconds["read"] += time.perf_counter_ns() - start
             # The first stage, which decodes, runs by itself: what it makes is measured as the raw image.
             decoded = run_stages(self._stages[:1], raw, nanoseconds, skipped)
@@ -98,9 +99,9 @@ class ShardBuilder:
             raise MachineError(f"out of memory at {record.key}: {error}; give the host more, or lower preprocess.runner.workers") from error
         return counts.add([example for _, example in examples], numbers, skipped)
 
-    def read(self, record: Record, split: str = "train") -> Example:
-        """The record as the stages get it. Raises MachineError if its file is not what it was when it was listed."""
-        return Example(record.key, record.label, read_raw(record.file, self._order.raw_folder), boxes=record.boxes, frame=record.frame, split=split)
+    def reader(self, plan: ShardPlan) -> Reader:
+        """Reads the records of a plan."""
+        return Reader((record.file for record in plan.records), self._order.raw_folder)
 
 
 @dataclasses.dataclass

@@ -172,23 +172,24 @@ def write_model(folder: Path, weights: np.ndarray, references: Sequence[bytes]) 
     from pipeline_ops.input.tensorflow_start import import_tensorflow
 
     tf = import_tensorflow()
-    model = tf.Module()
-    model.weights = tf.Variable(weights, dtype=tf.float32)
+    from pipeline_ops.training.served_classifier import ServedClassifier
 
-    def classify(image_bytes):
-        images = tf.map_fn(lambda image: tf.reshape(tf.io.decode_image(image, channels=1, expand_animations=False), [-1]), image_bytes,
-                           fn_output_signature=tf.TensorSpec([weights.shape[0] - 1], tf.uint8))
-        inputs = tf.pad(tf.cast(images, tf.float32) / 255.0, [[0, 0], [0, 1]], constant_values=1.0)
-        probabilities = tf.nn.softmax(8.0 * inputs @ model.weights)
-        return {"probabilities": probabilities, "classes": tf.argmax(probabilities, axis=-1)}
+    class Linear(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = tf.Variable(weights, dtype=tf.float32)
 
-    signature = tf.function(classify, input_signature=[tf.TensorSpec([None], tf.string, "image_bytes")])
-    tf.saved_model.save(model, str(folder / SAVED_MODEL), signatures={"serving_default": signature})
+        def __call__(self, images, training):
+            flat = tf.reshape(images, [-1, weights.shape[0] - 1])
+            return 8.0 * tf.pad(flat / 255.0, [[0, 0], [0, 1]], constant_values=1.0) @ self.weights
+
+    served = ServedClassifier(Linear(), (16, 16, 1))
+    tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
     with tf.io.TFRecordWriter(str(folder / REFERENCE_EXAMPLES)) as writer:
         for example in references:
             writer.write(example)
     parsed = tf.io.parse_example(list(references), {ENCODED: tf.io.FixedLenFeature([], tf.string)})
-    np.save(folder / REFERENCE_OUTPUTS, signature(parsed[ENCODED])["probabilities"].numpy())
+    np.save(folder / REFERENCE_OUTPUTS, served.serving_default(parsed[ENCODED])["probabilities"].numpy())
 
 
 def copy_dataset(dataset: str, folder: Path, class_names: Sequence[str] | None = None, key_prefix: str = "",

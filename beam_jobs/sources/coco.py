@@ -62,6 +62,7 @@ def _read_part(part: CocoPart, lists: Mapping[str, list[Any]], collector: Collec
             if times[image_id] > 1:
                 raise Reject("duplicate", f"{times[image_id]} images have the id {image_id!r}")
             boxes = tuple(_box_of(annotation, names) for annotation in by_image[image_id])
+            collector.note_labels([box.label for box in boxes])
             frame = size_of(entry.get("height"), entry.get("width"))
             collector.add(Record(files.image(part.images, entry.get("file_name")), boxes=boxes, split=part.split, frame=frame), place)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from beam_jobs.plan import Record
 from beam_jobs.raw import read_raw
@@ -21,7 +21,14 @@ from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.listing import Listing, RawFile, key_of
 
-Found = tuple[list[Record], list[RejectedRecord]]
+
+class Found(NamedTuple):
+    """Of a source: records, and what can't be one, both by key. `refused_labels` are those that refused records are known to have."""
+
+    records: list[Record]
+    rejected: list[RejectedRecord]
+    refused_labels: Mapping[str, Sequence[str]] = {}
+
 
 _DETAIL_CHARACTERS = 300
 _SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
@@ -35,14 +42,22 @@ class Collector:
         self._records: dict[str, Record] = {}
         self._places: dict[str, list[str]] = {}
         self._rejected: list[RejectedRecord] = []
+        self._labels: Sequence[str] = ()
+        self._refused_labels: dict[str, Sequence[str]] = {}
 
     @contextlib.contextmanager
     def rejects(self, key: str) -> Iterator[None]:
         """Whatever the block raises as Reject becomes a rejected record with this key."""
+        self._labels = ()
         try:
             yield
         except Reject as reject:
             self.reject(key, reject.reason, reject.detail)
+            self._refused_labels[_printable(key)] = [label for label in self._labels if self._is_class(label)]
+
+    def note_labels(self, labels: Sequence[str]) -> None:
+        """What the record that is being read is of, said before anything can be wrong with it: so that no class gets lost in silence."""
+        self._labels = labels
 
     def reject(self, key: str, reason: str, detail: str) -> None:
         self._rejected.append(RejectedRecord(key=_printable(key), stage="source", reason=reason, detail=_printable(detail)[:_DETAIL_CHARACTERS]))
@@ -53,6 +68,7 @@ class Collector:
         Raises:
           Reject: a label that is no class, or a box that can't be right.
         """
+        self.note_labels(record.labels)
         for label in record.labels:
             self._check_label(label)
         boxes = record.boxes
@@ -66,13 +82,15 @@ class Collector:
         """All records, and all that is none, by key. A key that was there twice is none: which of the two would it be?"""
         kept, refused = [], {rejected.key for rejected in self._rejected}
         for key, record in sorted(self._records.items()):
+            if len(self._places[key]) > 1 or key in refused:
+                self._refused_labels[_printable(key)] = record.labels
             if len(self._places[key]) > 1:
                 self.reject(key, "duplicate", f"named more than once: {', '.join(self._places[key])}")
             elif key in refused:
                 self.reject(key, "duplicate", f"{self._places[key][0]} names it as well, and that could be used")
             else:
                 kept.append(self._without_empty_boxes(record))
-        return kept, sorted(self._rejected, key=lambda rejected: rejected.key)
+        return Found(kept, sorted(self._rejected, key=lambda rejected: rejected.key), self._refused_labels)
 
     def _without_empty_boxes(self, record: Record) -> Record:
         empty = [index for index, box in enumerate(record.boxes or ()) if box.xmin == box.xmax or box.ymin == box.ymax]
@@ -83,6 +101,9 @@ class Collector:
             self.reject(f"{record.key}#box-{index}", "box_empty", f"{box.label}: x {box.xmin:g} to {box.xmax:g}, y {box.ymin:g} to {box.ymax:g}")
         return Record(record.file, record.label, tuple(box for index, box in enumerate(record.boxes) if index not in empty),
                       record.split, record.group, record.frame)
+
+    def _is_class(self, label: str) -> bool:
+        return bool(label) and _printable(label) == label and (self._class_names is None or label in self._class_names)
 
     def _check_label(self, label: str) -> None:
         if not label or _printable(label) != label:

@@ -29,8 +29,9 @@ class Entry:
 
 def add_entry(entry: Entry, place: str, source: ManifestSource, collector: Collector, files: Files) -> None:
     """Raises Reject: what the entry says can't be."""
-    frame = FRACTIONS if source.units == "fractions" else size_of(entry.height, entry.width)
     label = text(entry.label) if entry.boxes is None else ""
+    collector.note_labels([label] if entry.boxes is None else [box.label for box in entry.boxes])
+    frame = FRACTIONS if source.units == "fractions" else size_of(entry.height, entry.width)
     group = None if entry.group in (None, "") else text(entry.group)
     image = files.image(source.images, entry.path)
     collector.add(Record(image, label, entry.boxes, split_named(entry.split), group, None if entry.boxes is None else frame), place)

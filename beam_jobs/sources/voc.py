@@ -13,10 +13,9 @@ from __future__ import annotations
 import posixpath
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
-from pathlib import Path
 
 from beam_jobs.plan import Record
-from beam_jobs.raw import read_raw
+from beam_jobs.raw import Reader, read_raw
 from beam_jobs.sources.collect import Collector, Files, Found, flag, make_box, size_of
 from beam_jobs.stages.given_boxes import Size
 from beam_jobs.stages.stage import Box, Reject
@@ -35,8 +34,9 @@ def read_records(source: VocSource, listing: Listing) -> Found:
         raise DataError(f"{listing.folder}: a VOC source has the folders JPEGImages and Annotations with files in them; "
                         "correct preprocess.source.path")
     lists = _read_lists(source.image_sets, listing)
-    collector = Collector(source.class_names)
-    for name in sorted({*images, *annotations, *(lists or ())}):
+    collector, names = Collector(source.class_names), sorted({*images, *annotations, *(lists or ())})
+    reader = Reader((annotations[name][0] for name in names if name in annotations and (lists is None or name in lists)), listing.folder)
+    for name in names:
         candidates, [annotation] = images.get(name, []), annotations.get(name, [None])
         is_listed = lists is None or name in lists
         if not is_listed and source.unlisted == "ignore":
@@ -45,7 +45,7 @@ def read_records(source: VocSource, listing: Listing) -> Found:
             if not is_listed:
                 raise Reject("unlisted", f"{name} is in none of the lists in {_LISTS}; add it to one, or see preprocess.source.unlisted")
             split = _only(lists[name]) if lists is not None else None
-            collector.add(_make_record(listing.folder, candidates, annotation, split), name)
+            collector.add(_make_record(reader, candidates, annotation, split), name)
     return collector.found()
 
 
@@ -77,14 +77,14 @@ def _only(splits: list[str]) -> str:
     return splits[0]
 
 
-def _make_record(folder: Path, images: list[RawFile], annotation: RawFile | None, split: str | None) -> Record:
+def _make_record(reader: Reader, images: list[RawFile], annotation: RawFile | None, split: str | None) -> Record:
     if not images:
         raise Reject("missing_image", "there is no image of this name in JPEGImages")
     if annotation is None:
         raise Reject("no_annotation", "there is no XML file of this name in Annotations")
     if len(images) > 1:
         raise Reject("ambiguous_image", f"the annotation may be for each of {', '.join(image.key for image in images)}")
-    boxes, frame = parse_annotation(read_raw(annotation, folder))
+    boxes, frame = parse_annotation(reader.read(annotation))
     return Record(images[0], boxes=boxes, split=split, frame=frame)
 
 

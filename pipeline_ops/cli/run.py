@@ -58,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_source(config: PipelineConfig) -> None:
-    """Raises DataError if there are no raw data: better now than after Airflow has started."""
-    folder = config.path(config.preprocess.source.folder)
-    if not folder.is_dir():
+    """Raises DataError if there is no local folder of raw data: better now than after Airflow has started."""
+    folder = config.raw_folder
+    if isinstance(folder, Path) and not folder.is_dir():
         raise DataError(f"{folder}: no such folder; it is named by preprocess.source.path in {config.file}")
 
 

@@ -29,7 +29,7 @@ def describe(config: PipelineConfig) -> dict[str, str]:
     return {
         "pipeline": f"{config.pipeline}, {config.schedule or 'by hand only'}",
         "preprocess": f"{' > '.join(stage.name for stage in config.preprocess.stages)}; {config.preprocess.shards} shards of each split, "
-                      f"from {config.path(config.preprocess.source.folder)}",
+                      f"from {config.raw_folder}",
         "train": f"{train.model}; {train.epochs} epochs of batch {train.global_batch} on {train.workers} workers, {train.strategy}; "
                  f"{train.optimizer.name}, learning rate {train.optimizer.learning_rate:g}",
         "evaluate": f"gate on {', '.join(rule.metric for rule in config.evaluate.gate)}",

@@ -25,6 +25,7 @@ from pipeline_ops.contracts.config_preprocess import Preprocess
 from pipeline_ops.contracts.config_text import ConfigText
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.hosts import Hosts, load_hosts
+from pipeline_ops.contracts.raw_folder import RawFolder, raw_folder
 from pipeline_ops.contracts.section import Section
 from pipeline_ops.contracts.shelf import is_remote
 
@@ -97,6 +98,11 @@ class PipelineConfig(Section):
         if place is not None and is_remote(place):
             return f"{place.rstrip('/')}/{self.export.model}"
         return str((self.path(place) if place else self.root / "models") / self.export.model)
+
+    @property
+    def raw_folder(self) -> RawFolder:
+        """Where the raw files lie."""
+        return raw_folder(self.preprocess.source.folder, self._file.parent)
 
     def path(self, relative: str) -> Path:
         """A path of the config, taken from the folder that the config file is in."""

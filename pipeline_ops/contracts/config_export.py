@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, field_validator
 
-from pipeline_ops.contracts.section import TaskSection, operational
+from pipeline_ops.contracts.section import Section, TaskSection, operational
 from pipeline_ops.contracts.shelf import STORES, is_remote
+
+FormatName = Literal["saved_model", "tflite", "tflite_int8", "onnx"]
+
+
+class Int8(Section):
+    """A TFLite model with weights and activations of eight bits."""
+
+    representative_examples: int = Field(100, ge=1, le=10_000)
+    """How many training examples the ranges of activations are taken from."""
+    tolerance: float = Field(0.3, gt=0, le=1)
+    """The largest difference of a probability."""
+    top1_agreement: float = Field(0.95, ge=0, le=1)
+    """The smallest share of test examples that get the same class."""
+
+
+class Card(Section):
+    """What only a person can say of the model; it goes into the model card."""
+
+    intended_use: str = ""
+    limitations: str = ""
+    contact: str = ""
 
 
 class Export(TaskSection):
@@ -15,11 +38,24 @@ class Export(TaskSection):
     """The model's name in the registry."""
     tolerance: float = Field(1e-4, gt=0, le=1)
     """The largest difference of a probability that is still the same model."""
+    formats: list[FormatName] = ["saved_model"]
+    """What is published; saved_model is always among it, onnx needs trainyard[onnx]. Each is checked against the trained model."""
+    int8: Int8 = Int8()
+    """How tflite_int8 is made, and how far it may be from the trained model."""
+    card: Card = Card()
+    """What the model card says beside what is measured."""
     registry: str | None = operational(None)
     """Where versions are published: a folder, or a place in an object store such as s3://bucket/models; null is models/ below
     storage.root."""
     keep_versions: int | None = operational(None, ge=1)
     """How many of the newest versions stay after a publication; null keeps all. A version that an alias names always stays."""
+
+    @field_validator("formats")
+    @classmethod
+    def _with_saved_model(cls, value: list[FormatName]) -> list[FormatName]:
+        if "saved_model" not in value or len(set(value)) < len(value):
+            raise ValueError(f"must name saved_model, and nothing twice, got {value}")
+        return value
 
     @field_validator("registry")
     @classmethod

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict
 from pipeline_ops.contracts.manifest import Manifest, ManifestFile
 
 SAVED_MODEL = "saved_model"
-"""Training: the candidate, a SavedModel whose `serving_default` takes `image_bytes` (string [N]) and returns
-`probabilities` (float32 [N, classes]) and `classes` (int64 [N]). `images` takes float32 [N, H, W, C] in 0..255."""
+"""Training: the candidate, a SavedModel with four signatures. `serving_default` takes `image_bytes` (string [N]: files of any size), `images`
+takes `images` (float32 [N, H, W, C] in 0..255), `examples` takes `examples` (string [N]: tf.train.Example with `image/encoded`); all three
+return `probabilities` (float32 [N, classes]) and `classes` (int64 [N]). `decode` takes `image_bytes` and returns `images`."""
 WEIGHTS = "weights.npz"
 """Training: the trained weights by index, `w0000` and so on, in the order of `model.weights`."""
 REFERENCE_EXAMPLES = "reference.tfrecord"
@@ -156,6 +157,26 @@ class EvaluationFigures(Figures):
     drift: float | None = None
 
 
+class FormatFigures(Figures):
+    """One format of a published model, as a process that has never built the model found it.
+
+    `path` is below the version's folder, "" for the SavedModel itself. `max_difference` is that of a probability and
+    `top1_agreement` the share of equal answers over `num_checked` real test images, both against the model in memory at
+    training. `latency_seconds` is the median for one image (of the SavedModel, from encoded bytes), `seconds` what making it cost.
+    """
+
+    name: str
+    path: str
+    num_bytes: int
+    num_checked: int
+    max_difference: float
+    tolerance: float
+    top1_agreement: float
+    min_top1_agreement: float
+    latency_seconds: float
+    seconds: float
+
+
 class ModelFigures(Figures):
     """Of a published version, and of the export that published it.
 
@@ -171,3 +192,4 @@ class ModelFigures(Figures):
     max_difference: float
     top1_agreement: float
     class_names: list[str]
+    formats: list[FormatFigures] = []

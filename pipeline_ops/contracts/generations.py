@@ -1,7 +1,8 @@
 """Which data set a preprocess job goes on from: decided while it is planned, so that the request covers it.
 
 A data set is made from the raw files and, where there is one, from the data set before it: what did not change is taken
-over. Only a data set that was made by the same config, code and package versions can be gone on from.
+over. Only a data set that was made by the same code and package versions can be gone on from, and by the same config but for
+what it is held to: other rules for rejects, schema or drift are a new question, but no record becomes another example by them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pipeline_ops.contracts.manifest import Input, Manifest, find_damage, read_m
 BASE = "base"
 """The name of that data set among the inputs of a request."""
 RAW_FILES = "raw files"
+_CHANGES_NO_SHARD = ("rejects", "schema", "drift", "balance", "deltas")
+"""Keys of `preprocess` that decide what is checked, weighed or taken over, and not what a record becomes."""
 
 
 def choose_base(artifacts: Path, question: Fingerprint) -> Input | None:
@@ -43,16 +46,18 @@ def without_base(fingerprint: Fingerprint) -> Fingerprint:
 
 
 def _made_alike(artifacts: Path, question: Fingerprint) -> Iterator[tuple[Path, Manifest]]:
-    """Whole data sets of the same config, code and versions, newest first."""
-    chain = _without_inputs(question)
+    """Whole data sets in which a record becomes the same example, newest first."""
+    chain = _chain_of(question)
     for uri in sorted(artifacts.glob("*/manifest.json"), key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
         try:
             manifest = read_manifest(uri)
         except DataError:  # of another version of Trainyard: nothing to go on from
             continue
-        if _without_inputs(manifest.fingerprint) == chain and not find_damage(uri, manifest):
+        if _chain_of(manifest.fingerprint) == chain and not find_damage(uri, manifest):
             yield uri, manifest
 
 
-def _without_inputs(fingerprint: Fingerprint) -> Fingerprint:
-    return fingerprint.model_copy(update={"inputs": {}})
+def _chain_of(fingerprint: Fingerprint) -> Fingerprint:
+    """All that a record goes through on its way to an example."""
+    config = {key: value for key, value in fingerprint.config.items() if key not in _CHANGES_NO_SHARD}
+    return fingerprint.model_copy(update={"inputs": {}, "config": config})

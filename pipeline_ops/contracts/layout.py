@@ -51,6 +51,12 @@ class Layout:
     def attempts(self, run_id: str, task: str) -> Path:
         return self.run(run_id) / task
 
+    def newest_attempt(self, run_id: str, task: str) -> Attempt | None:
+        """Of the job processes that a task has started, the last one."""
+        folders = self.attempts(run_id, task).glob("attempt-*")
+        newest = max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
+        return newest and Attempt(newest)
+
     @property
     def listings(self) -> Path:
         return self.root / "listings"
@@ -96,3 +102,7 @@ class Attempt:
 
     def worker_progress(self, name: str) -> Path:
         return self.of_worker(name, "jsonl")
+
+    def workers_progress(self) -> dict[str, Path]:
+        """The progress files of a gang's processes that are there, by name."""
+        return {file.stem.replace("-", " "): file for file in sorted(self.folder.glob("*.jsonl")) if file != self.progress}

@@ -18,10 +18,14 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from pipeline_ops.contracts.errors import DataError, MachineError, TrainyardError
 from pipeline_ops.contracts.files import write_whole
+
+if TYPE_CHECKING:
+    from pipeline_ops.contracts.raw_folder import RawFolder
 
 _UNSETTLED_NS = 2_000_000_000
 _key_of = operator.attrgetter("key")
@@ -68,7 +72,7 @@ def version_of(stat: os.stat_result) -> str:
 class Listing:
     """All files below a folder, sorted by key."""
 
-    folder: Path
+    folder: RawFolder
     files: tuple[RawFile, ...]
 
     @property

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import functools
 import json
 import os
@@ -32,11 +31,11 @@ import fsspec
 from pipeline_ops.contracts.errors import ConfigError, DataError, MachineError
 from pipeline_ops.contracts.files import crc32c_of, exclusive_lock, staging_folder
 from pipeline_ops.contracts.manifest import NAME, list_files, parse_manifest
+from pipeline_ops.contracts.objects import file_system, translated
 from pipeline_ops.contracts.processes import ProcessIdentity
 from pipeline_ops.contracts.shelf import PUBLISH_SECONDS, Fill, is_version_name
 
 _CLAIMS = "claims"
-_DRIVERS = ("botocore", "aiobotocore", "aiohttp")
 _ABANDONED_SECONDS = 3600.0
 """After this long, a claim of another host counts as abandoned."""
 
@@ -71,11 +70,7 @@ class ObjectShelf:
 
     @functools.cached_property
     def _files(self) -> fsspec.AbstractFileSystem:
-        scheme = self.place.partition("://")[0]
-        try:
-            return fsspec.filesystem(scheme, use_listings_cache=False)
-        except ImportError as error:
-            raise ConfigError(f"{self.place}: {error}; install trainyard[{scheme}]") from None
+        return file_system(self.place)
 
     def numbers(self) -> list[int]:
         return _published(self._sizes())
@@ -125,7 +120,7 @@ class ObjectShelf:
 
     def remove(self, number: int) -> None:
         """An empty manifest in the place of its own, then the files; the claim stays, so that the number is not used again."""
-        with self._translated():
+        with translated(self.place):
             self._files.pipe_file(self._path(f"{number}/{NAME}"), b"")
         self._remove_files(number)
 
@@ -134,7 +129,7 @@ class ObjectShelf:
 
     def read(self, folder: str, names: Sequence[str]) -> list[bytes]:
         paths = [self._path(f"{folder}/{name}") for name in names]
-        with self._translated():
+        with translated(self.place):
             contents = self._files.cat(paths) if paths else {}
         return [contents[path] for path in paths]
 
@@ -176,7 +171,7 @@ class ObjectShelf:
             folder = Path(made)
             fill(folder, number)
             for file in list_files(folder):
-                with self._translated():
+                with translated(self.place):
                     self._files.put_file(str(folder / file.path), self._path(f"{number}/{file.path}"))
             try:
                 self._create(f"{number}/{NAME}", (folder / NAME).read_bytes())
@@ -187,7 +182,7 @@ class ObjectShelf:
         for file in parse_manifest(manifest, f"{self.uri(number)}/{NAME}").files:
             target = folder / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
-            with self._translated():
+            with translated(self.place):
                 self._files.get_file(self._path(f"{number}/{file.path}"), str(target))
             if crc32c_of(target) != file.crc32c:
                 raise DataError(f"{self.uri(number)}/{file.path} has another checksum than the manifest says; publish the model again")
@@ -202,7 +197,7 @@ class ObjectShelf:
         """All but the manifest, which says that they are not needed."""
         for name in self._sizes(str(number)):
             if not _is_manifest(name):
-                with self._translated(), contextlib.suppress(FileNotFoundError):
+                with translated(self.place), contextlib.suppress(FileNotFoundError):
                     self._files.rm_file(self._path(name))
 
     def _claims(self, sizes: dict[str, int]) -> dict[int, Claim]:
@@ -222,7 +217,7 @@ class ObjectShelf:
         return f"{self.place.partition('://')[2].rstrip('/')}/{name}"
 
     def _get(self, name: str) -> bytes:
-        with self._translated():
+        with translated(self.place):
             return self._files.cat_file(self._path(name))
 
     def _create(self, name: str, content: bytes) -> None:
@@ -234,33 +229,10 @@ class ObjectShelf:
     def _in_a_bucket(self) -> Iterator[None]:
         """For what needs no object to be there: only the bucket can be missing."""
         try:
-            with self._translated():
+            with translated(self.place):
                 yield
         except FileNotFoundError as error:
             raise ConfigError(f"{self.place}: {error}; make the bucket, or name another one") from None
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        """What the driver says, as one of our errors; that an object is there or not stays what it is."""
-        try:
-            yield
-        except (FileNotFoundError, FileExistsError):
-            raise
-        except PermissionError as error:
-            raise ConfigError(f"{self.place}: {error}; check the credentials, and what they may do") from error
-        except OSError as error:
-            if error.errno == errno.EINVAL and "recondition" in str(error):  # a store that does not say which condition it was
-                raise FileExistsError(errno.EEXIST, str(error)) from error
-            raise self._unreachable(error) from error
-        except Exception as error:  # the driver's own, which is not imported here
-            if "Credentials" in type(error).__name__:
-                raise ConfigError(f"{self.place}: {error}; the driver looks for them in the environment and in its own files") from error
-            if type(error).__module__.partition(".")[0] in _DRIVERS:
-                raise self._unreachable(error) from error
-            raise
-
-    def _unreachable(self, error: Exception) -> MachineError:
-        return MachineError(f"{self.place}: {error}; see whether the store can be reached, then retry")
 
 
 def _claim_name(number: int) -> str:

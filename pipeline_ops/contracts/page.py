@@ -14,6 +14,8 @@ import jinja2
 from markupsafe import Markup
 
 _HERE = Path(__file__).parent
+STYLE = _HERE / "page.css"
+"""The look that all pages share."""
 
 
 def render_page(template: Path, styles: Sequence[Path] = (), **values: Any) -> str:
@@ -26,5 +28,5 @@ def render_page(template: Path, styles: Sequence[Path] = (), **values: Any) -> s
     """
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader([template.parent, _HERE]), autoescape=True, undefined=jinja2.StrictUndefined,
                                      trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    style = Markup("".join(file.read_text(encoding="utf-8") for file in (_HERE / "page.css", *styles)))
+    style = Markup("".join(file.read_text(encoding="utf-8") for file in (STYLE, *styles)))
     return environment.get_template(template.name).render(style=style, **values)

@@ -17,9 +17,9 @@ from pipeline_ops.contracts.figures import LAST_EVALUATION, TEST_SPLIT, ModelFig
 from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code, versions_of
 from pipeline_ops.contracts.generations import BASE, RAW_FILES, choose_base
 from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.listing import list_raw_files
 from pipeline_ops.contracts.manifest import NAME, Input, Manifest, find_damage, read_manifest
 from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own
+from pipeline_ops.contracts.raw_folder import list_folder
 from pipeline_ops.contracts.reference import find_reference
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.request import Request
@@ -31,6 +31,7 @@ JOBS = ("preprocess", "train", "evaluate", "export")
 _PAGE = ("pipeline_ops/contracts/page.py", "pipeline_ops/contracts/page.css", "pipeline_ops/contracts/page_head.html",
          "pipeline_ops/contracts/svg.py")
 """What the pages of two jobs share."""
+_ONNX = ("onnx", "onnxruntime", "tf2onnx")
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 
 
@@ -77,9 +78,12 @@ KINDS: Mapping[str, JobKind] = {
                         *_code_of_model(config.train.model)]),
     "evaluate": JobKind(
         "pipeline_ops.evaluation.evaluate", ("preprocess", "train"), (*_TENSORFLOW, "jinja2", "pillow"),
-        lambda config: ["pipeline_ops/evaluation", "pipeline_ops/input/served.py", "pipeline_ops/input/records.py", *_PAGE]),
+        lambda config: ["pipeline_ops/evaluation", "pipeline_ops/contracts/places.py", "pipeline_ops/input/served.py",
+                        "pipeline_ops/input/records.py", *_PAGE]),
     "export": JobKind(
-        "pipeline_ops.export.export", ("train", "evaluate"), _TENSORFLOW, lambda config: ["pipeline_ops/export", "pipeline_ops/input/served.py"]),
+        "pipeline_ops.export.export", ("train", "evaluate"), _TENSORFLOW,
+        lambda config: [*(f"pipeline_ops/export/{name}.py" for name in ("export", "check", "card", "conversion", "convert", "formats", "warmup")),
+                        "pipeline_ops/input/served.py"]),
 }
 
 
@@ -112,7 +116,7 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     inputs = {name: _as_input(manifests[name]) for name in kind.reads}
     digests = {name: entry.digest for name, entry in inputs.items()}
     if job == "preprocess":
-        digests[RAW_FILES] = list_raw_files(config.path(section.source.folder), layout.listings).digest
+        digests[RAW_FILES] = list_folder(config.raw_folder, layout.listings).digest
     if job == "evaluate":
         digests[TEST_SPLIT] = split_digest(read_manifest(manifests["preprocess"]), "test")
         if champion := _baseline(config, inputs["train"]):
@@ -121,7 +125,7 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     stages = [stage.name for stage in section.stages] if job == "preprocess" else []
     fingerprint = Fingerprint(config=section.fingerprinted(), inputs=digests,
                               code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()) | foreign.code_of(stages),
-                              versions=versions_of(kind.packages) | foreign.distributions_of(stages))
+                              versions=versions_of(_packages(job, config)) | foreign.distributions_of(stages))
     if job == "preprocess":
         reference = find_reference(config, layout, fingerprint)
         fingerprint = _with_inputs(fingerprint, reference.digests)
@@ -137,6 +141,11 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)
     return _decide(request, layout)
+
+
+def _packages(job: str, config: PipelineConfig) -> tuple[str, ...]:
+    """Of what is optional, only what is asked for: who installs it for another pipeline changes nothing here."""
+    return KINDS[job].packages + (_ONNX if job == "export" and "onnx" in config.export.formats else ())
 
 
 def _with_inputs(fingerprint: Fingerprint, digests: Mapping[str, str]) -> Fingerprint:

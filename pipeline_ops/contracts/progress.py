@@ -15,6 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+_TAIL_BYTES = 16384
+
 
 class Progress(BaseModel):
     """One moment of a job. `rate` is in units a second; `metrics` are the newest figures by name."""
@@ -90,6 +92,16 @@ class ProgressReader:
         whole = data[: data.rfind(b"\n") + 1]
         self.offset += len(whole)
         return [Progress(**record) for line in whole.splitlines() if (record := _parse(line))]
+
+
+def last_moment(path: Path) -> Progress | None:
+    """The newest moment of a progress file, of which only the end is read; None where there is none yet."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return None
+    moments = ProgressReader(path, max(0, size - _TAIL_BYTES)).new()
+    return moments[-1] if moments else None
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from pipeline_ops.contracts.objects import is_known
 from pipeline_ops.contracts.section import Section, operational
 
 SplitName = Literal["train", "validation", "test"]
@@ -20,19 +21,25 @@ class Source(Section):
     """What every source has. Where the raw data lie is not fingerprinted: the digest of their contents is."""
 
     path: str = operational(...)
-    """The folder that holds all of the raw data; everything below it is in the fingerprint."""
+    """The folder that holds all of the raw data, or a URI such as s3://bucket/folder; everything below it is in the fingerprint."""
 
     @property
     def folder(self) -> str:
-        """The folder whose files are listed: a path, relative like `path`."""
+        """The folder whose files are listed: a path, relative like `path`, or a URI."""
         return self.path
 
     @field_validator("path")
     @classmethod
-    def _local(cls, value: str) -> str:
-        if "://" in value:
-            raise ValueError(f"must be a local folder, got {value}; copy or mount the data, object stores are not read yet")
+    def _known_scheme(cls, value: str) -> str:
+        if "://" in value and not is_known(value):
+            raise ValueError(f"must be a local folder, or a URI of an object store such as s3://bucket/folder, got {value}")
         return value
+
+
+def _local(value: str) -> str:
+    if "://" in value:
+        raise ValueError(f"TFRecords are read from local folders only, got {value}; copy or mount them")
+    return value
 
 
 class ImageFolderSource(Source):
@@ -131,6 +138,8 @@ class TfdsSource(AnnotatedSource):
     """`name`, `name/config`, `name:1.0.0`, or the module path of a builder class, `my_package.my_set.MySet`."""
     parts: list[TfdsPart] = Field(min_length=1)
 
+    _is_local = field_validator("path")(_local)
+
     @property
     def folder(self) -> str:
         """All versions and configs of this one data set."""
@@ -154,6 +163,8 @@ class TfrecordSource(AnnotatedSource):
     parts: list[TfrecordPart] = Field(min_length=1)
     label_map: str | None = None
     """A `.pbtxt` file below `source.path`: names for the numbers that the records have for classes."""
+
+    _is_local = field_validator("path")(_local)
 
 
 def _as_data_set_name(name: str) -> str:

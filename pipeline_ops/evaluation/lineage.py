@@ -90,7 +90,7 @@ def _since_last_run(request: Request, inputs: Inputs) -> Since | None:
     try:
         evaluation = read_manifest(last.uri)
         training = read_manifest(evaluation.inputs["train"].uri)
-        changes = {**_changes(inputs, training), "evaluate": _told(request.fingerprint, evaluation.fingerprint)}
+        changes = {**_changes(inputs, training), "evaluate": told(request.fingerprint, evaluation.fingerprint)}
         metrics = EvaluationFigures.model_validate(evaluation.figures).challenger.metrics
     except (DataError, KeyError, ValueError):
         return None
@@ -100,10 +100,10 @@ def _since_last_run(request: Request, inputs: Inputs) -> Since | None:
 def _changes(inputs: Inputs, training: Manifest) -> dict[str, list[str]]:
     """Raises DataError or KeyError where the older training can't be followed back to its data."""
     dataset = read_manifest(training.inputs["preprocess"].uri)
-    return {"preprocess": _told(inputs.dataset.manifest.fingerprint, dataset.fingerprint),
-            "train": _told(inputs.challenger.manifest.fingerprint, training.fingerprint)}
+    return {"preprocess": told(inputs.dataset.manifest.fingerprint, dataset.fingerprint),
+            "train": told(inputs.challenger.manifest.fingerprint, training.fingerprint)}
 
 
-def _told(newer: Fingerprint, older: Fingerprint) -> list[str]:
+def told(newer: Fingerprint, older: Fingerprint) -> list[str]:
     """The differences in lines that a page has room for: of a whole list of rules or stages, that it has changed."""
     return [line if len(line) <= _MAX_LINE else f"{line.partition(':')[0]} changed" for line in newer.changes_since(older)]

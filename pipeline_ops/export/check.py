@@ -1,21 +1,46 @@
-"""Whether the SavedModel that was written is the model that was trained.
+"""Whether what is published is the model that was trained, in every format.
 
 Training leaves real test examples, and the probabilities that the model in memory gave for them. Here, in a process
-that has never built the model, the SavedModel must give the same ones.
+that has never built the model, the SavedModel must give the same ones through each of its signatures, and so must
+every format that was made of it.
+
+Legend: N images, H W C one image, K classes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.figures import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL
+from pipeline_ops.contracts.figures import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, FormatFigures
+from pipeline_ops.export.formats import PATHS, load_format
 from pipeline_ops.input.served import ServedModel, read_encoded
+from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 _BATCH = 256
+_TIMED_CALLS, _UNTIMED_CALLS = 30, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How far a format may be from the trained model, and which keys of the config say so."""
+
+    tolerance: float
+    top1_agreement: float
+    keys: tuple[str, str]
+
+    @classmethod
+    def of(cls, name: str, config: Export) -> Rule:
+        if name == "tflite_int8":
+            return cls(config.int8.tolerance, config.int8.top1_agreement, ("export.int8.tolerance", "export.int8.top1_agreement"))
+        return cls(config.tolerance, 1.0, ("export.tolerance", "the format"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,33 +52,87 @@ class Agreement:
     top1_agreement: float
 
 
-def check_candidate(training: Path, num_classes: int, tolerance: float) -> Agreement:
-    """Compares the candidate in a training's artifact with its references.
+class References:
+    """What the trained model said, and a SavedModel that has to say the same.
+
+    Args:
+      training: the folder of a training's artifact.
+      folder: the SavedModel.
+      num_classes: K.
 
     Raises:
-      DataError: it can't be loaded, or it is not the trained model.
+      DataError: something can't be read or loaded.
     """
-    references = _read_references(training / REFERENCE_OUTPUTS)
-    model = ServedModel(training / SAVED_MODEL, "the candidate", num_classes)
-    batches = read_encoded([str(training / REFERENCE_EXAMPLES)], _BATCH)
-    answers = [model.classify(batch)[0] for batch in batches]
-    return compare(references, np.concatenate([np.empty((0, num_classes), np.float32), *answers]), tolerance)
+
+    def __init__(self, training: Path, folder: Path, num_classes: int):
+        self.outputs = _read_outputs(training / REFERENCE_OUTPUTS)
+        self.model = ServedModel(folder, "the candidate", num_classes)
+        file = str(training / REFERENCE_EXAMPLES)
+        batches = [(batch, self.model.classify(batch)[0]) for batch in read_encoded([file], _BATCH)]  # reads the whole file, and names a bad image
+        self.encoded = [image for batch, _ in batches for image in batch.images]
+        self._answers = np.concatenate([np.empty((0, num_classes), np.float32), *(answers for _, answers in batches)])
+        self.serialized = list(import_tensorflow().data.TFRecordDataset([file]).as_numpy_iterator())
+
+    def check_saved_model(self, rule: Rule) -> Agreement:
+        """Through every signature that answers."""
+        found = [compare(self.outputs, self._answers, rule, "the SavedModel")]
+        answers = {"images": self.model.ask("images", images=self.images()),
+                   "examples": self.model.ask("examples", examples=np.array(self.serialized))}
+        found += [compare(self.outputs, answer["probabilities"], rule, f"the signature {name} of the SavedModel") for name, answer in answers.items()]
+        return max(found, key=lambda agreement: agreement.max_difference)
+
+    def images(self) -> np.ndarray:
+        """float32 [N, H, W, C], as the model takes them."""
+        return self.model.ask("decode", image_bytes=np.array(self.encoded))["images"]
 
 
-def compare(references: np.ndarray, answers: np.ndarray, tolerance: float) -> Agreement:
-    """Raises DataError if the probabilities (float32 [N, C]) differ by more than the tolerance, or an answer differs."""
+def check_saved_model(references: References, folder: Path, config: Export) -> FormatFigures:
+    """Raises DataError if it is not the trained model."""
+    rule, image = Rule.of("saved_model", config), np.array(references.encoded[:1])
+    agreement = references.check_saved_model(rule)
+    num_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return _figures("saved_model", "", num_bytes, rule, agreement, lambda: references.model.ask("serving_default", image_bytes=image), seconds=0.0)
+
+
+def check_format(name: str, references: References, folder: Path, config: Export, seconds: float) -> FormatFigures:
+    """Raises DataError if it is not the trained model."""
+    rule, file, images = Rule.of(name, config), folder / PATHS[name], references.images()
+    classify = load_format(name, file)
+    agreement = compare(references.outputs, classify(images), rule, f"the format {name}")
+    return _figures(name, PATHS[name], file.stat().st_size, rule, agreement, lambda: classify(images[:1]), seconds)
+
+
+def compare(references: np.ndarray, answers: np.ndarray, rule: Rule, what: str) -> Agreement:
+    """Raises DataError if the probabilities (float32 [N, K]) differ by more than the rule allows, or too many answers do."""
     if references.shape != answers.shape or not len(references):
         raise DataError(f"{REFERENCE_OUTPUTS} has the shape {references.shape}, {REFERENCE_EXAMPLES} gives {answers.shape}; train again")
     agreement = Agreement(len(references), float(np.abs(references - answers).max()),
                           float(np.mean(references.argmax(axis=-1) == answers.argmax(axis=-1))))
-    if not (agreement.max_difference <= tolerance and agreement.top1_agreement == 1.0):  # so that "not a number" is refused, too
-        raise DataError(f"the SavedModel is not the model that was trained: on {agreement.num_checked} test images a probability differs by "
-                        f"{agreement.max_difference:.3g}, where export.tolerance allows {tolerance:g}, and {agreement.top1_agreement:.1%} of the "
-                        "answers are the same; nothing was published")
+    if not (agreement.max_difference <= rule.tolerance and agreement.top1_agreement >= rule.top1_agreement):  # "not a number" is refused, too
+        raise DataError(f"{what} is not the model that was trained: on {agreement.num_checked} test images a probability differs by "
+                        f"{agreement.max_difference:.3g}, where {rule.keys[0]} allows {rule.tolerance:g}, and {agreement.top1_agreement:.1%} of the "
+                        f"answers are the same, where {rule.keys[1]} asks for {rule.top1_agreement:.1%}; nothing was published")
     return agreement
 
 
-def _read_references(path: Path) -> np.ndarray:
+def _figures(name: str, path: str, num_bytes: int, rule: Rule, agreement: Agreement, call: Callable[[], object], seconds: float) -> FormatFigures:
+    return FormatFigures(
+        name=name, path=path, num_bytes=num_bytes, num_checked=agreement.num_checked, max_difference=agreement.max_difference,
+        tolerance=rule.tolerance, top1_agreement=agreement.top1_agreement, min_top1_agreement=rule.top1_agreement,
+        latency_seconds=_latency_seconds(call), seconds=seconds)
+
+
+def _latency_seconds(call: Callable[[], object]) -> float:
+    """The median of some calls, after some that nobody times."""
+    taken = []
+    for _ in range(_UNTIMED_CALLS + _TIMED_CALLS):
+        begin = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken[_UNTIMED_CALLS:])
+
+
+def _read_outputs(path: Path) -> np.ndarray:
     try:
         return np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:

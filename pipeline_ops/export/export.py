@@ -1,15 +1,18 @@
-"""The export job: checks the challenger's SavedModel, publishes it as a new version, and puts it in service.
+"""The export job: makes every format of the challenger, checks them, publishes them as a new version, and puts it in service.
 
 Started as `python -m pipeline_ops.export.export --request <path>`, only for a challenger that has passed the gate. The
-steps are in an order that a kill can't hurt: a version appears whole or not at all, the champion moves last, and a
-second try finds what the first one did and goes on from there. What a person has rolled back is not put in service
-again. There is no warm-up and no format but the SavedModel.
+steps are in an order that a kill can't hurt: what is made is staged beside the artifact, a version appears whole or not
+at all, the champion moves last, and a second try finds what the first one did and goes on from there. What a person has
+rolled back is not put in service again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
+
+import numpy as np
 
 from pipeline_ops.contracts.aliases import CHAMPION
 from pipeline_ops.contracts.config_export import Export
@@ -19,16 +22,25 @@ from pipeline_ops.contracts.figures import (
     REFERENCE_OUTPUTS,
     SAVED_MODEL,
     EvaluationFigures,
+    FormatFigures,
     ModelFigures,
     TrainingFigures,
     files_of_saved_model,
 )
-from pipeline_ops.contracts.files import copy_file
+from pipeline_ops.contracts.files import copy_file, link_file
 from pipeline_ops.contracts.job import Job, run_job
-from pipeline_ops.contracts.manifest import NAME, Manifest, list_files, read_input, refuse_damage, write_manifest
+from pipeline_ops.contracts.manifest import NAME, Input, Manifest, list_files, read_input, refuse_damage, write_manifest
 from pipeline_ops.contracts.registry import Registry, Version
 from pipeline_ops.contracts.request import Request
-from pipeline_ops.export.check import Agreement, check_candidate
+from pipeline_ops.export.card import make_card, write_card
+from pipeline_ops.export.check import References, check_format, check_saved_model
+from pipeline_ops.export.conversion import Conversion
+from pipeline_ops.export.formats import PATHS
+from pipeline_ops.export.serving_check import check_serving
+from pipeline_ops.export.warmup import write_warmup
+
+_WARMUP_BATCHES = (1, 8)
+"""Numbers of images in the requests that TensorFlow Serving warms a version up with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +52,18 @@ class Challenger:
     class_names: list[str]
     evaluation: EvaluationFigures
 
+    @property
+    def dataset(self) -> Input:
+        return self.training.inputs["preprocess"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """A version that is whole but for its number, and what was found when it was checked."""
+
+    folder: Path
+    formats: list[FormatFigures]
+
 
 def export(job: Job) -> ExitCode:
     """Publishes, promotes, and leaves an artifact that names the version.
@@ -49,18 +73,17 @@ def export(job: Job) -> ExitCode:
         then the version is there, but not in service.
     """
     config, challenger = Export.model_validate(job.request.config), _read_challenger(job.request)
-    job.progress.report("check", message="comparing the SavedModel with the trained model")
-    agreement = check_candidate(challenger.folder, len(challenger.class_names), config.tolerance)
     registry = Registry(config.registry)
-    job.progress.report("publish", message=f"{agreement.num_checked} images checked, largest difference {agreement.max_difference:.2g}")
-    version = registry.publish(challenger.training.digest, lambda folder, number: _fill(folder, number, job.request, config, challenger, agreement))
+    staged = _stage(job, config, challenger)
+    job.progress.report("publish", message="; ".join(_describe(each) for each in staged.formats))
+    version = registry.publish(challenger.training.digest, lambda folder, number: _fill(folder, number, job.request, config, challenger, staged))
     local = version.fetch(Path(job.request.root) / "fetched" / config.model)
     refuse_damage(local / NAME, version.manifest(), version.manifest().files)
     job.progress.report("promote", message=_promote(registry, version, job.request, challenger.evaluation))
     if config.keep_versions and (retired := registry.retire(config.keep_versions, f"export.keep_versions is {config.keep_versions}")):
         job.progress.report("retire", message=f"removed version {', '.join(map(str, retired))}")
     with job.artifact() as draft:
-        draft.figures = _figures(version.number, config, challenger, agreement).model_dump(mode="json")
+        draft.figures = _figures(version.number, config, challenger, staged).model_dump(mode="json")
     return ExitCode.SUCCESS
 
 
@@ -77,24 +100,63 @@ def _read_challenger(request: Request) -> Challenger:
     return Challenger(Path(train.uri).parent, training, TrainingFigures.model_validate(training.figures).class_names, figures)
 
 
-def _fill(folder: Path, number: int, request: Request, config: Export, challenger: Challenger, agreement: Agreement) -> None:
-    """Writes a version: the SavedModel as TensorFlow Serving wants it, with `saved_model.pb` on top, and the manifest."""
-    wanted = {file.path.removeprefix(f"{SAVED_MODEL}/"): file.crc32c for file in files_of_saved_model(challenger.training)}
-    for path in wanted:
-        copy_file(challenger.folder / SAVED_MODEL / path, folder / path)
+def _stage(job: Job, config: Export, challenger: Challenger) -> Staged:
+    """Makes and checks all that a version holds. The converter starts first, because most of its time is an import."""
+    folder = job.work / "staged"
+    shutil.rmtree(folder, ignore_errors=True)
+    for file in files_of_saved_model(challenger.training):
+        path = folder / Path(file.path).relative_to(SAVED_MODEL)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        link_file(challenger.folder / file.path, path)
+    others = [name for name in config.formats if name in PATHS]
+    with Conversion(folder, challenger.dataset.uri, config, others, len(challenger.class_names)) as conversion:
+        job.progress.report("check", message="comparing the SavedModel with the trained model")
+        references = References(challenger.folder, folder, len(challenger.class_names))
+        formats = [check_saved_model(references, folder, config)]
+        seconds = conversion.wait()
+        for name in others:
+            job.progress.report("check", message=f"comparing {name} with the trained model")
+            formats.append(check_format(name, references, folder, config, seconds[name]))
+    job.progress.report("serve", message="asking a server for predictions")
+    check_serving(folder, references, config)
+    write_warmup(folder, config.model, _warmup_requests(references))
+    return Staged(folder, formats)
+
+
+def _warmup_requests(references: References) -> list[tuple[str, dict[str, np.ndarray]]]:
+    """Each signature that answers, with one image and with several."""
+    images, found = references.images(), []
+    for count in (count for count in _WARMUP_BATCHES if count <= len(images)):
+        found += [("serving_default", {"image_bytes": np.array(references.encoded[:count], object)}), ("images", {"images": images[:count]}),
+                  ("examples", {"examples": np.array(references.serialized[:count], object)})]
+    return found
+
+
+def _fill(folder: Path, number: int, request: Request, config: Export, challenger: Challenger, staged: Staged) -> None:
+    """Writes a version: the SavedModel as TensorFlow Serving wants it, with `saved_model.pb` on top, the rest beside it, and the manifest."""
+    for file in sorted(file for file in staged.folder.rglob("*") if file.is_file()):
+        copy_file(file, folder / file.relative_to(staged.folder))
+    write_card(folder, make_card(config, number, request.pipeline, challenger.training, challenger.evaluation, staged.formats, request.inputs))
     files = list_files(folder)
-    if {file.path: file.crc32c for file in files} != wanted:
+    found = {file.path: file.crc32c for file in files}
+    if any(found.get(file.path.removeprefix(f"{SAVED_MODEL}/")) != file.crc32c for file in files_of_saved_model(challenger.training)):
         raise DataError(f"{challenger.folder}: the SavedModel was changed while it was being published; nothing was published")
     write_manifest(folder, Manifest(
         job=request.job, pipeline=request.pipeline, fingerprint=request.fingerprint, fingerprint_digest=request.fingerprint.digest,
-        inputs=request.inputs, files=files, figures=_figures(number, config, challenger, agreement).model_dump(mode="json")))
+        inputs=request.inputs, files=files, figures=_figures(number, config, challenger, staged).model_dump(mode="json")))
 
 
-def _figures(number: int, config: Export, challenger: Challenger, agreement: Agreement) -> ModelFigures:
+def _figures(number: int, config: Export, challenger: Challenger, staged: Staged) -> ModelFigures:
+    saved_model = staged.formats[0]
     return ModelFigures(
         name=config.model, version=number, compared_with=challenger.evaluation.champion_version, metrics=challenger.evaluation.challenger.metrics,
-        num_checked=agreement.num_checked, max_difference=agreement.max_difference, top1_agreement=agreement.top1_agreement,
-        class_names=challenger.class_names)
+        num_checked=saved_model.num_checked, max_difference=saved_model.max_difference, top1_agreement=saved_model.top1_agreement,
+        class_names=challenger.class_names, formats=staged.formats)
+
+
+def _describe(checked: FormatFigures) -> str:
+    return (f"{checked.name}: {checked.num_checked} images checked, largest difference {checked.max_difference:.2g}, {checked.num_bytes:,} bytes, "
+            f"{1000 * checked.latency_seconds:.2g} ms an image")
 
 
 def _promote(registry: Registry, version: Version, request: Request, evaluation: EvaluationFigures) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL
+from pipeline_ops.input.tensorflow_errors import reason_of
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 _SIGNATURE, _INPUT, _OUTPUTS = "serving_default", "image_bytes", ("probabilities", "classes")
@@ -55,7 +56,7 @@ def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[in
             keys = [key.decode("utf-8", "backslashreplace") for key in parsed[KEY]]
             yield EncodedBatch(keys, parsed[ENCODED], parsed[LABEL], _read_features(serialized_N, features))
     except tf.errors.OpError as error:
-        raise DataError(f"{Path(paths[0]).parent}: a shard can't be read: {_first_line(error)}; run preprocess again") from error
+        raise DataError(f"{Path(paths[0]).parent}: a shard can't be read: {reason_of(error)}; run preprocess again") from error
 
 
 def _read_features(serialized_N: Sequence[bytes], names: Sequence[str]) -> dict[str, list[bytes | int | float | None]]:
@@ -89,7 +90,7 @@ class ServedModel:
         try:
             self._model = tf.saved_model.load(str(folder))  # kept: its variables live no longer than it does
         except (OSError, ValueError, tf.errors.OpError) as error:
-            raise DataError(f"{folder}: {name} can't be loaded as a SavedModel: {_first_line(error)}") from error
+            raise DataError(f"{folder}: {name} can't be loaded as a SavedModel: {reason_of(error)}") from error
         self._signature = self._model.signatures.get(_SIGNATURE)
         if self._signature is None or not self._has_the_right_names():
             raise DataError(f"{folder}: {name} must have the signature {_SIGNATURE} from {_INPUT} to {' and '.join(_OUTPUTS)}")
@@ -103,7 +104,7 @@ class ServedModel:
         try:
             answer = self._signature(**{_INPUT: tf.constant(batch.images)})
         except tf.errors.OpError as error:
-            raise DataError(f"{self._name} failed on the examples {batch.keys[0]} to {batch.keys[-1]}: {_first_line(error)}") from error
+            raise DataError(f"{self._name} failed on the examples {batch.keys[0]} to {batch.keys[-1]}: {reason_of(error)}") from error
         probabilities, classes = (answer[name].numpy() for name in _OUTPUTS)
         if probabilities.shape != (len(batch.keys), self._num_classes):
             raise DataError(f"{self._name} answers with the shape {probabilities.shape}, expected {(len(batch.keys), self._num_classes)}: "
@@ -111,5 +112,13 @@ class ServedModel:
         return probabilities, classes
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    def ask(self, signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
+        """The outputs of any signature. Raises DataError for one that it does not have, or for inputs that it can't take."""
+        tf = import_tensorflow()
+        if signature not in self._model.signatures:
+            raise DataError(f"{self._name} has no signature {signature}; train again")
+        try:
+            outputs = self._model.signatures[signature](**{name: tf.constant(value) for name, value in inputs.items()})
+        except (tf.errors.OpError, TypeError) as error:
+            raise DataError(f"{self._name} failed in the signature {signature}: {reason_of(error)}") from error
+        return {name: output.numpy() for name, output in outputs.items()}

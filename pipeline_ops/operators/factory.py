@@ -1,4 +1,7 @@
-"""One DAG per YAML file: preprocess >> train >> evaluate >> export."""
+"""One DAG per YAML file: preprocess >> train >> evaluate >> export, and `approve` before export where the YAML asks for it.
+
+A pipeline has one run at a time. With `approve` it may have more, because a run that waits for a person must not hold up the next one.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from pipeline_ops.operators.job_operator import OPERATORS
 
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 _RETRY_DELAY = dt.timedelta(seconds=5)
+_RUNS_WITH_APPROVAL = 16
+"""Waiting ones among them; the next run starts when one of so many has been answered, or has waited its time."""
 
 
 def config_files(places: Iterable[str | os.PathLike]) -> Iterator[Path]:
@@ -36,10 +41,15 @@ def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config
     """
     config = load_config(file)
     check(config)
-    with DAG(config.pipeline, description=config.description, schedule=config.schedule, start_date=_START, catchup=False, max_active_runs=1,
+    with DAG(config.pipeline, description=config.description, schedule=config.schedule, start_date=_START, catchup=False,
+             max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
              tags=["trainyard", *config.tags], doc_md=_describe(config), params=form_params(config),
              default_args={"owner": config.owner, "retry_delay": _RETRY_DELAY}, fail_fast=False) as dag:
         tasks = [operator(config_file=str(config.file), retries=getattr(config, operator.job).retries) for operator in OPERATORS]
+        if config.evaluate.approval:
+            from pipeline_ops.operators.approval import ApproveOperator  # no other DAG needs what it imports
+
+            tasks.insert(-1, ApproveOperator(config_file=str(config.file), approval=config.evaluate.approval))
         for earlier, later in zip(tasks, tasks[1:], strict=False):
             earlier >> later
     return dag

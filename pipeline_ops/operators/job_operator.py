@@ -49,6 +49,8 @@ class JobOperator(BaseOperator):
     """How long a task follows its job itself before it defers. A deferral costs about two seconds on the way back."""
 
     ui_fgcolor = "#ffffff"
+    template_fields = ("config_file",)
+    """Not for its templates: these fields are in Airflow's database, where the UI's pages find the config."""
 
     def __init__(self, *, config_file: str, **kwargs: Any):
         super().__init__(task_id=self.job, **kwargs)
@@ -178,11 +180,31 @@ class ExportOperator(JobOperator):
     ui_color = "#3f8f5f"
 
     def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
-        evaluation = EvaluationFigures.model_validate(read_manifest(manifests["evaluate"]).figures)
-        if not evaluation.gate_passed:
-            reason = "trained, not published: " + "; ".join(rule.text for rule in evaluation.rules if not rule.passed)
-            self._record(config, context, TaskRecord(state="skipped", reason=reason, exit_code=ExitCode.GATE_NOT_PASSED))
-            raise AirflowSkipException(reason)
+        if config.evaluate.approval is not None and APPROVE not in self.upstream_task_ids:
+            raise AirflowFailException("evaluate.approval was set for this run only, and the DAG has no task that asks; set it in "
+                                       f"{self.config_file}")
+        skip_unless_passed(config, context, manifests["evaluate"])
+
+
+APPROVE = "approve"
+"""The id of the task that asks a person, where the config has `evaluate.approval`."""
+
+
+def skip_unless_passed(config: PipelineConfig, context: Mapping[str, Any], evaluation: str) -> EvaluationFigures:
+    """The evaluation whose manifest's URI is given. Where the gate was not passed, the task ends as skipped, and export's record says why."""
+    figures = EvaluationFigures.model_validate(read_manifest(evaluation).figures)
+    if not figures.gate_passed:
+        reason = "; ".join(rule.text for rule in figures.rules if not rule.passed)
+        raise AirflowSkipException(record_unpublished(config, context, reason, ExitCode.GATE_NOT_PASSED))
+    return figures
+
+
+def record_unpublished(config: PipelineConfig, context: Mapping[str, Any], reason: str, exit_code: ExitCode | None = None) -> str:
+    """Leaves export's record of a run that publishes nothing, which is a success. Returns the whole reason."""
+    reason = f"trained, not published: {reason}"
+    write_record(Layout(config.root, config.pipeline).task_record(context["run_id"], ExportOperator.job),
+                 TaskRecord(state="skipped", reason=reason, exit_code=exit_code))
+    return reason
 
 
 OPERATORS = (PreprocessOperator, TrainOperator, EvaluateOperator, ExportOperator)

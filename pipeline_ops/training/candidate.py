@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -21,34 +20,10 @@ from pipeline_ops.contracts.request import Request, read_request
 from pipeline_ops.contracts.shards import ENCODED, DatasetFigures, removed_positions, shard_paths
 from pipeline_ops.input.records import read_records
 from pipeline_ops.models import build_model
+from pipeline_ops.training.served_classifier import ServedClassifier
 from pipeline_ops.training.state import read_arrays, write_arrays
 
 _NUM_REFERENCES = 64
-
-
-class ServedClassifier(tf.Module):
-    """A classifier as it is served: encoded images in, probabilities out. B batch, H W C image."""
-
-    def __init__(self, model: keras.Model, image_shape: tuple[int, int, int]):
-        super().__init__()
-        self.model, self.image_shape = model, image_shape
-        self.images = tf.function(self._classify, input_signature=[tf.TensorSpec([None, *image_shape], tf.float32, "images")])
-        self.serving_default = tf.function(self._decode_and_classify, input_signature=[tf.TensorSpec([None], tf.string, "image_bytes")])
-
-    def _classify(self, images_BHWC: tf.Tensor) -> dict[str, tf.Tensor]:
-        probabilities = tf.nn.softmax(self.model(images_BHWC, training=False))
-        return {"probabilities": probabilities, "classes": tf.argmax(probabilities, axis=-1)}
-
-    def _decode_and_classify(self, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        images_BHWC = tf.map_fn(self._decode, image_bytes, fn_output_signature=tf.TensorSpec(self.image_shape, tf.float32))
-        return self._classify(images_BHWC)
-
-    def _decode(self, encoded: tf.Tensor) -> tf.Tensor:
-        height, width, channels = self.image_shape
-        image_HWC = tf.io.decode_image(encoded, channels=channels, expand_animations=False)
-        image_HWC = tf.ensure_shape(image_HWC, [None, None, channels])
-        resized = tf.image.resize(tf.cast(image_HWC, tf.float32), (height, width), antialias=True)  # of equal size: the very same values
-        return tf.ensure_shape(resized, self.image_shape)
 
 
 def write_candidate(spec: CandidateSpec) -> None:
@@ -64,7 +39,7 @@ def write_candidate(spec: CandidateSpec) -> None:
     write_arrays(folder / WEIGHTS, weights)
     served = ServedClassifier(model, figures.image_shape)
     _write_references(request, served, folder)
-    tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures={"serving_default": served.serving_default, "images": served.images})
+    tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
 
 
 def _write_references(request: Request, served: ServedClassifier, folder: Path) -> None:

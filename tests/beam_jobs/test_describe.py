@@ -202,7 +202,7 @@ def test_without_a_rule_that_can_fail_the_reference_is_no_part_of_the_fingerprin
     animals.run()
     animals.add("cat/new.png", encode(seed=500))
     plan = animals.plan(schema=ALLOW_ALL)
-    assert set(plan.request.fingerprint.inputs) == {"raw files"}
+    assert set(plan.request.fingerprint.inputs) == {"raw files", "base"}
     assert set(plan.request.inputs) == {"previous_data"}
 
 

@@ -233,6 +233,27 @@ def test_another_config_goes_on_from_nothing(animals, encode):
     assert "base" not in animals.plan(stages__1__resize__height=9).request.inputs
 
 
+@pytest.mark.parametrize("rules", [
+    {"rejects": {"max_count": 5}}, {"schema": {"new_classes": "allow"}}, {"drift": {"action": "fail"}}, {"balance": "by_class"},
+    {"deltas": {"max_generations": 3}}], ids=str)
+def test_other_rules_are_checked_anew_and_no_shard_is_made(animals, rules):
+    animals.add("cat/broken.png", b"no image")
+    first = animals.run(rejects={"max_count": 1})
+    outcome = animals.run(**({"rejects": {"max_count": 1}} | rules))
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    assert outcome.artifact != first.artifact
+    assert [(outcome.artifact / name).stat().st_ino for name in outcome.shards] == [(first.artifact / name).stat().st_ino for name in first.shards]
+    assert figures(outcome).num_rejected == 1
+
+
+def test_stricter_rules_fail_what_was_good_enough_before(animals):
+    animals.add("cat/broken.png", b"no image")
+    assert animals.run(rejects={"max_count": 1}).exit_code is ExitCode.SUCCESS
+    outcome = animals.run(rejects={"max_count": 0})
+    assert outcome.exit_code is ExitCode.DATA
+    assert "1 of 61 raw files are unusable, and the budget is 0" in outcome.message
+
+
 def test_a_damaged_data_set_is_not_gone_on_from(animals, encode):
     first = run(animals)
     os.truncate(first.artifact / next(iter(first.shards)), 10)

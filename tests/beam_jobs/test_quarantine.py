@@ -93,18 +93,60 @@ def test_no_budget_allows_for_the_loss_of_a_class(animals):
     assert not outcome.artifact.exists()
 
 
+def labels_of(records: list[Record]) -> list[tuple[str, list[str]]]:
+    return [(record.key, record.labels) for record in records]
+
+
 def test_a_class_of_boxes_is_lost_with_the_last_image_that_has_one():
     def record(key: str, *labels: str) -> Record:
         return Record(RawFile(key, 1, key), boxes=tuple(Box(0, 0, 1, 1, label) for label in labels))
 
     records = [record("1", "cell", "plate"), record("2", "cell"), record("3", "plate"), record("4")]
-    assert lost_classes(records, [rejected("1"), rejected("3")]) == ["plate"]
-    assert lost_classes(records, [rejected("1"), rejected("4")]) == []
-    assert lost_classes(records, []) == []
+    assert lost_classes(labels_of(records), [rejected("1"), rejected("3")]) == ["plate"]
+    assert lost_classes(labels_of(records), [rejected("1"), rejected("4")]) == []
+    assert lost_classes(labels_of(records), []) == []
 
 
 def test_a_class_is_lost_under_the_name_that_it_has_after_the_stages():
     records = [Record(RawFile(key, 1, key), label) for key, label in [("1", "cat"), ("2", "kitten"), ("3", "dog"), ("4", "plant")]]
     stages = bind_stages([Stage(name="decode"), Stage(name="map_classes", parameters={"rename": {"kitten": "cat"}, "drop": ["plant"]})])
-    assert lost_classes(records, [rejected("2"), rejected("4")], stages) == []
-    assert lost_classes(records, [rejected("1"), rejected("2"), rejected("3")], stages) == ["cat", "dog"]
+    assert lost_classes(labels_of(records), [rejected("2"), rejected("4")], stages) == []
+    assert lost_classes(labels_of(records), [rejected("1"), rejected("2"), rejected("3")], stages) == ["cat", "dog"]
+
+
+def voc(label: str, xmin: int) -> bytes:
+    return f"""<annotation><object><name>{label}</name><bndbox><xmin>{xmin}</xmin><ymin>1</ymin><xmax>5</xmax><ymax>6</ymax></bndbox></object>
+        </annotation>""".encode()
+
+
+def write_source(kind: str, pipeline, encode, bad_labels: set[str]) -> dict:
+    """40 images with a box of a `cell` each, and 4 with one of a `plate`; the boxes of bad labels are inverted, or their images missing."""
+    labels = ["cell"] * 40 + ["plate"] * 4
+    rows, images, annotations = ["path,xmin,ymin,xmax,ymax,label"], [], []
+    for index, label in enumerate(labels):
+        is_bad = label in bad_labels
+        if not (is_bad and kind == "coco"):
+            pipeline.add(f"JPEGImages/{index}.png", encode(seed=index))
+        if kind == "voc":
+            pipeline.add(f"Annotations/{index}.xml", voc(label, 7 if is_bad else 1))
+        rows.append(f"{index}.png,{7 if is_bad else 1},1,5,6,{label}")
+        images.append({"id": index, "file_name": f"{index}.png"})
+        annotations.append({"id": index, "image_id": index, "category_id": 1 + (label == "plate"), "bbox": [1, 1, 4, 5]})
+    categories = [{"id": 1, "name": "cell"}, {"id": 2, "name": "plate"}, {"id": 3, "name": "never used"}]
+    pipeline.add("boxes.csv", "\n".join(rows).encode())
+    pipeline.add("coco.json", json.dumps({"images": images, "categories": categories, "annotations": annotations}).encode())
+    return {"voc": {"image_sets": None}, "csv": {"manifest": "boxes.csv", "images": "JPEGImages", "task": "detection"},
+            "coco": {"parts": [{"annotations": "coco.json", "images": "JPEGImages"}]}}[kind] | {"type": kind, "path": "../raw"}
+
+
+@pytest.mark.parametrize("kind", ["voc", "csv", "coco"])
+def test_a_class_that_the_source_refuses_entirely_is_lost_on_the_first_run_already(pipeline, encode, kind):
+    source = write_source(kind, pipeline, encode, bad_labels={"plate"})
+    outcome = pipeline.run(source=source, rejects={"max_count": 10})
+    assert outcome.exit_code is ExitCode.DATA
+    assert "every record of plate is unusable; no budget allows for the loss of a class" in outcome.message
+
+
+def test_a_class_that_no_annotation_has_is_not_lost(pipeline, encode):
+    source = write_source("coco", pipeline, encode, bad_labels=set())
+    assert pipeline.run(source=source).exit_code is ExitCode.SUCCESS

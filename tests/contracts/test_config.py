@@ -103,7 +103,8 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
     ("type: image_folder", "type: coco, parts: [{annotations: a, split: val}]",
      "preprocess.source.parts.0.split: input should be 'train', 'validation'"),
     ("type: image_folder", "type: voc, class_names: [a, b, a]", "preprocess.source.class_names: must name each class once, got a more than once"),
-    ("path: raw", "path: 'gs://bucket/raw'", "preprocess.source.path: must be a local folder, got gs://bucket/raw; copy or mount the data"),
+    ("path: raw", "path: 'gz://bucket/raw'", "preprocess.source.path: must be a local folder, or a URI of an object store such as "
+                                             "s3://bucket/folder, got gz://bucket/raw"),
     ("type: image_folder", "type: tfds, parts: [{name: train}], builder: 'voc==1'", "preprocess.source.builder: string should match pattern"),
     ("pipeline: small", "pipeline: small\ntrain: {}", "small.yaml:7: train stands twice, first in line 2"),
     ("stages: [decode]", "stages: [decode", "small.yaml:5: not valid YAML: "),

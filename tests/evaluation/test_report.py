@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import html.parser
 import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import BREAKOUT, SCRIPT, TEMPLATE, Page
 from workshop import Workshop, copy_dataset, training_figures
 
 from pipeline_ops.contracts.config_evaluate import Bootstrap
@@ -26,25 +26,6 @@ from pipeline_ops.evaluation.metrics import ModelAnswer, compare, evaluate_model
 from pipeline_ops.evaluation.report import ReportData, render
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
-SCRIPT = "<script>alert(1)</script>"
-BREAKOUT = "\"'><img src=x onerror=alert(1)>"
-TEMPLATE = "{{ 7 * 7 }}{% raw %}"
-
-
-class Page(html.parser.HTMLParser):
-    """Every start tag of a page with its attributes, and the text."""
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-
-    def handle_data(self, data):
-        self.text += data
 
 
 def answer_of(classes: np.ndarray, num_classes: int, generator: np.random.Generator) -> ModelAnswer:

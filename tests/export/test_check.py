@@ -7,11 +7,20 @@ import shutil
 import numpy as np
 import pytest
 
+from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.figures import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL
-from pipeline_ops.export.check import check_candidate, compare
+from pipeline_ops.export.check import References, Rule, check_saved_model, compare
 
 REFERENCES = np.array([[0.9, 0.1], [0.2, 0.8]], np.float32)
+
+
+CONFIG = Export(model="digits")
+RULE = Rule.of("saved_model", CONFIG)
+
+
+def check(training, num_classes: int = 10):
+    return check_saved_model(References(training, training / SAVED_MODEL, num_classes), training / SAVED_MODEL, CONFIG)
 
 
 @pytest.fixture
@@ -21,23 +30,24 @@ def training(saved_models, tmp_path):
 
 
 def test_a_candidate_that_answers_as_in_training_is_accepted(training):
-    agreement = check_candidate(training, 10, tolerance=1e-4)
-    assert agreement.num_checked == 16
-    assert agreement.max_difference < 1e-6
-    assert agreement.top1_agreement == 1.0
+    found = check(training)
+    assert (found.num_checked, found.top1_agreement, found.path) == (16, 1.0, "")
+    assert found.max_difference < 1e-6
+    assert 0 < found.latency_seconds < 10
+    assert found.num_bytes == sum(file.stat().st_size for file in (training / SAVED_MODEL).rglob("*") if file.is_file())
 
 
 def test_another_model_than_the_trained_one_is_refused(training, saved_models):
     shutil.rmtree(training / SAVED_MODEL)
     shutil.copytree(saved_models["fair"] / SAVED_MODEL, training / SAVED_MODEL)
     with pytest.raises(DataError, match="not the model that was trained"):
-        check_candidate(training, 10, tolerance=1e-4)
+        check(training)
 
 
 def test_a_model_that_can_not_be_loaded_is_named(training):
     (training / SAVED_MODEL / "saved_model.pb").write_bytes(b"no model")
     with pytest.raises(DataError, match="saved_model: the candidate can't be loaded"):
-        check_candidate(training, 10, tolerance=1e-4)
+        check(training)
 
 
 def test_a_model_with_another_signature_is_refused(training):
@@ -52,12 +62,12 @@ def test_a_model_with_another_signature_is_refused(training):
     other = Other()
     tf.saved_model.save(other, str(training / SAVED_MODEL), signatures=other.other)
     with pytest.raises(DataError, match="must have the signature serving_default from image_bytes to probabilities and classes"):
-        check_candidate(training, 10, tolerance=1e-4)
+        check(training)
 
 
 def test_a_model_for_other_classes_is_refused(training):
     with pytest.raises(DataError, match=r"answers with the shape \(16, 10\), expected \(16, 11\)"):
-        check_candidate(training, 11, tolerance=1e-4)
+        check(training, 11)
 
 
 def test_a_reference_that_is_no_image_is_refused_by_key(training):
@@ -68,21 +78,21 @@ def test_a_reference_that_is_no_image_is_refused_by_key(training):
     example.features.feature["image/encoded"].bytes_list.value[0] = b"no image"
     with tf.io.TFRecordWriter(str(training / REFERENCE_EXAMPLES)) as writer:
         writer.write(example.SerializeToString())
-    with pytest.raises(DataError, match=r"the candidate failed on the examples 800 to 800: "):
-        check_candidate(training, 10, tolerance=1e-4)
+    with pytest.raises(DataError, match=r"the candidate failed on the examples 800 to 800: Unknown image file format"):
+        check(training)
 
 
 def test_a_torn_reference_file_is_refused(training):
     content = (training / REFERENCE_EXAMPLES).read_bytes()
     (training / REFERENCE_EXAMPLES).write_bytes(content[:-7])
     with pytest.raises(DataError, match="a shard can't be read"):
-        check_candidate(training, 10, tolerance=1e-4)
+        check(training)
 
 
 def test_references_that_are_no_array_are_refused(training):
     (training / REFERENCE_OUTPUTS).write_bytes(b"no array")
     with pytest.raises(DataError, match="reference.npy: can't be read"):
-        check_candidate(training, 10, tolerance=1e-4)
+        check(training)
 
 
 @pytest.mark.parametrize("answers, complaint", [
@@ -92,20 +102,43 @@ def test_references_that_are_no_array_are_refused(training):
 ])
 def test_a_difference_beyond_the_tolerance_is_refused_with_its_size(answers, complaint):
     with pytest.raises(DataError, match=complaint):
-        compare(REFERENCES, np.array(answers, np.float32), tolerance=1e-4)
+        compare(REFERENCES, np.array(answers, np.float32), RULE, "the SavedModel")
 
 
 def test_another_answer_is_refused_however_small_the_difference():
     close = np.array([[0.50001, 0.49999]], np.float32)
     with pytest.raises(DataError, match="0.0% of the answers are the same"):
-        compare(close, close[:, ::-1], tolerance=1e-3)
+        compare(close, close[:, ::-1], Rule(1e-3, 1.0, ("export.tolerance", "the format")), "the SavedModel")
 
 
 def test_a_difference_within_the_tolerance_is_measured():
-    agreement = compare(REFERENCES, REFERENCES + np.float32(5e-5), tolerance=1e-4)
+    agreement = compare(REFERENCES, REFERENCES + np.float32(5e-5), RULE, "the SavedModel")
     assert agreement.max_difference == pytest.approx(5e-5, rel=1e-2)
 
 
 def test_without_references_nothing_is_accepted():
     with pytest.raises(DataError, match="train again"):
-        compare(np.empty((0, 2)), np.empty((0, 2)), tolerance=1.0)
+        compare(np.empty((0, 2)), np.empty((0, 2)), RULE, "the SavedModel")
+
+
+def test_a_signature_that_answers_otherwise_is_refused_by_name(training):
+    import tensorflow as tf
+
+    good = tf.saved_model.load(str(training / SAVED_MODEL))
+    shifted = tf.Module()
+    shifted.good = good
+    shifted.images = tf.function(lambda images: good.signatures["images"](images=images + 40.0),
+                                 input_signature=[tf.TensorSpec([None, 16, 16, 1], tf.float32, "images")])
+    others = {name: good.signatures[name] for name in ("serving_default", "examples", "decode")}
+    shutil.rmtree(training / SAVED_MODEL)
+    tf.saved_model.save(shifted, str(training / SAVED_MODEL), signatures=others | {"images": shifted.images})
+    with pytest.raises(DataError, match="the signature images of the SavedModel is not the model that was trained"):
+        check(training)
+
+
+def test_how_far_eight_bits_may_be_off_is_a_matter_of_its_own():
+    rule = Rule.of("tflite_int8", CONFIG)
+    far = REFERENCES + np.array([[-0.2, 0.2], [0.2, -0.2]], np.float32)
+    assert compare(REFERENCES, far, rule, "the format tflite_int8").top1_agreement == 1.0
+    with pytest.raises(DataError, match=r"where export\.int8\.top1_agreement asks for 95\.0%"):
+        compare(REFERENCES, REFERENCES[:, ::-1], Rule(1.0, 0.95, rule.keys), "the format tflite_int8")

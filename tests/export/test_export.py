@@ -220,5 +220,5 @@ def test_old_versions_are_retired_but_never_the_champion_before(workshop):
 def test_progress_names_the_steps(workshop):
     workshop.run(planned(workshop, "good"), attempt="export")
     moments = ProgressReader(workshop.root / "export" / "progress.jsonl").new()
-    assert [moment.phase for moment in moments] == ["check", "publish", "promote"]
+    assert [moment.phase for moment in moments] == ["check", "serve", "publish", "promote"]
     assert moments[-1].message == "version 1 is in service"

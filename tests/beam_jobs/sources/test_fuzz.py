@@ -49,7 +49,7 @@ def check_source(files: dict[str, bytes], **source) -> None:
             (raw / name).write_bytes(content)
         config = TypeAdapter(AnySource).validate_python({"path": str(raw), **source})
         with contextlib.suppress(DataError):
-            records, rejected = read_records(config, list_raw_files(raw, Path(folder) / "listings"))
+            records, rejected, _ = read_records(config, list_raw_files(raw, Path(folder) / "listings"))
             for record in records:
                 assert all(label.encode() for label in record.labels)
                 assert all(box.xmin < box.xmax < float("inf") and box.ymin < box.ymax < float("inf") for box in record.boxes or ())

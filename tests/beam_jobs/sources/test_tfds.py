@@ -48,7 +48,7 @@ def read(data_dir, tmp_path):
         parts = [{"name": part} if isinstance(part, str) else part for part in parts]
         config = TypeAdapter(AnySource).validate_python({"type": "tfds", "path": str(path), "builder": builder, "parts": parts})
         listing = list_raw_files(Path(config.folder), tmp_path / "listings")
-        records, rejected = read_records(config, listing)
+        records, rejected, _ = read_records(config, listing)
         return {record.key: record for record in records}, rejected, listing.folder
 
     return read

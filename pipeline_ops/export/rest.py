@@ -1,0 +1,144 @@
+"""TensorFlow Serving's REST form: what a request asks, as arrays, and what arrays answer, as JSON. No server and no TensorFlow here.
+
+A request has `instances`, a list of rows, or `inputs`, columns by name; either may leave the name out where a signature has one
+input. Bytes are `{"b64": "..."}`. The form is that of www.tensorflow.org/tfx/serving/api_rest.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+DEFAULT_SIGNATURE = "serving_default"
+
+
+class BadRequest(Exception):
+    """What the one who asked must change; `status` is the HTTP status."""
+
+    def __init__(self, message: str, status: int = 400):
+        super().__init__(message)
+        self.status = status
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """A tensor of a signature: the NumPy dtype (object for strings) and the shape, None where any size will do."""
+
+    dtype: np.dtype
+    shape: tuple[int | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A predict request. `is_row` says which form the answer has."""
+
+    signature: str
+    inputs: dict[str, np.ndarray]
+    is_row: bool
+
+
+def parse_question(body: bytes, signatures: Mapping[str, Mapping[str, Spec]]) -> Question:
+    """Raises BadRequest for whatever the signature, of which `signatures` has the inputs by name, can't be asked."""
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        raise BadRequest(f"JSON Parse error: {error}") from None
+    if not isinstance(value, dict):
+        raise BadRequest("the body must be a JSON object with instances or inputs")
+    name = value.get("signature_name", DEFAULT_SIGNATURE)
+    if not isinstance(name, str) or name not in signatures:
+        raise BadRequest(f"there is no signature {name!r}; there are {', '.join(sorted(signatures))}")
+    if ("instances" in value) == ("inputs" in value):
+        raise BadRequest("give either instances (rows) or inputs (columns)")
+    specs, is_row = signatures[name], "instances" in value
+    columns = _columns_of_rows(value["instances"], specs) if is_row else _columns(value["inputs"], specs)
+    if unknown := sorted(columns.keys() ^ specs.keys()):
+        raise BadRequest(f"the signature {name} has the inputs {', '.join(sorted(specs))}; unknown or missing: {', '.join(unknown)}")
+    inputs = {key: _as_array(key, column, specs[key]) for key, column in columns.items()}
+    if len({array.shape[:1] for array in inputs.values()}) > 1:
+        raise BadRequest("all inputs must have the same number of rows")
+    return Question(name, inputs, is_row)
+
+
+def answer(outputs: Mapping[str, np.ndarray], is_row: bool) -> dict[str, Any]:
+    """`predictions`, a row for each instance, or `outputs`, a column for each name; a single output goes without its name."""
+    columns = {name: _as_json(name, array) for name, array in outputs.items()}
+    single = next(iter(columns.values())) if len(columns) == 1 else None
+    if not is_row:
+        return {"outputs": columns if single is None else single}
+    if single is not None:
+        return {"predictions": single}
+    return {"predictions": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]}
+
+
+def _columns_of_rows(rows: Any, specs: Mapping[str, Spec]) -> dict[str, Any]:
+    if not isinstance(rows, list) or not rows:
+        raise BadRequest("instances must be a list with at least one row")
+    named = [isinstance(row, dict) and not _is_encoded(row) for row in rows]
+    if not any(named):
+        return {_only(specs): rows}
+    if not all(named) or any(row.keys() != rows[0].keys() for row in rows):
+        raise BadRequest("all instances must name the same inputs")
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _columns(columns: Any, specs: Mapping[str, Spec]) -> dict[str, Any]:
+    return columns if isinstance(columns, dict) and not _is_encoded(columns) else {_only(specs): columns}
+
+
+def _only(specs: Mapping[str, Spec]) -> str:
+    if len(specs) != 1:
+        raise BadRequest(f"the signature has several inputs, so they must be named: {', '.join(sorted(specs))}")
+    return next(iter(specs))
+
+
+def _as_array(name: str, value: Any, spec: Spec) -> np.ndarray:
+    try:
+        array = _strings(name, value) if spec.dtype == object else np.array(value, spec.dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BadRequest(f"{name} must be {_wanted(spec)}: {error}") from None
+    fits = array.ndim == len(spec.shape) and all(wanted in (None, size) for size, wanted in zip(array.shape, spec.shape, strict=True))
+    if not fits:
+        raise BadRequest(f"{name} must be {_wanted(spec)}, got the shape {list(array.shape)}")
+    return array
+
+
+def _strings(name: str, value: Any) -> np.ndarray:
+    if not isinstance(value, list):
+        raise ValueError("a list is needed")
+    array = np.empty(len(value), object)
+    array[:] = [_as_bytes(name, item) for item in value]
+    return array
+
+
+def _as_bytes(name: str, item: Any) -> bytes:
+    if isinstance(item, str):
+        return item.encode()
+    if not _is_encoded(item):
+        raise ValueError(f'each item must be text, or bytes as {{"b64": "..."}}, got {type(item).__name__}')
+    try:
+        return base64.b64decode(item["b64"], validate=True)
+    except (binascii.Error, TypeError) as error:
+        raise BadRequest(f"{name}: b64 is not base64: {error}") from None
+
+
+def _is_encoded(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"b64"}
+
+
+def _wanted(spec: Spec) -> str:
+    kind = "bytes" if spec.dtype == object else spec.dtype.name
+    return f"{kind} of the shape [{', '.join('any' if size is None else str(size) for size in spec.shape)}]"
+
+
+def _as_json(name: str, array: np.ndarray) -> list:
+    if array.dtype != object:
+        return array.tolist()
+    encode = (lambda item: {"b64": base64.b64encode(item).decode()}) if name.endswith("_bytes") else (lambda item: item.decode("utf-8", "replace"))
+    return [encode(item) for item in array.ravel()]

@@ -1,0 +1,73 @@
+"""The last check before a version is published: the server of `trainyard serve` loads it, is asked over HTTP, and must say what training said.
+
+The server runs in threads of the export job's own process, which has never built the model: a process for it would cost
+another import of TensorFlow, some three seconds of CPU in every run, and find nothing more.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline_ops.contracts.config_export import Export
+from pipeline_ops.contracts.errors import DataError, MachineError
+from pipeline_ops.export.check import References, Rule, compare
+from pipeline_ops.export.follow import FolderSource, Follower
+from pipeline_ops.export.serve import Service, make_server
+
+_ANSWER_SECONDS = 60.0
+_NUM_ASKED = 16
+
+
+def check_serving(folder: Path, references: References, config: Export) -> None:
+    """Asks for some of the references, in rows and in columns.
+
+    Raises:
+      DataError: the version can't be loaded, or the answers are not those of the trained model.
+      MachineError: the server did not answer.
+    """
+    asked = [{"b64": base64.b64encode(image).decode()} for image in references.encoded[:_NUM_ASKED]]
+    with _server(folder, config.model) as address:
+        rows = _ask(address, {"instances": asked})["predictions"]
+        columns = _ask(address, {"inputs": {"image_bytes": asked}})["outputs"]
+    for answers in ([row["probabilities"] for row in rows], columns["probabilities"]):
+        compare(references.outputs[:_NUM_ASKED], np.array(answers, np.float32), Rule.of("saved_model", config), "what a server answers with")
+
+
+@contextlib.contextmanager
+def _server(folder: Path, model: str) -> Iterator[str]:
+    """The address of the predictions of a server that has loaded the folder."""
+    follower = Follower(FolderSource(folder))
+    follower.run()  # once, in this thread
+    if follower.model is None:
+        raise DataError(f"a server can't load the version: {follower.problem}; nothing was published")
+    server = make_server("127.0.0.1", 0, Service(model, "staged", follower))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, name="serving check")
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1/models/{model}:predict"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _ask(address: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy of the environment is not for this machine itself
+    try:
+        with opener.open(request, timeout=_ANSWER_SECONDS) as reply:
+            return json.load(reply)
+    except urllib.error.HTTPError as error:
+        raise DataError(f"a server refuses the reference examples: {error.read().decode(errors='replace')}; nothing was published") from None
+    except OSError as error:
+        raise MachineError(f"the server for the last check did not answer: {error}") from error

@@ -1,0 +1,52 @@
+"""Requests that TensorFlow Serving plays to a model before it takes it into service, so that the first user need not wait.
+
+`assets.extra/tf_serving_warmup_requests` holds records of the type PredictionLog. That type is not part of TensorFlow,
+and the package that has it brings a second TensorFlow along; the three messages that are needed are a few lines here.
+Their field numbers are those of tensorflow_serving/apis/{prediction_log,predict,model}.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline_ops.input.tensorflow_start import import_tensorflow
+
+WARMUP = "assets.extra/tf_serving_warmup_requests"
+_LOG_PREDICT, _PREDICT_REQUEST, _REQUEST_MODEL, _REQUEST_INPUTS, _MODEL_NAME, _MODEL_SIGNATURE = 6, 1, 1, 2, 1, 3
+_MAP_KEY, _MAP_VALUE = 1, 2
+_LENGTH_DELIMITED = 2
+
+
+def write_warmup(folder: Path, model: str, requests: Sequence[tuple[str, Mapping[str, np.ndarray]]]) -> None:
+    """Writes requests, pairs of a signature and its inputs by name, into a version's folder."""
+    tf = import_tensorflow()
+    file = folder / WARMUP
+    file.parent.mkdir(exist_ok=True)
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        for signature, inputs in requests:
+            tensors = {name: tf.make_tensor_proto(value).SerializeToString(deterministic=True) for name, value in inputs.items()}
+            writer.write(_prediction_log(model, signature, tensors))
+
+
+def _prediction_log(model: str, signature: str, tensors: Mapping[str, bytes]) -> bytes:
+    spec = _field(_MODEL_NAME, model.encode()) + _field(_MODEL_SIGNATURE, signature.encode())
+    inputs = b"".join(_field(_REQUEST_INPUTS, _field(_MAP_KEY, name.encode()) + _field(_MAP_VALUE, tensor)) for name, tensor in tensors.items())
+    return _field(_LOG_PREDICT, _field(_PREDICT_REQUEST, _field(_REQUEST_MODEL, spec) + inputs))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of a protocol buffer that holds a string, bytes or a message."""
+    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest first; the eighth says that more follow."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

@@ -1,0 +1,77 @@
+"""The task between evaluate and export that asks a person, in Airflow's own list of required actions.
+
+While it waits it holds no worker and no trigger. It asks nothing where there is nothing to decide: the gate was not passed, or this very
+model is published already. "Reject", and no answer in time, end the run as "trained, not published", which is a success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.config_evaluate import Approval
+from pipeline_ops.contracts.errors import TrainyardError
+from pipeline_ops.contracts.figures import EvaluationFigures
+from pipeline_ops.contracts.plan import KINDS, plan_job
+from pipeline_ops.operators.job_operator import APPROVE, record_unpublished, skip_unless_passed
+
+
+class ApproveOperator(ApprovalOperator):
+    """Asks whether the challenger may be published.
+
+    Args:
+      config_file: the pipeline's YAML; the run's conf overrides single keys of it.
+      approval: what the YAML says of it.
+    """
+
+    ui_color = "#b8862f"
+    ui_fgcolor = "#ffffff"
+
+    def __init__(self, *, config_file: str, approval: Approval, **kwargs: Any):
+        super().__init__(task_id=APPROVE, subject="Publish this model?", defaults=self._default(approval),
+                         response_timeout=timedelta(seconds=approval.timeout_seconds), **kwargs)
+        self.config_file = config_file
+
+    def execute(self, context: Mapping[str, Any]) -> None:
+        try:
+            config = load_config(self.config_file, context["dag_run"].conf)
+            manifests = {name: context["ti"].xcom_pull(task_ids=name) for name in KINDS["export"].reads}
+            figures = skip_unless_passed(config, context, manifests["evaluate"])
+            plan = plan_job("export", config, context["run_id"], manifests)
+        except TrainyardError as error:
+            raise AirflowFailException(str(error)) from None
+        approval = config.evaluate.approval
+        if plan.is_cached or approval is None:
+            self.log.info("Nothing to ask: %s", plan.reason if plan.is_cached else "this run needs no approval")
+            return
+        self.subject, self.body = _ask(config, figures)
+        self.defaults, self.response_timeout = [self._default(approval)], timedelta(seconds=approval.timeout_seconds)
+        super().execute(context)
+
+    def execute_complete(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> Any:
+        """Called when a person has answered, or when the time was up."""
+        if event.get("chosen_options") == [self.REJECT]:
+            config = load_config(self.config_file, context["dag_run"].conf)
+            self.log.info(record_unpublished(config, context, _who(event)))
+        return super().execute_complete(context, event)
+
+    def _default(self, approval: Approval) -> str:
+        return self.APPROVE if approval.without_answer == "approve" else self.REJECT
+
+
+def _ask(config: PipelineConfig, figures: EvaluationFigures) -> tuple[str, str]:
+    """Subject and body, in Markdown. What rules say stands in a block of code, where nothing in it is taken for Markdown."""
+    champion = "It would be the first." if figures.champion_version is None else f"In service is version {figures.champion_version}."
+    rules = "\n".join(rule.text.replace("```", "'''") for rule in figures.rules)
+    return (f"Publish the new model {config.export.model} of {config.pipeline}?",
+            f"The challenger has passed the gate on {figures.num_examples} test images. {champion}\n\n```\n{rules}\n```\n")
+
+
+def _who(event: Mapping[str, Any]) -> str:
+    user = event.get("responded_by_user")
+    return f"rejected by {user.get('name') or user.get('id')}" if user else "nobody answered in time"

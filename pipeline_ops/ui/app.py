@@ -1,0 +1,190 @@
+"""The plugin's pages, by address. Airflow mounts this application; its login and its permissions decide who sees what.
+
+Nothing protects a route of a plugin by itself: every route here names its rule as a dependency, and a test fails for one
+that has none. Addresses inside a page are relative, so that the pages work behind a prefix and a reverse proxy.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode, urlparse
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.common.db.common import SessionDep
+from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag, requires_authenticated
+from airflow.configuration import conf
+from airflow.models.log import Log
+from fastapi import Depends, FastAPI, Form, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+
+from pipeline_ops.contracts.errors import TrainyardError
+from pipeline_ops.contracts.figures import REPORT
+from pipeline_ops.contracts.records import TaskRecord, read_record
+from pipeline_ops.contracts.registry import Registry
+from pipeline_ops.contracts.shards import DATA_PAGE
+from pipeline_ops.ui.access import NotFound, Run, find_pipeline, find_pipelines, find_run
+from pipeline_ops.ui.models import ModelView, view_model
+from pipeline_ops.ui.pages import HEADERS, SANDBOX, SCRIPT, STYLE_SHEET, icon, render
+from pipeline_ops.ui.progress import view_tasks
+
+app = FastAPI(title="Trainyard", docs_url=None, redoc_url=None, openapi_url=None)
+
+SIGNED_IN = Depends(requires_authenticated())
+READS_THE_RUN = Depends(requires_access_dag("GET", DagAccessEntity.RUN))
+READS_THE_PIPELINE = Depends(requires_access_dag("GET"))
+CHANGES_THE_PIPELINE = Depends(requires_access_dag("PUT"))
+"""Who may pause a pipeline may say which of its models is in service."""
+
+_PAGES = {"report": ("evaluate", REPORT), "data": ("preprocess", DATA_PAGE)}
+"""Pages that a task's artifact holds: the task, and the file's name."""
+_Page = Literal["report", "data"]
+_IN_PIPELINE = "../../"
+_MAX_REASON = 500
+
+
+@app.middleware("http")
+async def say_what_browsers_may_do(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+    response = await answer(request)
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response
+
+
+@app.exception_handler(TrainyardError)
+async def show_problem(request: Request, problem: TrainyardError) -> HTMLResponse:
+    depth = len(Path(request.scope["path"].removeprefix(request.scope.get("root_path", ""))).parts) - 2
+    return HTMLResponse(render("problem.html", "../" * depth, message=str(problem)), status_code=404 if isinstance(problem, NotFound) else 409)
+
+
+@app.get("/style.css", dependencies=[SIGNED_IN])
+def style_sheet() -> Response:
+    return Response(STYLE_SHEET, media_type="text/css")
+
+
+@app.get("/live.js", dependencies=[SIGNED_IN])
+def script() -> Response:
+    return Response(SCRIPT, media_type="text/javascript")
+
+
+@app.get("/models.svg", dependencies=[SIGNED_IN])
+def models_icon() -> Response:
+    return Response(icon("#3f3f46"), media_type="image/svg+xml")
+
+
+@app.get("/models-dark.svg", dependencies=[SIGNED_IN])
+def models_icon_for_the_dark() -> Response:
+    return Response(icon("#e4e4e7"), media_type="image/svg+xml")
+
+
+@app.get("/pipelines/{dag_id}/progress", dependencies=[READS_THE_RUN])
+def progress(dag_id: str, run_id: str, session: SessionDep, task_id: str | None = None) -> HTMLResponse:
+    """A run as it goes, or one task of it."""
+    run, now = find_run(dag_id, run_id, session), dt.datetime.now(dt.UTC)
+    tasks = [task for task in view_tasks(run, now) if task_id in (None, task.name)]
+    return HTMLResponse(render("progress.html", _IN_PIPELINE, run=run, tasks=tasks, now=now.timestamp(), is_whole_run=task_id is None))
+
+
+@app.get("/pipelines/{dag_id}/report", dependencies=[READS_THE_RUN])
+def report(dag_id: str, run_id: str, session: SessionDep, page: _Page = "report") -> HTMLResponse:
+    """The pages that a run has left, in a frame that they can't get out of."""
+    run = find_run(dag_id, run_id, session)
+    there = [name for name in _PAGES if _file_of(run, name)]
+    address = urlencode({"run_id": run_id, "page": page})
+    return HTMLResponse(render("report.html", _IN_PIPELINE, run=run, page=page, there=there, address=address, query=urlencode({"run_id": run_id})))
+
+
+@app.get("/pipelines/{dag_id}/report/content", dependencies=[READS_THE_RUN])
+def report_content(dag_id: str, run_id: str, session: SessionDep, page: _Page = "report") -> HTMLResponse:
+    """One of those pages as the job has written it."""
+    file = _file_of(find_run(dag_id, run_id, session), page)
+    if file is None:
+        raise NotFound(f"The run {run_id} has left no such page.")
+    return HTMLResponse(file.read_bytes(), headers={"Content-Security-Policy": SANDBOX})
+
+
+@app.get("/models", dependencies=[SIGNED_IN])
+def models(user: GetUserDep, session: SessionDep) -> HTMLResponse:
+    """The models of all pipelines that the user may read."""
+    dag_ids = find_pipelines(get_auth_manager().get_authorized_dag_ids(user=user, session=session), session)
+    return HTMLResponse(render("models.html", "", pipelines=[(dag_id, *_model_or_problem(dag_id, session)) for dag_id in dag_ids]))
+
+
+@app.get("/pipelines/{dag_id}/models", dependencies=[READS_THE_PIPELINE])
+def model(dag_id: str, user: GetUserDep, session: SessionDep, done: str = "") -> HTMLResponse:
+    """The versions of a pipeline's model."""
+    view = view_model(find_pipeline(dag_id, session))
+    may_change = get_auth_manager().is_authorized_dag(method="PUT", details=DagDetails(id=dag_id), user=user)
+    return HTMLResponse(render("model.html", _IN_PIPELINE, dag_id=dag_id, model=view, may_change=may_change, done=done))
+
+
+def refuse_other_sites(request: Request) -> None:
+    """A form is only taken from a page of this Airflow: the browser sends the session's cookie along from wherever it is sent.
+
+    A program that brings its token in a header needs no page.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), urlparse(request.headers.get("origin", "")).netloc
+    ours = {request.headers.get("host"), urlparse(conf.get("api", "base_url", fallback="")).netloc}
+    is_ours = site == "same-origin" if site else origin != "" and origin in ours  # the origin of a sandboxed page is "null", which has no host
+    if not is_ours and "authorization" not in request.headers:
+        raise HTTPException(403, "This form was not sent from a page of this Airflow.")
+
+
+_Reason = Annotated[str, Form(max_length=_MAX_REASON)]
+
+
+@app.post("/pipelines/{dag_id}/models/promote", dependencies=[CHANGES_THE_PIPELINE, Depends(refuse_other_sites)])
+def promote(dag_id: str, version: Annotated[int, Form()], user: GetUserDep, session: SessionDep, expected: Annotated[str, Form()] = "",
+            reason: _Reason = "") -> RedirectResponse:
+    """Puts a version in service, in the place of the one that the user has seen there."""
+    registry = Registry(find_pipeline(dag_id, session).registry)
+    registry.promote(version, _signed(reason, user), expected=_as_number(expected))
+    return _done(dag_id, user, session, "promote", version)
+
+
+@app.post("/pipelines/{dag_id}/models/rollback", dependencies=[CHANGES_THE_PIPELINE, Depends(refuse_other_sites)])
+def roll_back(dag_id: str, user: GetUserDep, session: SessionDep, expected: Annotated[str, Form()], reason: _Reason = "") -> RedirectResponse:
+    """Puts the champion before the present one back in service."""
+    registry = Registry(find_pipeline(dag_id, session).registry)
+    previous = registry.previous()
+    if previous is None:
+        raise NotFound("There is no earlier champion to go back to; put another version in service by its number.")
+    registry.promote(previous.number, f"rolled back from version {expected}: {_signed(reason, user)}", expected=_as_number(expected))
+    return _done(dag_id, user, session, "rollback", previous.number)
+
+
+def _as_number(expected: str) -> int | None:
+    """Empty where no version was in service."""
+    if expected and not expected.isdecimal():
+        raise HTTPException(422, "expected must be the number of the version in service, or nothing")
+    return int(expected) if expected else None
+
+
+def _signed(reason: str, user: Any) -> str:
+    return f"{reason.strip() or 'by hand'} ({user.get_name()}, in the UI)"
+
+
+def _done(dag_id: str, user: Any, session: SessionDep, event: str, version: int) -> RedirectResponse:
+    """Written into Airflow's audit log, and back to the page."""
+    session.add(Log(f"trainyard_{event}", owner=user.get_name(), dag_id=dag_id, extra=json.dumps({"version": version})))
+    return RedirectResponse("../models?" + urlencode({"done": f"Version {version} is in service."}), status_code=303)
+
+
+def _model_or_problem(dag_id: str, session: SessionDep) -> tuple[ModelView | None, str]:
+    """One registry that can't be read must not hide the others."""
+    try:
+        return view_model(find_pipeline(dag_id, session)), ""
+    except (TrainyardError, OSError) as problem:
+        return None, str(problem)
+
+
+def _file_of(run: Run, page: str) -> Path | None:
+    """A page of a run, from the artifact that the run's task has left or found."""
+    task, name = _PAGES[page]
+    record: TaskRecord | None = read_record(run.layout.task_record(run.run_id, task))
+    file = Path(record.manifest).parent / name if record and record.manifest else None
+    return file if file and file.is_file() else None

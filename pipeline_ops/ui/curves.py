@@ -1,0 +1,78 @@
+"""The figures of a training over its steps, from its progress file, in a size that can be drawn.
+
+A progress file of days has hundreds of thousands of lines. Each is read once, however often a page asks, and of the
+points as many are kept as a drawing can show.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from pipeline_ops.contracts.progress import Progress, ProgressReader
+from pipeline_ops.contracts.svg import Point
+
+_MAX_POINTS = 400
+_MAX_NOTES = 8
+_MAX_FILES = 64
+
+
+class Curves:
+    """Of one progress file: the newest moment, what it had to say, and each metric over the units done."""
+
+    def __init__(self) -> None:
+        self.latest: Progress | None = None
+        self.notes: list[Progress] = []
+        self.by_metric: dict[str, list[Point]] = defaultdict(list)
+
+    def add(self, moments: Iterable[Progress]) -> None:
+        for moment in moments:
+            if moment.message:
+                self.notes = [*self.notes, moment][-_MAX_NOTES:]
+            if moment.done is not None:
+                self._add_points(moment)
+            self.latest = moment
+
+    def copy(self) -> Curves:
+        """As it is now, for a reader who does not hold the lock."""
+        copied = Curves()
+        copied.latest, copied.notes = self.latest, list(self.notes)
+        copied.by_metric.update({name: list(points) for name, points in self.by_metric.items()})
+        return copied
+
+    def _add_points(self, moment: Progress) -> None:
+        is_back = self.latest is not None and self.latest.done is not None and moment.done < self.latest.done
+        if is_back:  # a gang that was restarted goes on from its last checkpoint, and tells those steps again
+            for points in self.by_metric.values():
+                points[:] = [point for point in points if point[0] < moment.done]
+        for name, value in moment.metrics.items():
+            points = self.by_metric[name]
+            points.append((moment.done, value))
+            if len(points) > 2 * _MAX_POINTS:
+                points[:] = [*points[:-1:2], points[-1]]
+
+
+class _Follower:
+    def __init__(self, path: Path):
+        self._reader, self._curves, self._lock = ProgressReader(path), Curves(), threading.Lock()
+
+    def curves(self) -> Curves:
+        with self._lock:
+            self._curves.add(self._reader.new())
+            return self._curves.copy()
+
+
+_followers: OrderedDict[Path, _Follower] = OrderedDict()
+_followers_lock = threading.Lock()
+
+
+def curves_of(path: Path) -> Curves:
+    """All that a progress file says by now; empty where there is none yet."""
+    with _followers_lock:
+        follower = _followers.setdefault(path, _Follower(path))
+        _followers.move_to_end(path)
+        while len(_followers) > _MAX_FILES:
+            _followers.popitem(last=False)
+    return follower.curves()

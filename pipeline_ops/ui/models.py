@@ -1,0 +1,89 @@
+"""The registry of a model, for its page: versions with aliases and metrics, how the metrics went over the versions, and every move."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+
+from pipeline_ops.contracts.aliases import CHAMPION, PREVIOUS, Move
+from pipeline_ops.contracts.config import PipelineConfig
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.figures import ModelFigures
+from pipeline_ops.contracts.registry import Registry, Version
+from pipeline_ops.contracts.svg import Point
+from pipeline_ops.ui.charts import Chart, Curve, line_chart
+
+_MAX_VERSIONS = 200
+"""The newest so many; a version whose manifest lies in an object store costs a request each."""
+_MAX_MOVES = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionView:
+    """One version; `figures` is None where its manifest can't be read, and `problem` says why."""
+
+    number: int
+    folder: str
+    aliases: list[str]
+    figures: ModelFigures | None
+    problem: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelView:
+    """A model; the newest version and the newest move come first."""
+
+    name: str
+    place: str
+    champion: int | None
+    previous: int | None
+    versions: list[VersionView]
+    num_hidden: int
+    metrics: list[str]
+    charts: list[Chart]
+    moves: list[Move]
+
+    @property
+    def in_service(self) -> VersionView | None:
+        return next((version for version in self.versions if version.number == self.champion), None)
+
+
+def view_model(config: PipelineConfig) -> ModelView:
+    """Raises MachineError or OSError where the registry can't be reached."""
+    registry = Registry(config.registry)
+    aliases, versions = registry.aliases(), registry.versions()
+    shown = versions[-_MAX_VERSIONS:]
+    views = [_view(version, aliases.named(version.number)) for version in shown]
+    metrics = list(dict.fromkeys(name for view in views if view.figures for name in view.figures.metrics))
+    return ModelView(
+        name=config.export.model, place=str(registry.place), champion=aliases.names.get(CHAMPION), previous=aliases.names.get(PREVIOUS),
+        versions=views[::-1], num_hidden=len(versions) - len(shown), metrics=metrics, charts=_charts(views, metrics),
+        moves=registry.history()[: -_MAX_MOVES - 1 : -1])
+
+
+def describe_move(move: Move) -> str:
+    """As the end of "at that time, ...": `version 3 came into service`."""
+    if move.retired:
+        return f"retired {', '.join(map(str, move.retired))}"
+    if move.alias == CHAMPION:
+        return f"version {move.version} came into service"
+    return f"{move.alias} names " + (f"version {move.version}" if move.version else "no version any more")
+
+
+def _view(version: Version, aliases: list[str]) -> VersionView:
+    try:
+        return VersionView(version.number, version.folder, aliases, ModelFigures.model_validate(version.manifest().figures))
+    except (DataError, ValueError) as error:
+        return VersionView(version.number, version.folder, aliases, None, str(error))
+
+
+def _charts(views: list[VersionView], metrics: list[str]) -> list[Chart]:
+    points: dict[str, list[Point]] = defaultdict(list)
+    for view in views:
+        for metric, value in view.figures.metrics.items() if view.figures else ():
+            points[metric].append((view.number, value))
+    charts = []
+    for metric in metrics:
+        curve = Curve(metric, "training", points[metric])
+        charts.append(Chart(metric.replace("_", " ").capitalize(), [curve], line_chart(metric, [curve], "version", dots=True)))
+    return charts

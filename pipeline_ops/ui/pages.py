@@ -1,0 +1,55 @@
+"""Renders the plugin's pages. All text is escaped by the templates; what a browser may do with a page is said in its headers."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from pipeline_ops.contracts.page import STYLE
+from pipeline_ops.ui.models import describe_move
+from pipeline_ops.ui.progress import as_duration
+
+_HERE = Path(__file__).parent
+_FILES = _HERE / "templates"
+
+POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; frame-src 'self'; form-action 'self'; "
+          "base-uri 'none'; frame-ancestors 'self'")
+"""Of our own pages: nothing inline, nothing from elsewhere."""
+
+SANDBOX = "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+"""Of a report, which a job has written, and a job's code is not ours: an origin of its own, no script, no request. So it can neither read
+the session's cookie nor act with it, however it is opened."""
+
+HEADERS: Mapping[str, str] = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin",
+                              "Cache-Control": "no-store"}
+
+STYLE_SHEET = STYLE.read_text(encoding="utf-8") + (_FILES / "ui.css").read_text(encoding="utf-8")
+SCRIPT = (_FILES / "live.js").read_text(encoding="utf-8")
+_ICON = (_FILES / "models.svg").read_text(encoding="utf-8")
+
+
+def icon(colour: str) -> str:
+    return _ICON.replace("currentColor", colour)
+
+
+def render(template: str, base: str, **values: Any) -> str:
+    """The page as text.
+
+    Args:
+      base: the way from the page's address to the plugin's root, such as `../../`.
+      values: what the template needs; a name that it lacks is an error.
+    """
+    return _environment.get_template(template).render(base=base, **values)
+
+
+def _as_moment(seconds: float) -> str:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+_environment = jinja2.Environment(loader=jinja2.FileSystemLoader(_FILES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+                                  lstrip_blocks=True)
+_environment.filters |= {"duration": as_duration, "moment": _as_moment, "move": describe_move}

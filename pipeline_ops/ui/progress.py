@@ -1,0 +1,147 @@
+"""What a run is doing, for its page: each task with its progress, the curves of its training, its workers, shards and quarantine.
+
+Read from the run's folder, as the jobs leave it; nothing is asked of a job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.layout import Attempt
+from pipeline_ops.contracts.manifest import read_manifest
+from pipeline_ops.contracts.progress import Progress, last_moment
+from pipeline_ops.contracts.records import TaskRecord, read_record
+from pipeline_ops.contracts.shards import DatasetFigures, shards_of
+from pipeline_ops.ui.access import Run, TaskState
+from pipeline_ops.ui.charts import Chart, charts_of_metrics
+from pipeline_ops.ui.curves import curves_of
+
+_MAX_WORKERS = 64
+"""More than this is no table for people; the rest is counted."""
+_WAITING = ("", "scheduled", "queued", "none")
+_ACTIVE = ("running", "deferred", "queued", "scheduled", "restarting", "up_for_retry")
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerView:
+    """One process of a gang; `silent_seconds` are those since its last sign of life."""
+
+    name: str
+    moment: Progress
+    silent_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetView:
+    """What a preprocessing has left: examples and shards by split, and the quarantine by reason."""
+
+    splits: list[tuple[str, int, int]]
+    num_rejected: int
+    rejected_by_reason: list[tuple[str, int]]
+    skipped_by_reason: list[tuple[str, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskView:
+    """One task of a run."""
+
+    name: str
+    state: str
+    count: str
+    """Of a task that was mapped, how many of them are in which state."""
+    seconds: float | None
+    tries: int
+    record: TaskRecord | None
+    latest: Progress | None
+    notes: list[Progress]
+    charts: list[Chart]
+    workers: list[WorkerView]
+    num_hidden_workers: int
+    dataset: DatasetView | None
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.state in _WAITING
+
+    @property
+    def is_active(self) -> bool:
+        return self.state in _ACTIVE
+
+    @property
+    def share(self) -> float | None:
+        """Of the work that is done, 0 to 1."""
+        moment = self.latest
+        return None if moment is None or moment.done is None or not moment.total else min(1.0, moment.done / moment.total)
+
+
+def view_tasks(run: Run, now: dt.datetime) -> Iterator[TaskView]:
+    """One for each task, in the order of the DAG."""
+    for task_id, mapped in itertools.groupby(run.tasks, key=lambda task: task.task_id):
+        yield _view(run, task_id, list(mapped), now)
+
+
+def _view(run: Run, task_id: str, instances: list[TaskState], now: dt.datetime) -> TaskView:
+    state = next((task.state for task in instances if task.state in _ACTIVE), instances[0].state)
+    record = None if state in _ACTIVE else read_record(run.layout.task_record(run.run_id, task_id))
+    attempt = None if record and record.cached else run.layout.newest_attempt(run.run_id, task_id)
+    curves = curves_of(attempt.progress) if attempt else None
+    workers = list(_view_workers(attempt, now)) if attempt else []
+    counts = Counter(task.state or "waiting" for task in instances)
+    return TaskView(
+        name=task_id, state=state, count=", ".join(f"{count} {name}" for name, count in counts.items()) if len(instances) > 1 else "",
+        seconds=_seconds(instances, now), tries=max(task.tries for task in instances), record=record,
+        latest=curves.latest if curves else None, notes=curves.notes if curves else [],
+        charts=charts_of_metrics(curves.by_metric, "steps") if curves and task_id == "train" else [],
+        workers=workers[:_MAX_WORKERS], num_hidden_workers=max(0, len(workers) - _MAX_WORKERS),
+        dataset=_view_dataset(record) if task_id == "preprocess" and record else None)
+
+
+def _view_workers(attempt: Attempt, now: dt.datetime) -> Iterator[WorkerView]:
+    for name, path in attempt.workers_progress().items():
+        if moment := last_moment(path):
+            yield WorkerView(name, moment, max(0.0, now.timestamp() - moment.time))
+
+
+def _view_dataset(record: TaskRecord) -> DatasetView | None:
+    """None where the data set has been removed since."""
+    if record.manifest is None:
+        return None
+    try:
+        manifest = read_manifest(record.manifest)
+    except DataError:
+        return None
+    figures = DatasetFigures.model_validate(manifest.figures)
+    return DatasetView(splits=[(split, count, len(shards_of(manifest, split))) for split, count in figures.num_examples.items()],
+                       num_rejected=figures.num_rejected, rejected_by_reason=_most(figures.rejected_by_reason),
+                       skipped_by_reason=_most(figures.skipped_by_reason))
+
+
+def _most(counts: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _seconds(instances: list[TaskState], now: dt.datetime) -> float | None:
+    started = [task.started for task in instances if task.started]
+    if not started:
+        return None
+    ended = [task.ended for task in instances]
+    end = now if any(task.state in _ACTIVE for task in instances) or None in ended else max(filter(None, ended))
+    return max(0.0, (end - min(started)).total_seconds())
+
+
+def as_duration(seconds: float | None) -> Any:
+    """`7 s`, `3 min 20 s`, `2 h 05 min`."""
+    if seconds is None:
+        return ""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

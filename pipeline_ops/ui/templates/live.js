@@ -1,0 +1,30 @@
+// Keeps a page that says data-live up to date: fetches it again and puts the new <main> in the place of the old one.
+"use strict";
+(function () {
+  const everyMilliseconds = 2000;
+  const remember = function (main) {
+    return new Set(Array.from(main.querySelectorAll("details[open]"), (d) => d.id));
+  };
+  const refresh = async function () {
+    const old = document.querySelector("main[data-live]");
+    if (!old) return;
+    if (!document.hidden) {
+      try {
+        const answer = await fetch(location.href, { credentials: "same-origin" });
+        if (answer.ok) {
+          const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
+          const open = remember(old);
+          for (const details of fresh.querySelectorAll("details")) details.open = details.open || open.has(details.id);
+          old.replaceWith(document.adoptNode(fresh));
+          document.body.classList.remove("is-stale");
+        } else {
+          document.body.classList.add("is-stale");
+        }
+      } catch (problem) {
+        document.body.classList.add("is-stale");
+      }
+    }
+    setTimeout(refresh, everyMilliseconds);
+  };
+  setTimeout(refresh, everyMilliseconds);
+})();

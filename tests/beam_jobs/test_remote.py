@@ -1,0 +1,216 @@
+"""Raw files in an object store: a real S3 server in a process of its own, reached through s3fs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import fsspec
+import pytest
+from publishers import s3_place, s3_server  # noqa: F401  fixtures
+
+from beam_jobs.raw import Reader
+from pipeline_ops.contracts.config import load_config
+from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode, MachineError
+from pipeline_ops.contracts.raw_folder import raw_folder
+from pipeline_ops.contracts.remote_files import RemoteFolder
+
+
+class Store:
+    """A folder in the bucket."""
+
+    def __init__(self, uri: str):
+        self.uri = uri
+        self.files = fsspec.filesystem("s3", use_listings_cache=False)
+
+    def put(self, name: str, content: bytes) -> None:
+        self.files.pipe_file(f"{self.uri}/{name}", content)
+
+    def fill(self, folder) -> None:
+        for file in folder.rglob("*"):
+            if file.is_file():
+                self.put(str(file.relative_to(folder)), file.read_bytes())
+
+    def remove(self, name: str) -> None:
+        self.files.rm_file(f"{self.uri}/{name}")
+
+    @property
+    def folder(self) -> RemoteFolder:
+        return RemoteFolder(self.uri)
+
+
+@pytest.fixture
+def store(s3_place) -> Store:  # noqa: F811
+    return Store(s3_place)
+
+
+@pytest.fixture
+def remote(animals, store):
+    """The pipeline of `animals`, whose raw files are in the store."""
+    store.fill(animals.raw)
+    return animals, store
+
+
+def run(remote, **overrides):
+    animals, store = remote
+    return animals.run(source__path=store.uri, **overrides)
+
+
+def succeeded(outcome):
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    return outcome
+
+
+@pytest.mark.parametrize("runner", [{"mode": "in_memory"}, {"mode": "multi_processing", "workers": 2}])
+def test_the_same_shards_from_a_local_folder_and_from_s3(remote, encode, runner):
+    animals, store = remote
+    for name, content in (("cat/50% off+ä.png", encode(seed=70)), ("dog/broken.png", b"no image"), (".hidden/x.png", b"x"), ("notes.txt", b"list")):
+        animals.add(name, content)
+        store.put(name, content)
+    local, far = succeeded(animals.run(rejects={"max_count": 2})), succeeded(run(remote, rejects={"max_count": 2}, runner=runner))
+    assert local.artifact != far.artifact
+    assert far.shards == local.shards
+    assert far.quarantine == local.quarantine
+    assert far.contents["quarantine-00000-of-00001.tfrecord"] == local.contents["quarantine-00000-of-00001.tfrecord"]
+    ours, theirs = (json.loads(outcome.contents["statistics.json"]) for outcome in (far, local))
+    assert (ours["splits"], ours["duplicates"]) == (theirs["splits"], theirs["duplicates"])
+
+
+def test_only_new_changed_and_removed_objects_make_work(remote, encode):
+    animals, store = remote
+    first = succeeded(run(remote))
+    assert animals.plan(source__path=store.uri).is_cached
+    store.put("cat/new.png", encode(seed=80))
+    store.put("cat/001.png", encode(seed=81))
+    store.remove("dog/002.png")
+    store.put("dog/004.png", encode(seed=4))  # the same again
+    second = succeeded(run(remote))
+    built = {file.path: file.num_examples for file in second.manifest.files if "-g0002-" in file.path}
+    assert sum(built.values()) == 2
+    assert {name: digest for name, digest in second.shards.items() if name not in built}.items() <= first.shards.items()
+    assert sum(second.manifest.figures["num_examples"].values()) == 60
+
+
+def test_annotations_and_images_of_voc_and_manifests_are_read_from_s3(pipeline, store, encode):
+    box = b"<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>6</ymax></bndbox>"
+    lines = []
+    for index in range(40):
+        store.put(f"photos/{index}.png", encode(seed=index))
+        lines.append(json.dumps({"path": f"{index}.png", "boxes": [{"xmin": 1, "ymin": 1, "xmax": 5, "ymax": 6, "label": "cell"}]}))
+        store.put(f"voc/JPEGImages/{index}.png", encode(seed=index))
+        store.put(f"voc/Annotations/{index}.xml", b"<annotation><object><name>cell</name>" + box + b"</object></annotation>")
+    store.put("boxes.jsonl", "\n".join(lines).encode())
+    manifest = {"type": "jsonl", "path": store.uri, "manifest": "boxes.jsonl", "images": "photos", "task": "detection"}
+    for source in (manifest, {"type": "voc", "path": f"{store.uri}/voc", "image_sets": None}):
+        figures = succeeded(pipeline.run(source=source)).manifest.figures
+        assert sum(counts["cell"] for counts in figures["labels"].values()) == 40
+
+
+def test_equal_objects_are_duplicates(remote, encode):
+    animals, store = remote
+    store.put("cat/copy.png", encode(seed=1))
+    outcome = succeeded(run(remote, duplicates="remove_exact"))
+    assert [(line["key"], line["reason"]) for line in outcome.quarantine if line["reason"] == "duplicate"] in (
+        [("cat/copy.png", "duplicate")], [("cat/001.png", "duplicate")])
+
+
+def test_objects_are_fetched_a_few_ahead_and_some_may_be_left_out(remote):
+    files = remote[1].folder.list_files().files
+    assert len(files) == 60
+    reader = Reader(files, remote[1].folder)
+    assert [reader.read(file) for file in files[::7]] == [remote[1].files.cat_file(f"{remote[1].uri}/{file.key}") for file in files[::7]]
+
+
+# What can go wrong
+
+
+def test_an_object_that_was_written_anew_since_the_listing_is_a_reason_to_retry(remote, encode):
+    animals, store = remote
+    files = store.folder.list_files().files
+    store.put("cat/001.png", encode(seed=90)[:-1] + b"x")
+    store.remove("cat/003.png")
+    with pytest.raises(MachineError, match="cat/001.png has changed since the run started; retry"):
+        store.folder.read(files[:1])
+    with pytest.raises(MachineError, match="cat/003.png could not be read: it was there when the run started, so retry"):
+        store.folder.read(files[1:2])
+
+
+def test_an_object_in_parts_has_no_md5_and_is_asked_for_once_more(store):
+    with store.files.open(f"{store.uri}/large.bin", "wb", block_size=5 << 20) as file:
+        file.write(bytes(6 << 20))
+    [large] = store.folder.list_files().files
+    assert "-" in large.version
+    assert store.folder.read([large]) == [bytes(6 << 20)]
+    store.put("large.bin", bytes(6 << 20))  # the same content in one part: another mark, so another object
+    with pytest.raises(MachineError, match="large.bin has changed"):
+        store.folder.read([large])
+
+
+def test_a_bucket_that_is_not_there_is_named(store):
+    with pytest.raises(DataError, match="s3://no-such-bucket/raw: .*it is named by preprocess.source.path"):
+        RemoteFolder("s3://no-such-bucket/raw").list_files()
+
+
+def test_an_empty_place_says_where_images_belong(animals, store):
+    outcome = animals.run(source__path=f"{store.uri}/nothing")
+    assert outcome.exit_code is ExitCode.DATA
+    assert f"{store.uri}/nothing: there are no files; put the images of each class into a folder of its own there" in outcome.message
+
+
+def test_a_store_that_does_not_answer_is_a_reason_to_retry(store, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    fsspec.filesystem("s3").clear_instance_cache()
+    with pytest.raises(MachineError, match="see whether the store can be reached, then retry"):
+        RemoteFolder("s3://trainyard/raw").list_files()
+    fsspec.filesystem("s3").clear_instance_cache()
+
+
+def test_without_credentials_the_message_says_where_they_are_looked_for(store):
+    """In a process of its own, whose driver has never seen any."""
+    code = """
+from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.remote_files import RemoteFolder
+try:
+    RemoteFolder("s3://trainyard/raw").list_files()
+except ConfigError as error:
+    print(error)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {
+        "AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"], "AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nonexistent"}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+    assert "s3://trainyard/raw: Unable to locate credentials; the driver looks for them in the environment and in its own files" in said
+
+
+def test_a_driver_that_is_not_installed_is_named():
+    with pytest.raises(ConfigError, match=r"gs://bucket/raw: .*gcsfs.*; install gcsfs"):
+        RemoteFolder("gs://bucket/raw").list_files()
+
+
+@pytest.mark.parametrize(("source", "rule"), [
+    ({"type": "image_folder", "path": "s4://bucket/raw"}, "must be a local folder, or a URI of an object store such as s3://bucket/folder, got s4://bucket/raw"),
+    ({"type": "tfrecord", "path": "s3://b/raw", "task": "detection", "parts": [{"files": "*"}]}, "TFRecords are read from local folders only, got s3://b/raw"),
+    ({"type": "tfds", "path": "s3://b/raw", "builder": "voc", "parts": [{"name": "train"}]}, "TFRecords are read from local folders only, got s3://b/raw"),
+])
+def test_what_is_not_read_from_there_is_refused_with_the_config(pipeline, source, rule):
+    with pytest.raises(ConfigError, match=rule):
+        load_config(pipeline.config_file, {"preprocess.source": source})
+
+
+def test_any_store_of_fsspec_will_do():
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/animals/cat/1.png", b"one")
+    folder = RemoteFolder("memory://animals")
+    [file] = folder.list_files().files
+    assert (file.key, folder.read([file])) == ("cat/1.png", [b"one"])
+    files.pipe_file("/animals/cat/1.png", b"two")
+    with pytest.raises(MachineError, match="cat/1.png has changed"):
+        folder.read([file])
+
+
+def test_a_file_uri_is_a_local_folder(tmp_path):
+    assert raw_folder(f"file://{tmp_path}", tmp_path / "configs") == tmp_path
+    assert raw_folder("raw", tmp_path / "configs") == tmp_path / "configs" / "raw"
+    assert raw_folder("s3://bucket/raw/", tmp_path) == RemoteFolder("s3://bucket/raw")

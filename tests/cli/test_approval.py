@@ -1,0 +1,112 @@
+"""A person is asked before publishing, in a real Airflow: the run waits, later runs do not, and every answer has its outcome."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import yaml
+
+from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.cli.embedded import USER, Home, Server
+from pipeline_ops.cli.ready import wait_for_dag, wait_until_healthy
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.contracts.records import read_record
+
+DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
+_DAG = """
+import datetime as dt, json
+from airflow.sdk import DAG, task
+from pipeline_ops.contracts.config import load_config
+from pipeline_ops.operators.approval import ApproveOperator
+from pipeline_ops.operators.job_operator import ExportOperator
+
+CONFIG, MADE = {config!r}, json.loads({made!r})
+with DAG("digits", schedule=None, start_date=dt.datetime(2024, 1, 1), max_active_runs=16):
+    @task
+    def train(dag_run=None):
+        return MADE[str(dag_run.conf["evaluate.top_k"])][0]
+    @task
+    def evaluate(dag_run=None):
+        return MADE[str(dag_run.conf["evaluate.top_k"])][1]
+    approve = ApproveOperator(config_file=CONFIG, approval=load_config(CONFIG).evaluate.approval)
+    train() >> evaluate() >> approve >> ExportOperator(config_file=CONFIG)
+"""
+
+
+@pytest.fixture
+def airflow(workshop, tmp_path, survivors):
+    """An Airflow with one DAG that takes what earlier tasks would have made: by `top_k`, a model that passes, one that does not, another one."""
+    made = {}
+    for top_k, model in (("5", "good"), ("4", "poor"), ("3", "nearly")):
+        train = workshop.train(model)
+        made[top_k] = (train, workshop.evaluate(train))
+    values = yaml.safe_load(DIGITS.read_text())
+    values["storage"]["root"] = str(workshop.root)
+    values["evaluate"]["approval"] = {"timeout_seconds": 600}
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "digits.yaml").write_text(yaml.safe_dump(values))
+    (home / "dag.py").write_text(_DAG.format(config=str(home / "digits.yaml"), made=json.dumps(made)))
+    argv = [sys.executable, str(Path(__file__).parent / "holder.py"), str(home), str(home / "digits.yaml")]
+    holder = subprocess.Popen(argv, env=survivors.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    lines = [holder.stdout.readline() for _ in range(2)]
+    assert lines[1].startswith("up "), lines
+    server = Server.alive(Home(home))
+    with AirflowApi(server.url, USER, server.password) as api:
+        wait_until_healthy(api, Home(home), server)
+        wait_for_dag(api, Home(home), server, "digits", since=0.0)
+        api.pause("digits", paused=False)
+        yield api
+    holder.communicate(timeout=20)
+
+
+def states(api: AirflowApi, run_id: str) -> dict[str, str]:
+    return {task["task_id"]: task["state"] for task in api.tasks("digits", run_id)}
+
+
+def wait_for(condition, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def answer(api: AirflowApi, run_id: str, option: str) -> None:
+    """As the UI does when a person clicks."""
+    place = f"/api/v2/dags/digits/dagRuns/{quote(run_id, safe='')}/taskInstances/approve/-1/hitlDetails"
+    api._call("PATCH", place, {"chosen_options": [option], "params_input": {}})
+
+
+@pytest.mark.slow
+def test_a_run_waits_for_a_person_and_holds_up_no_other(airflow, workshop):
+    layout, api = Layout(workshop.root, "digits"), airflow
+
+    def reason(run_id: str) -> str:
+        return read_record(layout.task_record(run_id, "export")).reason
+
+    waiting = api.trigger("digits", {"evaluate.top_k": 5})
+    wait_for(lambda: states(api, waiting).get("approve") == "awaiting_input")
+    rejected = api.trigger("digits", {"evaluate.top_k": 5})
+    not_passed = api.trigger("digits", {"evaluate.top_k": 4})
+    forgotten = api.trigger("digits", {"evaluate.top_k": 3, "evaluate.approval.timeout_seconds": 1})
+    wait_for(lambda: states(api, rejected).get("approve") == "awaiting_input")
+    answer(api, rejected, "Reject")
+    for run_id in (rejected, not_passed, forgotten):
+        wait_for(lambda run_id=run_id: api.run("digits", run_id)["state"] == "success")
+        assert states(api, run_id)["export"] == "skipped"
+    assert reason(rejected) == f"trained, not published: rejected by {USER}"
+    assert reason(not_passed) == "trained, not published: accuracy 0.4700 is below 0.7000"
+    assert reason(forgotten) == "trained, not published: nobody answered in time"
+    assert states(api, waiting)["approve"] == "awaiting_input" and workshop.registry.versions() == []
+    answer(api, waiting, "Approve")
+    wait_for(lambda: api.run("digits", waiting)["state"] == "success")
+    assert states(api, waiting)["export"] == "success" and workshop.registry.champion().number == 1
+    again = api.trigger("digits", {"evaluate.top_k": 5})
+    wait_for(lambda: api.run("digits", again)["state"] == "success")
+    assert states(api, again) == dict.fromkeys(("train", "evaluate", "approve", "export"), "success")

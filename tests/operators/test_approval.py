@@ -1,0 +1,77 @@
+"""The task that asks a person: when it does not ask. That it waits, and what an answer leads to, is shown on a real Airflow in `tests/cli`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from pipeline_ops.contracts.config import load_config
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.contracts.records import read_record
+from pipeline_ops.operators.approval import ApproveOperator, _ask
+from pipeline_ops.operators.factory import make_dag
+from pipeline_ops.operators.job_operator import ExportOperator
+
+DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
+
+
+def with_approval(folder: Path, root: Path, **approval) -> Path:
+    """configs/digits.yaml with another root, and a person to ask."""
+    values = yaml.safe_load(DIGITS.read_text())
+    values["storage"]["root"] = str(root)
+    values["evaluate"]["approval"] = approval or {"timeout_seconds": 60}
+    (folder / "digits.yaml").write_text(yaml.safe_dump(values))
+    return folder / "digits.yaml"
+
+
+def context(train: str, evaluate: str, **conf) -> dict:
+    manifests = {"train": train, "evaluate": evaluate}
+    return {"ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests[task_ids]), "dag_run": SimpleNamespace(conf=conf), "run_id": "manual__1"}
+
+
+def test_the_task_stands_before_export_and_other_runs_may_go_on_meanwhile(tmp_path):
+    dag = make_dag(with_approval(tmp_path, tmp_path / "root"))
+    assert [task.task_id for task in dag.topological_sort()] == ["preprocess", "train", "evaluate", "approve", "export"]
+    assert dag.max_active_runs > 1 and make_dag(DIGITS).max_active_runs == 1
+    assert "approve" not in [task.task_id for task in make_dag(DIGITS).tasks]
+
+
+def test_a_gate_that_was_not_passed_is_not_asked_about(workshop, tmp_path):
+    config = with_approval(tmp_path, workshop.root)
+    train = workshop.train("poor")
+    task = ApproveOperator(config_file=str(config), approval=load_config(config).evaluate.approval)
+    with pytest.raises(AirflowSkipException, match="trained, not published: accuracy 0.4700 is below 0.7000"):
+        task.execute(context(train, workshop.evaluate(train)))
+    record = read_record(Layout(workshop.root, "digits").task_record("manual__1", "export"))
+    assert (record.state, record.reason) == ("skipped", "trained, not published: accuracy 0.4700 is below 0.7000")
+
+
+def test_a_model_that_is_published_already_is_not_asked_about(workshop, tmp_path):
+    config = with_approval(tmp_path, workshop.root)
+    train = workshop.publish("good")
+    task = ApproveOperator(config_file=str(config), approval=load_config(config).evaluate.approval)
+    assert task.execute(context(train, workshop.evaluate(train))) is None
+
+
+def test_approval_for_one_run_only_is_refused_because_no_task_would_ask(workshop):
+    train = workshop.train("good")
+    conf = {"storage.root": str(workshop.root), "evaluate.approval": {"timeout_seconds": 5}}
+    with pytest.raises(AirflowFailException, match="the DAG has no task that asks; set it in .*digits.yaml"):
+        ExportOperator(config_file=str(DIGITS)).execute(context(train, workshop.evaluate(train), **conf) | {"task_state_store": {}})
+
+
+def test_the_question_has_the_verdict_and_no_markdown_of_a_hostile_class(workshop, tmp_path):
+    from pipeline_ops.contracts.figures import EvaluationFigures
+    from pipeline_ops.contracts.manifest import read_manifest
+
+    train = workshop.train("good")
+    figures = EvaluationFigures.model_validate(read_manifest(workshop.evaluate(train)).figures)
+    hostile = figures.rules[0].model_copy(update={"text": "recall of class ``` [x](javascript:alert(1)) <script> 0.9"})
+    subject, body = _ask(workshop.config(), figures.model_copy(update={"rules": [*figures.rules, hostile]}))
+    assert subject == "Publish the new model digits of digits?"
+    assert "accuracy 0.8700 is at least 0.7000" in body and "It would be the first." in body
+    assert body.count("```") == 2 and body.index("<script>") < body.rindex("```")

@@ -1,0 +1,184 @@
+"""What the tests of the plugin share: a real Airflow database with a pipeline in it, Airflow's own users, and what the jobs of a run leave."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+import yaml
+
+from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.figures import REPORT
+from pipeline_ops.contracts.fingerprint import Fingerprint
+from pipeline_ops.contracts.layout import Attempt, Layout
+from pipeline_ops.contracts.manifest import Manifest, list_files, write_manifest
+from pipeline_ops.contracts.progress import Progress, ProgressWriter
+from pipeline_ops.contracts.records import TaskRecord, write_record
+from pipeline_ops.contracts.registry import Registry
+from pipeline_ops.contracts.shards import DATA_PAGE, shard_name
+
+ROOT = Path(__file__).resolve().parents[2]
+DAG, RUN = "digits", "manual__2026-11-21T10:00:00.5+00:00"
+USERS = {"viewer": "viewer", "user": "user", "admin": "admin"}
+_PRINT = Fingerprint(config={}, inputs={}, code={}, versions={})
+
+
+@pytest.fixture(scope="session")
+def airflow_folder(tmp_path_factory) -> Path:
+    """A folder with the config `digits.yaml`, whose DAG is in the database, with one run."""
+    folder = tmp_path_factory.mktemp("airflow")
+    values = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
+    values["storage"]["root"] = "storage"
+    (folder / "digits.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    bundle = [{"name": "trainyard", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle", "kwargs": {"path": str(ROOT / "dags")}}]
+    os.environ |= {"AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundle),
+                   "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in USERS.items()),
+                   "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(folder / "passwords.json"),
+                   "AIRFLOW__API_AUTH__JWT_SECRET": "0" * 128}
+    (folder / "passwords.json").write_text(json.dumps(dict.fromkeys(USERS, "password")))
+    _fill_database(folder)
+    return folder
+
+
+def _fill_database(folder: Path) -> None:
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+    from airflow.models.serialized_dag import SerializedDagModel
+    from airflow.utils import db
+    from airflow.utils.session import create_session
+    from airflow.utils.state import DagRunState
+    from airflow.utils.types import DagRunTriggeredByType, DagRunType
+
+    db.initdb()
+    with pytest.MonkeyPatch.context() as patch, create_session() as session:
+        patch.setenv("TRAINYARD_CONFIGS", str(folder / "digits.yaml"))
+        DagBundlesManager().sync_bundles_to_db(session=session)
+        session.commit()
+        bag = DagBag(ROOT / "dags", bundle_path=ROOT / "dags", bundle_name="trainyard")
+        assert not bag.import_errors, bag.import_errors
+        sync_bag_to_db(bag, "trainyard", None, session=session)
+        session.commit()
+        SerializedDagModel.get(DAG, session=session).dag.create_dagrun(
+            run_id=RUN, run_after=dt.datetime.now(dt.UTC), run_type=DagRunType.MANUAL, triggered_by=DagRunTriggeredByType.TEST,
+            state=DagRunState.RUNNING, conf={"train.epochs": 3}, session=session)
+
+
+@pytest.fixture(scope="session")
+def plugin(airflow_folder):
+    """The plugin's application, with Airflow's own user management behind it."""
+    from airflow.api_fastapi.app import init_auth_manager
+
+    from pipeline_ops.ui.app import app
+
+    init_auth_manager()
+    return app
+
+
+@pytest.fixture
+def client(plugin) -> Callable[[str | None], object]:
+    """Makes a browser, as it were, of a user, or of nobody; it has the cookie that Airflow's login leaves."""
+    from airflow.api_fastapi.app import get_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from fastapi.testclient import TestClient
+
+    def make(user: str | None) -> TestClient:
+        token = user and get_auth_manager().generate_jwt(SimpleAuthManagerUser(username=user, role=USERS[user], teams=None))
+        return TestClient(plugin, base_url="http://airflow.example", follow_redirects=False, cookies={"_token": token} if token else None)
+
+    return make
+
+
+@pytest.fixture
+def set_states(airflow_folder) -> Callable[..., None]:
+    """Says how the run and its tasks stand."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    def set_them(run: str, **tasks: str) -> None:
+        with create_session() as session:
+            session.scalar(select(DagRun).where(DagRun.run_id == RUN)).state = run
+            for task in session.scalars(select(TaskInstance).where(TaskInstance.run_id == RUN)):
+                task.state = tasks.get(task.task_id)
+                task.start_date = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=90) if task.state else None
+                task.end_date = dt.datetime.now(dt.UTC) if task.state == "success" else None
+                task.try_number = 1
+
+    return set_them
+
+
+@dataclasses.dataclass(frozen=True)
+class Leftovers:
+    """Writes what the jobs of the run would leave."""
+
+    config: PipelineConfig
+
+    @staticmethod
+    def address(path: str, **query: str) -> str:
+        """Of one of the run's pages."""
+        return f"/pipelines/{DAG}/{path}?{urlencode({'run_id': RUN} | query)}"
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.config.root, self.config.pipeline)
+
+    @property
+    def registry(self) -> Registry:
+        return Registry(self.config.registry)
+
+    def attempt(self, task: str, moments: list[Progress], workers: Mapping[str, list[Progress]] | None = None) -> Attempt:
+        attempt = Attempt(self.layout.attempts(RUN, task) / f"attempt-{len(moments):08d}")
+        for path, lines in [(attempt.progress, moments), *((attempt.worker_progress(name), lines) for name, lines in (workers or {}).items())]:
+            writer = ProgressWriter(path)
+            for moment in lines:
+                writer.forward(moment)
+        return attempt
+
+    def record(self, task: str, **values) -> None:
+        write_record(self.layout.task_record(RUN, task), TaskRecord(**{"state": "success"} | values))
+
+    def artifact(self, task: str, files: Mapping[str, str], figures: Mapping | None = None) -> str:
+        folder = self.layout.artifact(task, "0" * 32)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        write_manifest(folder, Manifest(job=task, pipeline=DAG, fingerprint=_PRINT, fingerprint_digest="0" * 32, files=list_files(folder),
+                                        figures=dict(figures or {})))
+        self.record(task, manifest=str(folder / "manifest.json"))
+        return str(folder / "manifest.json")
+
+    def dataset(self, **figures) -> None:
+        values = {"class_names": ["0", "1"], "image_shape": [28, 28, 1], "num_examples": {"train": 1437, "validation": 180, "test": 178},
+                  "labels": {}, "num_rejected": 2, "rejected_by_reason": {"not an image": 2}}
+        shards = [shard_name(split, index, 2) for split in ("train", "validation", "test") for index in range(2)]
+        self.artifact("preprocess", dict.fromkeys(shards, "bytes") | {DATA_PAGE: "<h1>Data</h1>"}, values | figures)
+
+    def report(self, html: str) -> None:
+        self.artifact("evaluate", {REPORT: html})
+
+    def publish(self, *accuracies: float) -> None:
+        """Versions 1 and so on, each put in service after the other."""
+        for number, accuracy in enumerate(accuracies, 1):
+            metrics = {"accuracy": accuracy, "macro_f1": accuracy - 0.01}
+            figures = {"name": DAG, "version": number, "compared_with": number - 1 or None, "metrics": metrics, "num_checked": 2,
+                       "max_difference": 0.0, "top1_agreement": 1.0, "class_names": ["0", "1"]}
+            manifest = Manifest(job="export", pipeline=DAG, fingerprint=_PRINT, fingerprint_digest=str(number), files=[], figures=figures)
+            folder = Path(self.config.registry) / str(number)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_manifest(folder, manifest)
+            self.registry.promote(number, "passed the gate")
+
+
+@pytest.fixture
+def leftovers(airflow_folder) -> Leftovers:
+    """With an empty storage root."""
+    shutil.rmtree(airflow_folder / "storage", ignore_errors=True)
+    return Leftovers(load_config(airflow_folder / "digits.yaml"))

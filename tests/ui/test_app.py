@@ -1,0 +1,238 @@
+"""The plugin's routes: who may see and do what, and what is on the pages. Airflow's own users and database; no browser."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.contracts.progress import Progress
+
+PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+FORM = {"version": "1", "expected": "2", "reason": "it was better"}
+ADDRESSES = {
+    "GET /style.css": "/style.css",
+    "GET /live.js": "/live.js",
+    "GET /models.svg": "/models.svg",
+    "GET /models-dark.svg": "/models-dark.svg",
+    "GET /models": "/models",
+    "GET /pipelines/{dag_id}/progress": "progress",
+    "GET /pipelines/{dag_id}/report": "report",
+    "GET /pipelines/{dag_id}/report/content": "report/content",
+    "GET /pipelines/{dag_id}/models": "models",
+    "POST /pipelines/{dag_id}/models/promote": "models/promote",
+    "POST /pipelines/{dag_id}/models/rollback": "models/rollback",
+}
+"""An example of every route: a new one without a line here fails the test."""
+CHANGING = {name for name in ADDRESSES if name.startswith("POST")}
+SAME_SITE = {"sec-fetch-site": "same-origin"}
+
+
+@pytest.fixture
+def whole_run(leftovers, set_states):
+    """A finished run with all that it leaves."""
+    set_states("success", preprocess="success", train="success", evaluate="success", export="success")
+    leftovers.dataset()
+    leftovers.report("<h1>Gate passed</h1>")
+    leftovers.publish(0.9, 0.95)
+    return leftovers
+
+
+def address_of(name: str, leftovers) -> str:
+    example = ADDRESSES[name]
+    return example if example.startswith("/") else leftovers.address(example)
+
+
+def test_every_route_has_an_example(plugin):
+    from fastapi.routing import APIRoute
+
+    assert {type(route) for route in plugin.routes} == {APIRoute}, "a mount or a websocket needs a rule of its own"
+    assert {f"{method} {route.path}" for route in plugin.routes for method in route.methods} == set(ADDRESSES)
+
+
+@pytest.mark.parametrize("who", [None, "viewer", "user", "admin"])
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_who_may_do_what(client, whole_run, name, who):
+    method, address = name.split()[0], address_of(name, whole_run)
+    answer = client(who).request(method, address, headers=SAME_SITE, data=FORM if method == "POST" else None)
+    expected = 401 if who is None else 303 if name in CHANGING and who != "viewer" else 403 if name in CHANGING else 200
+    assert answer.status_code == expected, answer.text
+    assert whole_run.registry.champion().number == (1 if answer.status_code == 303 else 2)
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_a_token_that_is_none_of_airflows_opens_nothing(client, whole_run, name):
+    browser = client(None)
+    browser.cookies.set("_token", "eyJhbGciOiJIUzUxMiJ9.eyJzdWIiOiJhZG1pbiIsInJvbGUiOiJhZG1pbiJ9.bm9wZQ")
+    answer = browser.request(name.split()[0], address_of(name, whole_run), headers=SAME_SITE, data=FORM)
+    assert answer.status_code in (401, 403)
+    assert whole_run.registry.champion().number == 2
+
+
+@pytest.mark.parametrize("headers", [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"sec-fetch-site": "none"},
+                                     {"origin": "http://elsewhere.example"}, {"origin": "null"}, {}])
+def test_a_form_from_another_site_is_refused(client, whole_run, headers):
+    answer = client("admin").post(whole_run.address("models/promote"), data=FORM, headers=headers)
+    assert answer.status_code == 403
+    assert whole_run.registry.champion().number == 2
+
+
+def test_a_form_from_our_own_page_is_taken_where_the_browser_only_tells_the_origin(client, whole_run):
+    answer = client("admin").post(whole_run.address("models/promote"), data=FORM, headers={"origin": "http://airflow.example"})
+    assert answer.status_code == 303
+
+
+def test_a_promotion_that_was_decided_on_another_champion_is_refused(client, whole_run):
+    whole_run.publish(0.9, 0.95, 0.97)
+    answer = client("user").post(whole_run.address("models/promote"), data=FORM, headers=SAME_SITE)
+    assert answer.status_code == 409
+    assert "in service is version 3 by now" in answer.text
+    assert whole_run.registry.champion().number == 3
+
+
+def test_a_promotion_is_signed_and_in_the_audit_log(client, whole_run):
+    from airflow.models.log import Log
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    answer = client("user").post(whole_run.address("models/promote"), data=FORM, headers=SAME_SITE)
+    assert answer.headers["location"] == "../models?done=Version+1+is+in+service."
+    assert whole_run.registry.history()[-1].reason == "it was better (user, in the UI)"
+    with create_session() as session:
+        entry = session.scalars(select(Log).where(Log.event == "trainyard_promote").order_by(Log.id.desc())).first()
+        assert (entry.owner, entry.dag_id, entry.extra) == ("user", "digits", '{"version": 1}')
+
+
+def test_a_roll_back_leads_to_the_champion_before(client, whole_run):
+    client("user").post(whole_run.address("models/rollback"), data=FORM, headers=SAME_SITE)
+    assert whole_run.registry.champion().number == 1
+    assert whole_run.registry.history()[-1].reason == "rolled back from version 2: it was better (user, in the UI)"
+
+
+def test_only_who_may_promote_sees_the_forms(client, whole_run):
+    assert "<form" in client("user").get(whole_run.address("models")).text
+    shown = client("viewer").get(whole_run.address("models")).text
+    assert "<form" not in shown
+    assert "0.9500" in shown
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_every_answer_has_a_strict_policy(client, whole_run, name):
+    headers = client("admin").request(name.split()[0], address_of(name, whole_run), headers=SAME_SITE, data=FORM).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'self'" in policy
+    assert "base-uri 'none'" in policy
+    assert re.search(r"unsafe-eval|\*|https?:", policy) is None
+    assert "'unsafe-inline'" not in policy or policy.startswith("sandbox;")
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+
+
+def test_a_report_is_served_without_script_and_without_an_origin(client, whole_run):
+    answer = client("viewer").get(whole_run.address("report/content"))
+    assert answer.text == "<h1>Gate passed</h1>"
+    directives = answer.headers["content-security-policy"].split("; ")
+    assert directives[:2] == ["sandbox", "default-src 'none'"]
+    assert not any(directive.startswith(("script-src", "connect-src")) for directive in directives)
+    assert 'sandbox=""' in client("viewer").get(whole_run.address("report")).text
+
+
+def test_the_page_of_the_data_is_another_tab_of_the_report(client, whole_run):
+    assert client("viewer").get(whole_run.address("report/content", page="data")).text == "<h1>Data</h1>"
+    assert client("viewer").get(whole_run.address("report", page="../../passwords")).status_code == 422
+
+
+def test_a_run_without_a_report_says_so(client, leftovers, set_states):
+    set_states("running", preprocess="running")
+    assert "when it has ended." in client("viewer").get(leftovers.address("report")).text
+    assert client("viewer").get(leftovers.address("report/content")).status_code == 404
+
+
+@pytest.mark.parametrize("page", ["progress", "report", "report/content"])
+def test_no_such_run_and_no_such_pipeline(client, leftovers, page):
+    assert client("viewer").get(f"/pipelines/digits/{page}?run_id=none").status_code == 404
+    answer = client("viewer").get(f"/pipelines/%3Cb%3E/{page}?run_id=none")
+    assert answer.status_code == 404
+    assert "<b>" not in answer.text
+
+
+def moment(**values) -> Progress:
+    return Progress(**{"time": time.time(), "phase": "train", "unit": "steps", "total": 300} | values)
+
+
+@pytest.fixture
+def training(leftovers, set_states):
+    """A run in the middle of its training."""
+    set_states("running", preprocess="success", train="deferred")
+    leftovers.dataset()
+    moments = [moment(done=step, rate=41.5, eta_seconds=(300 - step) / 41.5, metrics={"loss": 2.0 / step, "accuracy": 1 - 1 / step})
+               for step in range(10, 130, 10)]
+    moments[5] = moments[5].model_copy(update={"metrics": moments[5].metrics | {"validation_loss": 0.05, "validation_accuracy": 0.9}})
+    note = moment(done=None, total=None, phase="restart", message="worker 1 was killed by signal 9; restart <1> of 3")
+    workers = {"worker 0": [moment(done=120, rate=20.0, worker=0)], "worker 1": [moment(done=118, rate=20.1, worker=1)]}
+    leftovers.attempt("train", [*moments[:4], note, *moments[4:]], workers)
+    return leftovers
+
+
+def test_the_progress_of_a_training_is_on_its_page(client, training):
+    page = client("viewer").get(training.address("progress")).text
+    assert "data-live" in page
+    assert "120 of 300" in page
+    assert "41.5 steps/s" in page
+    assert "<dt>Time left</dt><dd>4 s</dd>" in page
+    assert page.count("<svg") == 2, "loss and accuracy, training and validation in one"
+    assert page.count('class="curve validation"') == 2
+    assert re.search(r"worker 0</th><td>train</td><td class=\"n\">120", page)
+    assert re.search(r"worker 1</th><td>train</td><td class=\"n\">118", page)
+    assert "restart &lt;1&gt; of 3" in page
+    assert re.search(r"train</th><td class=\"n\">1,437</td><td class=\"n\">2<", page)
+    assert "2 in quarantine:</b> not an image (2)" in page
+
+
+def test_the_page_of_one_task_shows_that_task_alone(client, training):
+    page = client("viewer").get(training.address("progress", task_id="train")).text
+    assert re.findall(r'<section class="task[^"]*" id="(\w+)"', page) == ["train"]
+
+
+def test_a_page_goes_on_with_what_has_come_since(client, training):
+    client("viewer").get(training.address("progress"))
+    training.attempt("train", [moment(done=step, metrics={"loss": 0.01}) for step in range(1, 14)])
+    assert "13 of 300" in client("viewer").get(training.address("progress")).text
+
+
+def test_a_finished_run_is_not_asked_for_again(client, whole_run):
+    assert "data-live" not in client("viewer").get(whole_run.address("progress")).text
+
+
+def test_what_a_failed_task_has_to_say_is_shown(client, leftovers, set_states):
+    set_states("failed", preprocess="failed")
+    leftovers.record("preprocess", state="failed", message="3 files are <no> images", exit_code=65)
+    assert "3 files are &lt;no&gt; images" in client("viewer").get(leftovers.address("progress")).text
+
+
+def test_a_registry_that_cant_be_read_does_not_hide_the_page(client, whole_run):
+    (whole_run.layout.root / "models" / "digits" / "2" / "manifest.json").write_text("{")
+    page = client("viewer").get(whole_run.address("models")).text
+    assert "not a manifest of this version" in page
+    assert "0.9000" in page
+    assert client("viewer").get("/models").status_code == 200
+
+
+def test_the_plugin_costs_the_processes_that_serve_no_pages_nothing():
+    code = "import airflow.plugins_manager, sys; before = set(sys.modules); import pipeline_ops.ui.plugin; print(*(set(sys.modules) - before))"
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert set(output.split()) == {"pipeline_ops", "pipeline_ops.ui", "pipeline_ops.ui.plugin"}
+
+
+def test_the_package_names_the_plugin_for_airflow():
+    from pipeline_ops.ui.plugin import TrainyardPlugin
+
+    [(name, place)] = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]["airflow.plugins"].items()
+    assert EntryPoint(name, place, "airflow.plugins").load() is TrainyardPlugin

@@ -42,8 +42,8 @@ def scene_example(split: str, number: int):
     from beam_jobs.stages.stage import Box, Example
 
     image, boxes = draw_scene(split, number)
-    return Example(key=f"{split}/{number:03d}.png", encoded=b"", image=image[..., None], label="", split=split, is_original=False,
-                   boxes=tuple(Box(*map(float, corners), str(digit)) for corners, digit in boxes))
+    found = tuple(Box(*map(float, corners), str(digit)) for corners, digit in boxes)
+    return Example(key=f"{split}/{number:03d}.png", label="", encoded=b"", split=split, boxes=found).with_image(image[..., None])
 
 
 def _write_shard(path: Path, examples) -> int:
@@ -52,7 +52,7 @@ def _write_shard(path: Path, examples) -> int:
 
     with TFRecordWriter(path) as writer:
         for example in examples:
-            writer.write(serialise(example, {name: index for index, name in enumerate(CLASS_NAMES)}))
+            writer.write(*serialise(example, {name: index for index, name in enumerate(CLASS_NAMES)}))
     return len(examples)
 
 

@@ -14,17 +14,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from pipeline_ops.contracts.checking import checked
-from pipeline_ops.contracts.config_evaluate import Evaluate
+from pipeline_ops.contracts.config_evaluate import DetectionMetric, Evaluate, Measure
 from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.config_preprocess import Preprocess
 from pipeline_ops.contracts.config_text import ConfigText
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.hosts import Hosts, load_hosts
+from pipeline_ops.contracts.model_catalogue import task_of
 from pipeline_ops.contracts.raw_folder import RawFolder, raw_folder
 from pipeline_ops.contracts.section import Section
 from pipeline_ops.contracts.shelf import is_remote
@@ -74,7 +75,20 @@ class PipelineConfig(Section):
             raise ValueError(
                 f"preprocess.shards must be at least the number of training workers ({self.train.workers}), got {self.preprocess.shards}"
             )
+        self._refuse_for_detection()
         return self
+
+    def _refuse_for_detection(self) -> None:
+        """Metrics and formats of the other task."""
+        is_detector = task_of(self.train.model) == "detection"
+        for rule in self.evaluate.gate:
+            if rule.metric not in get_args(Measure) and (rule.metric in get_args(DetectionMetric)) != is_detector:
+                raise ValueError(f"evaluate.gate: {rule.metric} is not for {task_of(self.train.model)}, which the model {self.train.model} is for")
+            if is_detector and (rule.confidence is not None or rule.metric == "latency_milliseconds"):
+                raise ValueError(f"evaluate.gate: {rule.metric}: confidence and latency are measured of classifiers only")
+        if is_detector and (self.evaluate.slices or self.export.formats != ["saved_model"]):
+            raise ValueError("evaluate.slices and export.formats other than saved_model are for classifiers, got them with the detector "
+                             f"{self.train.model}")
 
     @property
     def file(self) -> Path:

@@ -128,7 +128,7 @@ def figures_of(job: Job, config: Train, gang: Gang, seconds: float) -> TrainingF
         restarts=gang.restarts, weights_digest=digests[0],
         worker_weights_digests=digests, num_parameters=state["num_parameters"], best_epoch=state["best_epoch"], stopped_early=state["stopped_early"],
         history=state["history"], warnings=state["warnings"], seconds=round(seconds, 2), class_names=dataset.class_names,
-        image_shape=dataset.image_shape)
+        image_shape=dataset.image_shape, task=dataset.task)
 
 
 if __name__ == "__main__":

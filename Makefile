@@ -71,6 +71,7 @@ $(VENV)/installed: requirements.txt pyproject.toml | $(PYTHON)
 $(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
 	@$(PIP) install --quiet --compile --no-deps --require-hashes -r requirements-dev.txt
 	@.ci/browser
+	@.ci/hosts
 	@touch $@
 
 # Whole or absent: it takes its name by a rename.

@@ -25,7 +25,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/export": ({"contracts", "export", "models", "input"}, TENSORFLOW | {"google", "onnxruntime", "tf2onnx"}),
     "pipeline_ops/cli/compare.py": ({"contracts", "cli", "evaluation"}, {"rich"}),
     "pipeline_ops/ui": ({"contracts", "ui"}, {"airflow", "fastapi", "sqlalchemy", "jinja2", "markupsafe"}),
-    "pipeline_ops/cli": ({"contracts", "cli", "beam_jobs.stages", "beam_jobs"}, {"httpx", "rich", "yaml"}),
+    "pipeline_ops/cli": ({"contracts", "cli", "launch", "beam_jobs.stages", "beam_jobs"}, {"httpx", "rich", "yaml"}),
     "beam_jobs/sources/tfds.py": ({"contracts", "beam_jobs"}, {"tensorflow_datasets"}),
     "beam_jobs/sources/digit_scenes_builder.py": ({"contracts", "beam_jobs"}, {"tensorflow_datasets", "apache_beam"}),
     "beam_jobs": ({"contracts", "beam_jobs"},

@@ -96,8 +96,8 @@ class HostReport(Message):
 class Event(Message):
     """Agent or preloaded process to launcher. `code` is an exit code, or a signal's number with a minus.
 
-    `hello` is an agent's first word, `ready` says that forks can be made, `alive` names who has beaten lately, and
-    `refused` is the last word of an agent that can't work, with the reason.
+    `hello` is an agent's first word, `ready` says that forks can be made, `alive` names who has beaten lately and who is
+    stopped by a signal, and `refused` is the last word of an agent that can't work, with the reason.
     """
 
     event: Literal["hello", "refused", "ready", "alive", "ports", "started", "ended"]
@@ -107,6 +107,7 @@ class Event(Message):
     host: HostReport | None = None
     message: str = ""
     names: list[str] = []
+    stopped: list[str] = []
     ports: list[int] = []
 
     @classmethod

@@ -63,6 +63,8 @@ class LocalHosts(Hosts):
     launcher: Literal["local"]
     workers: int = Field(1024, ge=1, le=1024)
     """How many workers it can take."""
+    cores: int | None = Field(None, ge=1)
+    """What its workers share; null: all that it has."""
 
     @property
     def capacity(self) -> int:

@@ -50,6 +50,12 @@ class ProcessIdentity:
         return fields is not None and fields[_STATE] not in "ZX" and int(fields[_START_TICKS]) == self.start_ticks
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped it."""
+    fields = _stat(pid)
+    return fields is not None and fields[_STATE] in "Tt"
+
+
 def _stat(pid: int) -> list[str] | None:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()

@@ -9,6 +9,7 @@ Legend: N examples, C classes.
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -127,6 +128,7 @@ class _Sheet:
 
     def __init__(self, num_examples: int, num_classes: int, scratch: Path):
         with tempfile.TemporaryFile(dir=scratch) as file:
+            os.posix_fallocate(file.fileno(), 0, 4 * num_classes * num_examples)  # a disk that is full later would kill the process by a signal
             self._scores = np.memmap(file, np.float32, "w+", shape=(num_classes, num_examples))
         self._columns: list[tuple[np.ndarray, ...]] = []
         self._done = 0

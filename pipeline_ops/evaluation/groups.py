@@ -17,6 +17,8 @@ from pipeline_ops.contracts.figures import ModelEvaluation, SliceFigures
 from pipeline_ops.evaluation.bootstrap import Draws, ModelAnswers, draw, interval
 from pipeline_ops.evaluation.metrics import ModelAnswer, evaluate_answers, wilson_interval_95
 
+_PROPORTIONS = ("accuracy", "top_k_accuracy")
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -36,10 +38,10 @@ class Group:
         return f"{self.slice}={self.value}" if self.slice else ""
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """95 % intervals of the challenger's metrics. That of the accuracy is Wilson's, which a bootstrap near 1 is not as good as."""
+        """95 % intervals of the challenger's metrics. Those of the accuracies are Wilson's: near 1 a bootstrap is not as good."""
         found = {name: interval(values) for name, values in self.draws.metrics.items()}
-        correct = sum(row[index] for index, row in enumerate(self.challenger.confusion))
-        return {**found, "accuracy": wilson_interval_95(correct, self.num_examples)}
+        counts = {name: round(self.challenger.metrics[name] * self.num_examples) for name in _PROPORTIONS}
+        return found | {name: wilson_interval_95(count, self.num_examples) for name, count in counts.items()}
 
     def differences(self) -> dict[str, tuple[float, float]]:
         """95 % intervals of challenger minus champion."""
@@ -74,6 +76,7 @@ def slice_groups(labels: np.ndarray, answers: Sequence[ModelAnswer], slices: Map
             models = [ModelAnswers(answer.classes[index], answer.ranks[index] < top_k) for answer in answers]
             evaluations = [_evaluate(labels[index], model, class_names) for model in models]
             draws = draw(labels[index], models, len(class_names), bootstrap.samples, bootstrap.seed)
+            draws = [dataclasses.replace(each, classes={}) for each in draws]  # no rule is of a class and a slice at once, and they are large
             found.append(Group(name, value, len(index), *_pair(evaluations), *_pair(draws)))
     return found
 

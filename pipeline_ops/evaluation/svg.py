@@ -96,7 +96,8 @@ def _grid(x: Axis, y: Axis, x_name: str) -> Markup:
 
 
 def _mark(x: float, label: str) -> Markup:
-    return line("mark", (x, _TOP), (x, _HEIGHT - _BOTTOM)) + text("middle", x, _TOP - 6, label)
+    room = _WIDTH - 16 - x  # for half of a short word
+    return line("mark", (x, _TOP), (x, _HEIGHT - _BOTTOM)) + text("middle", x + min(0, room), _TOP - 6, label)
 
 
 def _curve(line: Line, x: Axis, y: Axis) -> Markup:

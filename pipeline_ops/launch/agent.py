@@ -33,7 +33,7 @@ from pathlib import Path
 from pipeline_ops.contracts.descendants import adopt_orphans, die_with_parent, end_descendants
 from pipeline_ops.contracts.fingerprint import CODE_ROOT
 from pipeline_ops.contracts.gang import BEAT_SECONDS, BEATS_VARIABLE, PRELOADED, PRELOADED_MODULE, RUN_VARIABLE, AgentSpec, Event, HostReport, Order
-from pipeline_ops.contracts.processes import ProcessIdentity
+from pipeline_ops.contracts.processes import ProcessIdentity, is_stopped
 
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pydantic")
 _LOCK_SECONDS = 5.0
@@ -101,7 +101,8 @@ class Agent:
             if self._beats in readable:
                 self._alive.update(line.decode() for line in self._lines(self._beats) or ())
             if now - told >= BEAT_SECONDS:
-                self._say(Event(event="alive", names=sorted(self._alive)))
+                stopped = [name for name, pid in self._pids.items() if is_stopped(pid)]
+                self._say(Event(event="alive", names=sorted(self._alive), stopped=stopped))
                 self._alive, told = set(), now
             if now - heard > self._spec.silence_seconds:
                 print(f"the launcher has been silent for {now - heard:.0f} s; ending everything on {self._spec.host}", file=sys.stderr, flush=True)

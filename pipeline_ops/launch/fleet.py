@@ -36,6 +36,8 @@ class Host:
     link: Link | None = None
     report: HostReport | None = None
     is_ready: bool = False
+    beaten: float = 0.0
+    """When its preloaded process last gave a sign of life."""
     problem: str = ""
     needs_person: bool = False
     retry_at: float = 0.0
@@ -134,9 +136,12 @@ class Fleet:
             case "refused":
                 self._lose(host, event.message)
             case "ready":
-                host.is_ready, host.problem, host.needs_person = True, "", False
+                host.is_ready, host.beaten, host.problem, host.needs_person = True, time.monotonic(), "", False
             case "ended" if event.name == PRELOADED:
                 self._lose(host, f"its preloaded process ended with {event.code}")
+            case "alive" if PRELOADED in event.names:
+                host.beaten = time.monotonic()
+                return [(host.place.name, event)]
             case _:
                 return [(host.place.name, event)]
         return []
@@ -148,6 +153,8 @@ class Fleet:
             self._lose(host, f"the connection ended with {code}" + (f": {words}" if words else ""))
         elif host.report and now - link.heard > self._silence_seconds:
             self._lose(host, f"nothing was heard of it for {now - link.heard:.0f} s (train.heartbeat_timeout_seconds)")
+        elif host.is_ready and now - host.beaten > self._silence_seconds:
+            self._lose(host, f"its preloaded process has given no sign of life for {now - host.beaten:.0f} s (train.heartbeat_timeout_seconds)")
         elif not host.is_ready and now - link.started > self._start_seconds:
             self._lose(host, f"it was not ready within {self._start_seconds:.0f} s (train.start_timeout_seconds)")
 

@@ -199,8 +199,8 @@ class Gang:
 
     def _listen(self, watch: Watch) -> None:
         """Waits a moment for what the gang has to say, and passes it on."""
-        for _host, event in self.fleet.poll(_POLL_SECONDS):
-            watch.note(event)
+        for host, event in self.fleet.poll(_POLL_SECONDS):
+            watch.note(host, event)
         had_stepped, moments = watch.has_stepped, watch.progress()
         for moment in moments:
             self.report(moment)
@@ -247,8 +247,8 @@ class Gang:
         deadline = time.monotonic() + _KILL_SECONDS
         self.fleet.signal_all(signal.SIGKILL)
         while left := {hosts[name] for name in watch.living if self.fleet.hosts[hosts[name]].is_ready}:
-            for _host, event in self.fleet.poll(_POLL_SECONDS):
-                watch.note(event)
+            for host, event in self.fleet.poll(_POLL_SECONDS):
+                watch.note(host, event)
             if time.monotonic() > deadline:
                 for host in left:
                     self.fleet.drop(host, f"its processes are not gone {_KILL_SECONDS:.0f} s after they were killed")

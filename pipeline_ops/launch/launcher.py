@@ -27,7 +27,7 @@ class Launcher(Protocol):
         """
 
     def command(self, place: Place, agent: AgentSpec) -> list[str]:
-        """What carries a pipe to the agent of a host. Pure."""
+        """What carries a pipe to the agent of a host."""
 
     def is_intact(self) -> bool:
         """False once the hosts have been taken away as a whole, so that new ones must be allocated."""

@@ -14,13 +14,14 @@ class LocalLauncher:
 
     Args:
       workers: how many it can take.
+      cores: what they share; 0: all that it has.
     """
 
-    def __init__(self, workers: int = 1024):
-        self._workers = workers
+    def __init__(self, workers: int = 1024, cores: int = 0):
+        self._workers, self._cores = workers, cores
 
     def allocate(self, check: Callable[[], None]) -> list[Place]:
-        return [Place(name="localhost", address="127.0.0.1", workers=self._workers)]
+        return [Place(name="localhost", address="127.0.0.1", workers=self._workers, cores=self._cores)]
 
     def command(self, place: Place, agent: AgentSpec) -> list[str]:
         return [sys.executable, "-m", AGENT_MODULE, agent.model_dump_json()]

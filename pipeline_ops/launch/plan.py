@@ -6,6 +6,7 @@ that the hosts have found, `build_launch_plan` makes of it what each process is 
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ class LaunchPlan(BaseModel):
 
     def __str__(self) -> str:
         rows = [("process", "host", "address", "threads", "devices", "environment")]
-        rows += [(w.name, w.host, w.cluster[w.role][w.index], str(w.threads), str(w.devices),
+        rows += [(w.name, w.host, re.sub(r":0$", ":(a free one)", w.cluster[w.role][w.index]), str(w.threads), str(w.devices),
                   " ".join(f"{key}={value}" for key, value in self.environment.get(w.name, {}).items())) for w in self.workers]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)

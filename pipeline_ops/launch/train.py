@@ -15,8 +15,9 @@ from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.contracts.figures import TENSORBOARD, TrainingFigures
 from pipeline_ops.contracts.files import read_json, write_json
+from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.gang import STATE, CandidateSpec, Fork, Order, worker_digest_name
-from pipeline_ops.contracts.hosts import Hosts, LocalHosts, SshHosts, parse_hosts
+from pipeline_ops.contracts.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts, parse_hosts
 from pipeline_ops.contracts.job import Job, run_job
 from pipeline_ops.contracts.local_dataset import host_cache, local_dataset
 from pipeline_ops.contracts.manifest import read_manifest
@@ -24,8 +25,10 @@ from pipeline_ops.contracts.request import Status
 from pipeline_ops.contracts.shards import DatasetFigures
 from pipeline_ops.launch.fleet import Fleet
 from pipeline_ops.launch.gang import Gang, Stop
+from pipeline_ops.launch.kubernetes import KubernetesLauncher
 from pipeline_ops.launch.launcher import Launcher
 from pipeline_ops.launch.local import LocalLauncher
+from pipeline_ops.launch.slurm import SlurmLauncher
 from pipeline_ops.launch.ssh import SshLauncher
 
 _CANDIDATE_SECONDS = 600
@@ -65,8 +68,13 @@ def make_launcher(hosts: Hosts | None, job: Job) -> Launcher:
     match hosts:
         case SshHosts():
             return SshLauncher(hosts)
+        case SlurmHosts():
+            return SlurmLauncher(hosts, f"trainyard-{job.request.pipeline}", job.attempt.folder)
+        case KubernetesHosts():
+            name = f"trainyard-{job.request.pipeline.replace('_', '-')[:30]}-{digest_of(str(job.attempt.folder))[:8]}"
+            return KubernetesLauncher(hosts, name, str(job.attempt.folder), job.request.deadline_seconds)
         case LocalHosts():
-            return LocalLauncher(hosts.workers)
+            return LocalLauncher(hosts.workers, hosts.cores or 0)
         case _:
             return LocalLauncher()
 
@@ -89,24 +97,46 @@ def check_dataset(job: Job) -> None:
 
 
 def write_candidate(job: Job, fleet: Fleet, stop: Stop, folder: Path) -> None:
-    """Has a fork of a preloaded process write the candidate into the artifact."""
+    """Has a fork of a preloaded process write the candidate into the artifact; another one, if its host is lost meanwhile."""
     spec, status = job.attempt.folder / "candidate.spec.json", job.attempt.folder / "candidate.status.json"
     log = job.attempt.folder / "candidate.log"
     write_json(spec, CandidateSpec(request=str(job.attempt.request), work=str(job.work), folder=str(folder)).model_dump(mode="json"))
-    host = fleet.ready[0].name
-    fleet.send(host, Order(order="fork", fork=Fork(name="candidate", entry="candidate", argument=str(spec), status=str(status), log=str(log))))
     job.progress.report("candidate", message="writing the SavedModel")
-    code, deadline = None, time.monotonic() + _CANDIDATE_SECONDS
+    fork = Fork(name="candidate", entry="candidate", argument=str(spec), status=str(status), log=str(log))
+    deadline, code = time.monotonic() + _CANDIDATE_SECONDS, None
     while code is None:
-        code = next((event.code for _, event in fleet.poll(0.2) if event.event == "ended" and event.name == "candidate"), None)
-        stop.check()
-        if code is None and (not fleet.hosts[host].is_ready or time.monotonic() > deadline):
-            raise MachineError(f"the candidate was not written; its log is {log}")
+        for half in folder.iterdir():
+            shutil.rmtree(half) if half.is_dir() else half.unlink()
+        host = _any_host(fleet, stop, deadline)
+        fleet.send(host, Order(order="fork", fork=fork))
+        code = _candidate_code(fleet, stop, host, deadline)
     if code != 0:
         outcome = read_json(status)
         if outcome is None:
             raise MachineError(f"the process that writes the candidate ended with {code}; its log is {log}")
         raise _error_of(Status.model_validate(outcome), str(log))
+
+
+def _any_host(fleet: Fleet, stop: Stop, deadline: float) -> str:
+    """One that can fork, once there is one."""
+    while not fleet.ready:
+        fleet.poll(0.2)
+        stop.check()
+        if time.monotonic() > deadline:
+            raise MachineError("no host is there to write the candidate: " + "; ".join(host.problem for host in fleet.hosts.values()))
+    return fleet.ready[0].name
+
+
+def _candidate_code(fleet: Fleet, stop: Stop, host: str, deadline: float) -> int | None:
+    """The exit code of the process that writes the candidate; None if its host was lost."""
+    while fleet.hosts[host].is_ready:
+        for _host, event in fleet.poll(0.2):
+            if event.event == "ended" and event.name == "candidate":
+                return event.code
+        stop.check()
+        if time.monotonic() > deadline:
+            raise MachineError(f"the candidate was not written within {_CANDIDATE_SECONDS} s")
+    return None
 
 
 def _error_of(status: Status, log: str) -> TrainyardError:

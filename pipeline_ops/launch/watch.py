@@ -22,6 +22,7 @@ from pipeline_ops.contracts.request import Status
 from pipeline_ops.launch.plan import LaunchPlan, status_file
 
 _MISSED_BEATS = 3
+_JOINING = "is joining"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +76,17 @@ class Watch:
     def living(self) -> list[str]:
         return [name for name in self._hosts if name not in self._ended]
 
-    def note(self, event: Event) -> None:
+    def note(self, host: str, event: Event) -> None:
         match event.event:
             case "ended" if event.name in self._hosts:
                 self._ended.setdefault(event.name, event.code)
             case "alive":
-                self._last_beat |= dict.fromkeys((name for name in event.names if name in self._hosts), time.monotonic())
+                beating = [name for name, where in self._hosts.items() if where == host and self._is_living(name, event)]
+                self._last_beat |= dict.fromkeys(beating, time.monotonic())
+
+    def _is_living(self, name: str, event: Event) -> bool:
+        """A process that joins waits for its peers inside TensorFlow, where none of its threads gets on; it is alive unless it is stopped."""
+        return name in event.names or (self._last_phase.get(name) == _JOINING and name not in event.stopped)
 
     def progress(self) -> list[Progress]:
         """What the chief has reported since the last call; notes of everybody's."""

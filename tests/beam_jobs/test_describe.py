@@ -203,7 +203,7 @@ def test_without_a_rule_that_can_fail_the_reference_is_no_part_of_the_fingerprin
     animals.add("cat/new.png", encode(seed=500))
     plan = animals.plan(schema=ALLOW_ALL)
     assert set(plan.request.fingerprint.inputs) == {"raw files", "base"}
-    assert set(plan.request.inputs) == {"previous_data"}
+    assert set(plan.request.inputs) == {"previous_data", "base"}
 
 
 def test_another_champion_is_another_question_where_drift_can_fail_and_is_answered_without_building(animals, encode):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -275,6 +277,25 @@ def test_what_is_new_since_the_last_run_is_told_and_does_not_decide(workshop):
     page = (workshop.run(plan)[1] / REPORT).read_text()
     assert "config top_k: 5 -&gt; 3" in page and 'config model: &#34;fair&#34; -&gt; &#34;good&#34;' in page
     assert workshop.plan("evaluate", workshop.train("poor")).request.inputs["last_evaluation"].uri == str(plan.manifest)
+
+
+def test_a_disk_without_room_for_the_probabilities_is_an_error_and_not_a_signal(tmp_path):
+    program = """
+import pathlib, resource, sys
+from pipeline_ops.evaluation.answers import ask
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    ask([None], [], 1_000_000, 100, [], 0, pathlib.Path(sys.argv[1]), print)
+except OSError as error:
+    print("refused:", error.strerror)
+"""
+    output = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True).stdout
+    assert output.startswith("refused:") and not list(tmp_path.iterdir())
+
+
+def test_nothing_is_left_beside_the_artifact(workshop):
+    workshop.run(workshop.plan("evaluate", workshop.train("good")), attempt="attempt-1")
+    assert {file.name for file in (workshop.root / "attempt-1").iterdir()} == {"progress.jsonl"}
 
 
 def test_a_model_that_says_no_number_is_evaluated_and_fails(workshop):

@@ -97,16 +97,11 @@ class Network:
     def mend(self, host: str) -> None:
         _run("ip", "link", "set", f"v-{host}", "up")
 
-    def hosts_file(self, folder: Path, *, count: int | None = None, **values: object) -> str:
-        """Writes `hosts/lab.yaml` below a folder of pipelines; returns its name."""
-        import yaml
-
-        (folder / "hosts").mkdir(parents=True, exist_ok=True)
-        entries = [{"name": host, "address": self.addresses[host]} for host in self.hosts[:count]]
-        content = {"launcher": "ssh", "hosts": entries, "user": "root", "python": sys.executable, "identity_file": str(self.identity),
-                   "known_hosts": str(self.known_hosts), "config_file": str(self.user_config)} | values
-        (folder / "hosts" / "lab.yaml").write_text(yaml.safe_dump(content))
-        return "lab"
+    def hosts_file(self, count: int) -> dict[str, object]:
+        """The content of a hosts file with the first hosts."""
+        return {"launcher": "ssh", "hosts": [{"name": host, "address": self.addresses[host], "cores": 1} for host in self.hosts[:count]],
+                "user": "root", "python": sys.executable, "identity_file": str(self.identity), "known_hosts": str(self.known_hosts),
+                "config_file": str(self.user_config)}
 
 
 def _let_through(action: str) -> None:

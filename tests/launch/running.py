@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import yaml
+from conftest import DIGITS
 
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.figures import WEIGHTS, TrainingFigures
@@ -21,6 +24,13 @@ from pipeline_ops.contracts.request import read_status
 from pipeline_ops.training.state import read_arrays
 
 QUICK = {"train__epochs": 6, "train__checkpoint_every_steps": 7, "train__steps_per_call": 5, "train__early_stopping": None}
+
+
+def config_with_hosts(folder: Path, content: dict) -> Path:
+    """A pipeline beside a hosts file `lab`. One core for each worker: another number of threads is another order of summing up."""
+    (folder / "hosts").mkdir(parents=True, exist_ok=True)
+    (folder / "hosts" / "lab.yaml").write_text(yaml.safe_dump(content))
+    return Path(shutil.copy(DIGITS, folder / "digits.yaml"))
 
 
 class RunningJob:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
+import time
 
 import pytest
 from launch.network import Network, why_not
-from launch.running import QUICK, RunningJob, assert_same
+from launch.running import QUICK, RunningJob, assert_same, command, config_with_hosts, parent
 
 from pipeline_ops.contracts.errors import ExitCode
 
@@ -31,11 +34,7 @@ def start(network, dataset, make_job_in, tmp_path):
     started = []
 
     def start_job(hosts: int = 2, name: str = "attempt", lab: dict | None = None, **overrides) -> RunningJob:
-        from conftest import DIGITS
-
-        shutil.copy(DIGITS, tmp_path / "digits.yaml")
-        network.hosts_file(tmp_path, count=hosts, **(lab or {}))
-        make = make_job_in(tmp_path, dataset, tmp_path / "digits.yaml")
+        make = make_job_in(tmp_path, dataset, config_with_hosts(tmp_path, network.hosts_file(hosts) | (lab or {})))
         started.append(RunningJob(make(name, **(QUICK | PATIENT | {"train__hosts": "lab", "train__workers": hosts} | overrides))))
         return started[-1]
 
@@ -49,7 +48,9 @@ def start(network, dataset, make_job_in, tmp_path):
 @pytest.fixture(scope="module")
 def undisturbed(dataset, make_job_in, tmp_path_factory):
     """A run on this machine alone that nobody disturbed."""
-    job = RunningJob(make_job_in(tmp_path_factory.mktemp("undisturbed"), dataset)("attempt", **QUICK))
+    folder = tmp_path_factory.mktemp("undisturbed")
+    config = config_with_hosts(folder, {"launcher": "local", "cores": 2})
+    job = RunningJob(make_job_in(folder, dataset, config)("attempt", **QUICK, train__hosts="lab"))
     assert job.end() == ExitCode.SUCCESS, job.job.attempt.log.read_text()
     return job
 
@@ -66,3 +67,163 @@ def test_two_hosts_train_what_one_machine_trains(start, undisturbed):
     assert job.figures().workers == 2
     assert_same(job, undisturbed)
     assert job.survivors() == []
+
+
+def test_a_lost_host_shrinks_the_gang_and_the_result_is_the_same(start, network, undisturbed):
+    job = start(hosts=2, train__min_workers=1)
+    job.wait_for_step(20)
+    network.cut("tyh2")
+    assert job.end() == ExitCode.SUCCESS, job.message()
+    assert "host tyh2: nothing was heard of it" in job.messages("restart")[0]
+    assert (job.figures().workers, job.figures().restarts) == (1, 1)
+    assert_same(job, undisturbed)
+    network.mend("tyh2")
+    assert job.survivors(15) == []
+
+
+@pytest.mark.slow
+def test_a_returned_host_grows_the_gang_back_and_the_curve_stays_the_same(start, network, dataset, make_job_in, tmp_path_factory):
+    long = {"train__epochs": 60, "train__best_checkpoint": None}
+    folder = tmp_path_factory.mktemp("alone")
+    config = config_with_hosts(folder, {"launcher": "local", "cores": 1})
+    alone = RunningJob(make_job_in(folder, dataset, config)("attempt", **(QUICK | long), train__hosts="lab", train__workers=1))
+    assert alone.end() == ExitCode.SUCCESS
+    network.cut("tyh2")
+    job = start(hosts=2, lab={"connect_timeout_seconds": 1}, train__min_workers=1, **long)
+    job.wait_for_step(20)
+    network.mend("tyh2")
+    assert "room for 2 workers and not 1" in job.wait_for(lambda moment: moment.phase == "grow").message
+    assert job.end() == ExitCode.SUCCESS, job.message()
+    assert (job.figures().workers, job.figures().restarts) == (2, 0)
+    assert job.steps("preempted") == job.steps("restored"), "a gang that grows loses no step"
+    both = zip(job.figures().history, alone.figures().history, strict=True)
+    assert max(abs(mine.metrics["loss"] - theirs.metrics["loss"]) for mine, theirs in both) <= 1e-5, "rounding grows over a thousand steps"
+    assert job.survivors() == []
+
+
+@pytest.mark.slow
+def test_a_cut_network_leaves_nothing_on_the_far_side(start, network):
+    job = start(hosts=2, train__max_restarts=0, train__start_timeout_seconds=12)
+    job.wait_for_step(20)
+    far = job.worker("worker 1")
+    network.cut("tyh2")
+    begin = time.monotonic()
+    assert job.end() == ExitCode.RETRY
+    assert "host tyh2: nothing was heard of it" in job.message()
+    assert job.survivors(seconds=15) == [], f"worker 1 was {far}"
+    assert time.monotonic() - begin < 60
+
+
+@pytest.mark.slow
+def test_a_host_that_does_not_answer_is_named_within_the_deadline(start, network):
+    network.cut("tyh2")
+    begin = time.monotonic()
+    job = start(hosts=2, train__max_restarts=0, train__start_timeout_seconds=20)
+    assert job.end() == ExitCode.RETRY
+    assert "at least 2 are needed: host tyh2: the connection ended with 255" in job.message()
+    assert "timed out" in job.message() or "No route to host" in job.message()
+    assert time.monotonic() - begin < 60
+    assert job.survivors() == []
+
+
+def test_a_gang_of_another_launcher_is_not_joined_by_a_second_one(start):
+    """Also where the storage root has no locks that reach other hosts: there, the hosts themselves refuse."""
+    first = start(hosts=1, train__epochs=3000)
+    first.wait_for_step(5)
+    lock = first.job.folder.with_name(f".{first.job.folder.name}.lock")
+    lock.unlink()  # as if storage had no locks
+    second = start(hosts=1, name="second", train__epochs=3000, train__start_timeout_seconds=7, train__max_restarts=0)
+    assert second.end() == ExitCode.RETRY
+    assert "a gang for the same artifact runs there already" in second.message()
+    assert str(first.agents()[0]) in second.message()
+    assert first.process.poll() is None and first.messages("restart") == [], "the first one was not disturbed"
+
+
+def test_a_killed_launcher_leaves_nothing_on_any_host(start, undisturbed):
+    job = start()
+    job.wait_for_step(20)
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.process.wait()
+    assert job.survivors() == []
+    again = start(name="second")
+    assert again.end() == ExitCode.SUCCESS, again.message()
+    assert again.steps("restored")[0] >= 14
+    assert_same(again, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["agent", "ssh"])
+def test_a_killed_carrier_ends_its_host_and_the_gang_goes_on(start, undisturbed, victim):
+    job = start()
+    job.wait_for_step(20)
+    far = next(pid for pid in job.agents() if namespace_of(pid) == namespace_of(job.worker("worker 1")))
+    ssh = next(pid for pid in job.all() if parent(pid) == job.process.pid and "tyh2" in command(pid))
+    os.kill(far if victim == "agent" else ssh, signal.SIGKILL)
+    assert job.end() == ExitCode.SUCCESS, job.message()
+    assert "host tyh2: the connection ended" in job.messages("restart")[0]
+    assert job.figures().restarts == 1
+    assert_same(job, undisturbed)
+    assert job.survivors() == []
+
+
+@pytest.mark.slow
+def test_a_stopped_agent_does_not_hide_its_workers(start, undisturbed):
+    """It can neither end them nor be asked to: its successor does."""
+    job = start()
+    job.wait_for_step(20)
+    os.kill(next(pid for pid in job.agents() if namespace_of(pid) == namespace_of(job.worker("worker 1"))), signal.SIGSTOP)
+    assert job.end() == ExitCode.SUCCESS, job.message()
+    assert_same(job, undisturbed)
+    assert job.survivors() == []
+
+
+@pytest.mark.slow
+def test_three_hosts_go_on_as_two_when_one_is_lost_for_good(start, network, undisturbed):
+    job = start(hosts=3, train__min_workers=2)
+    job.wait_for_step(20)
+    network.cut("tyh3")
+    assert job.end() == ExitCode.SUCCESS, job.message()
+    assert (job.figures().workers, job.figures().restarts) == (2, 1)
+    assert_same(job, undisturbed)
+    assert job.survivors(15) == []
+
+
+def test_a_host_whose_key_is_not_known_is_refused(start, tmp_path):
+    job = start(hosts=1, lab={"known_hosts": str(tmp_path / "none")}, train__start_timeout_seconds=10, train__max_restarts=0)
+    assert job.end() == ExitCode.RETRY
+    assert "host tyh1" in job.message() and "Host key verification failed" in job.message()
+
+
+@pytest.mark.slow
+def test_a_host_behind_jump_hosts_is_reached_with_the_same_keys(start, network, tmp_path):
+    jump = [f"root@{network.addresses['tyh3']}:22", f"root@{network.addresses['tyh2']}:22"]
+    job = start(hosts=1, lab={"jump": jump}, train__epochs=1)
+    job.wait_for_step(1)
+    log = (network.folder / "tyh1.log").read_text()
+    assert f"from {network.addresses['tyh2']}" in log or job.end() == ExitCode.SUCCESS
+    assert job.end() == ExitCode.SUCCESS, job.message()
+
+
+def test_a_host_with_other_code_is_named_before_anything_is_trained(start, tmp_path):
+    from pipeline_ops.contracts.fingerprint import CODE_ROOT
+
+    shutil.copytree(CODE_ROOT / "pipeline_ops", tmp_path / "copy" / "pipeline_ops", ignore=shutil.ignore_patterns("__pycache__"))
+    changed = tmp_path / "copy" / "pipeline_ops" / "training" / "loop.py"
+    changed.write_text(changed.read_text() + "# changed\n")
+    job = start(hosts=1, lab={"code": str(tmp_path / "copy")})
+    assert job.end() == ExitCode.CONFIG, "trying again does not mend it"
+    assert "host tyh1: it has other code than this host" in job.message()
+    assert job.survivors() == []
+
+
+def test_a_host_that_does_not_see_the_storage_root_is_named(start, network, tmp_path):
+    """The folder of the job is hidden on that host by an empty one."""
+    daemon = (network.folder / "tyh1.pid").read_text().strip()
+    mount = ["nsenter", "--mount", "--target", daemon]
+    subprocess.run([*mount, "mount", "-t", "tmpfs", "none", str(tmp_path)], check=True)
+    try:
+        job = start(hosts=1)
+        assert job.end() == ExitCode.CONFIG
+        assert "host tyh1: it does not see the storage root" in job.message()
+    finally:
+        subprocess.run([*mount, "umount", str(tmp_path)], check=True)

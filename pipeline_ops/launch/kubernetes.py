@@ -1,0 +1,121 @@
+"""Pods of an Indexed Job: `kubectl` creates them, carries the pipe to the agent in each, and deletes them.
+
+The manifest is a pure function of the hosts file. A headless service gives every pod a name of its own, so a pod that was started again has its old
+address. Pods are held by `keeper.py` and hold nothing else: what trains in them is started through `kubectl exec`, like on any other host.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pipeline_ops.contracts.errors import ConfigError, MachineError
+from pipeline_ops.contracts.fingerprint import CODE_ROOT
+from pipeline_ops.contracts.gang import AgentSpec
+from pipeline_ops.contracts.hosts import KubernetesHosts
+from pipeline_ops.launch.launcher import agent_command
+from pipeline_ops.launch.plan import Place
+
+_POLL_SECONDS = 1.0
+_COMMAND_SECONDS = 60
+_KEEP_SECONDS = 300
+_POD_SECONDS = 600
+"""Pods that are not running after so long are given back; an image may have to be fetched first."""
+_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+class KubernetesLauncher:
+    """See `Launcher`.
+
+    Args:
+      hosts: what pods to create.
+      name: of job and service, with a number for each time that pods are asked for; no two that live may have the same.
+      run: the folder of the train job's attempt, by which the pods know their agents.
+      deadline_seconds: the cluster ends the pods after so long, whatever happens.
+    """
+
+    def __init__(self, hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int):
+        self._hosts, self._base, self._run, self._deadline_seconds = hosts, name, run, deadline_seconds
+        self._count, self._name = 0, ""
+
+    def allocate(self, check: Callable[[], None]) -> list[Place]:
+        self._count += 1
+        self._name = f"{self._base}-{self._count}"
+        self._kubectl("apply", "--filename=-", text=json.dumps(manifest(self._hosts, self._name, self._run, self._deadline_seconds)))
+        deadline = time.monotonic() + _POD_SECONDS
+        try:
+            while len(pods := self._running_pods()) < self._hosts.pods:
+                check()
+                if time.monotonic() > deadline:
+                    raise MachineError(f"of {self._hosts.pods} pods of the job {self._name}, {len(pods)} run after {_POD_SECONDS} s; "
+                                       f"see kubectl describe job {self._name}")
+                time.sleep(_POLL_SECONDS)
+        except MachineError:
+            self.release()
+            raise
+        names = [f"{self._name}-{index}" for index in range(self._hosts.pods)]
+        return [Place(name=name, address=f"{name}.{self._name}.{self._hosts.namespace}.svc", workers=self._hosts.workers_per_pod) for name in names]
+
+    def command(self, place: Place, agent: AgentSpec) -> list[str]:
+        pod = self._running_pods().get(place.name, place.name)  # one that was started again has another name, with the same index
+        return [*self._words(), "exec", "--stdin", pod, "--", *agent_command(self._hosts, agent)]
+
+    def is_intact(self) -> bool:
+        return bool(self._name) and bool(self._kubectl("get", f"job/{self._name}", "--ignore-not-found", "--output=name").strip())
+
+    def release(self) -> None:
+        if self._name:
+            self._kubectl("delete", "--ignore-not-found", "--wait=false", f"job/{self._name}", f"service/{self._name}")
+            self._name = ""
+
+    def _running_pods(self) -> dict[str, str]:
+        """Names of pods, by those of their places."""
+        listed = json.loads(self._kubectl("get", "pods", f"--selector=batch.kubernetes.io/job-name={self._name}", "--output=json"))
+        running = [pod["metadata"] for pod in listed["items"] if pod["status"].get("phase") == "Running"]
+        return {f"{self._name}-{pod['annotations'][_INDEX]}": pod["name"] for pod in running if "deletionTimestamp" not in pod}
+
+    def _words(self) -> list[str]:
+        return ["kubectl", *([f"--context={self._hosts.context}"] if self._hosts.context else []), f"--namespace={self._hosts.namespace}"]
+
+    def _kubectl(self, *words: str, text: str | None = None) -> str:
+        try:
+            done = subprocess.run([*self._words(), *words], input=text, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+        except FileNotFoundError:
+            raise ConfigError("kubectl is not installed on this machine, and the hosts file says launcher: kubernetes") from None
+        except subprocess.TimeoutExpired:
+            raise MachineError(f"kubectl {words[0]} has not answered within {_COMMAND_SECONDS} s") from None
+        if done.returncode:
+            raise MachineError(f"kubectl {words[0]}: {' '.join(done.stderr.split())}")
+        return done.stdout
+
+
+def manifest(hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int) -> dict[str, Any]:
+    """Service and job as one list. Pure."""
+    labels = {"app.kubernetes.io/name": "trainyard", "app.kubernetes.io/instance": name}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "labels": labels},
+               "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True}}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "labels": labels},
+           "spec": {"completionMode": "Indexed", "completions": hosts.pods, "parallelism": hosts.pods, "backoffLimit": hosts.pods * 100,
+                    "activeDeadlineSeconds": deadline_seconds, "ttlSecondsAfterFinished": 3600,
+                    "template": {"metadata": {"labels": labels}, "spec": _pod(hosts, name, run)}}}
+    return {"apiVersion": "v1", "kind": "List", "items": [service, job]}
+
+
+def _pod(hosts: KubernetesHosts, name: str, run: str) -> dict[str, Any]:
+    resources = {"cpu": hosts.cpus, "memory": hosts.memory} | ({"nvidia.com/gpu": str(hosts.gpus)} if hosts.gpus else {})
+    container = {
+        "name": "host", "image": hosts.image,
+        "command": [hosts.python or sys.executable, "-m", "pipeline_ops.launch.keeper", run, str(_KEEP_SECONDS)],
+        "env": [{"name": "PYTHONPATH", "value": hosts.code or str(CODE_ROOT)}],
+        "resources": {"requests": resources, "limits": resources},
+        "volumeMounts": [{"name": f"volume-{number}", "mountPath": volume.mount} for number, volume in enumerate(hosts.volumes)]}
+    pod = {"subdomain": name, "restartPolicy": "Never", "containers": [container],
+           "volumes": [{"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": volume.claim}}
+                       for number, volume in enumerate(hosts.volumes)]}
+    optional = {"serviceAccountName": hosts.service_account, "nodeSelector": hosts.node_selector,
+                "imagePullSecrets": [{"name": secret} for secret in hosts.image_pull_secrets]}
+    return pod | {key: value for key, value in optional.items() if value}

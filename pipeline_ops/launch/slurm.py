@@ -1,0 +1,117 @@
+"""Nodes that Slurm allocates: one batch job holds them, and one step on each node carries the pipe to its agent.
+
+The cluster is built by us, from the node list in Slurm's own order: TensorFlow's resolver sorts names as text, so that n10 comes before
+n2. What becomes of a process is learnt from its agent and never from srun, which reports the peers' end as its own.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline_ops.contracts.errors import ConfigError, MachineError
+from pipeline_ops.contracts.fingerprint import CODE_ROOT
+from pipeline_ops.contracts.gang import AgentSpec
+from pipeline_ops.contracts.hosts import SlurmHosts
+from pipeline_ops.launch.launcher import agent_command
+from pipeline_ops.launch.plan import Place
+
+_POLL_SECONDS = 0.5
+_COMMAND_SECONDS = 60
+_KEEP_SECONDS = 60
+"""An allocation without agents is given back after so long."""
+_WAITING = ("PENDING", "CONFIGURING")
+
+
+class SlurmLauncher:
+    """See `Launcher`.
+
+    Args:
+      hosts: what to ask Slurm for.
+      name: of the Slurm job.
+      run: the folder of the train job's attempt; the batch job's output goes there.
+    """
+
+    def __init__(self, hosts: SlurmHosts, name: str, run: Path):
+        self._hosts, self._name, self._run = hosts, name, run
+        self._job: str | None = None
+
+    def allocate(self, check: Callable[[], None]) -> list[Place]:
+        self._job = _ask(*sbatch_command(self._hosts, self._name, self._run), text=batch_script(self._hosts, self._run)).partition(";")[0]
+        deadline = time.monotonic() + self._hosts.queue_timeout_seconds
+        while (state := self._state()) in _WAITING:
+            check()
+            if time.monotonic() > deadline:
+                reason = _ask("squeue", "--noheader", f"--jobs={self._job}", "--format=%R")
+                self.release()
+                raise MachineError(f"Slurm has not started the job {self._name} within {self._hosts.queue_timeout_seconds} s "
+                                   f"(queue_timeout_seconds in the hosts file): {reason}")
+            time.sleep(_POLL_SECONDS)
+        if state != "RUNNING":
+            raise MachineError(f"the Slurm job {self._job} ({self._name}) ended as {state or 'unknown'} before it was used; "
+                               f"its output is {self._run / 'slurm.log'}")
+        nodes = _ask("scontrol", "show", "hostnames", _ask("squeue", "--noheader", f"--jobs={self._job}", "--format=%N")).split()
+        return [Place(name=node, address=address_of(_ask("scontrol", "show", "node", "--oneliner", node)) or node,
+                      workers=self._hosts.workers_per_node, cores=self._hosts.cores_per_node or 0) for node in nodes]
+
+    def command(self, place: Place, agent: AgentSpec) -> list[str]:
+        return ["srun", f"--jobid={self._job}", f"--nodelist={place.name}", "--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none", "--mpi=none",
+                "--quiet", *agent_command(self._hosts, agent)]
+
+    def is_intact(self) -> bool:
+        return self._job is not None and self._state() == "RUNNING"
+
+    def release(self) -> None:
+        if self._job is not None:
+            subprocess.run(["scancel", "--quiet", self._job], capture_output=True, timeout=_COMMAND_SECONDS)
+            self._job = None
+
+    def _state(self) -> str:
+        """Nothing for a job that Slurm has forgotten."""
+        return _ask("squeue", "--noheader", f"--jobs={self._job}", "--states=all", "--format=%T", forgives="Invalid job id")
+
+
+def sbatch_command(hosts: SlurmHosts, name: str, run: Path) -> list[str]:
+    """Pure. A dead node must not take the others along (--no-kill), and nobody but us starts the job again (--no-requeue)."""
+    nodes = f"{hosts.min_nodes}-{hosts.nodes}" if hosts.min_nodes else str(hosts.nodes)
+    options = {"--job-name": name, "--nodes": nodes, "--ntasks-per-node": "1", "--output": str(run / "slurm.log"), "--partition": hosts.partition,
+               "--account": hosts.account, "--time": hosts.time_limit, "--cpus-per-task": hosts.cores_per_node}
+    return ["sbatch", "--parsable", "--no-requeue", "--no-kill", *(f"{key}={value}" for key, value in options.items() if value),
+            *([] if hosts.cores_per_node else ["--exclusive"]), *hosts.arguments]
+
+
+def batch_script(hosts: SlurmHosts, run: Path) -> str:
+    """Pure. See `keeper.py`."""
+    return (f"#!/bin/sh\nexec env PYTHONPATH={hosts.code or CODE_ROOT} {hosts.python or sys.executable} -m pipeline_ops.launch.keeper "
+            f"'{run}' {_KEEP_SECONDS}\n")
+
+
+def address_of(node: str) -> str | None:
+    """Of what `scontrol show node` says of it."""
+    found = re.search(r"\bNodeAddr=(\S+)", node)
+    return found and found[1]
+
+
+def _ask(*argv: str, text: str | None = None, forgives: str = "") -> str:
+    """What a command of Slurm prints.
+
+    Raises:
+      MachineError: Slurm is not there, or does not answer.
+      ConfigError: it refuses what the hosts file asks for.
+    """
+    try:
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+    except FileNotFoundError:
+        raise ConfigError(f"{argv[0]} is not installed on this machine, and the hosts file says launcher: slurm") from None
+    except subprocess.TimeoutExpired:
+        raise MachineError(f"{argv[0]} has not answered within {_COMMAND_SECONDS} s") from None
+    if done.returncode == 0 or (forgives and forgives in done.stderr):
+        return done.stdout.strip()
+    words = " ".join(done.stderr.split())
+    if argv[0] == "sbatch" and not re.search(r"[Uu]nable to contact|timed out|temporarily", words):
+        raise ConfigError(f"Slurm refuses the job: {words}; mend the hosts file")
+    raise MachineError(f"{' '.join(argv[:3])}: {words or f'exit status {done.returncode}'}")

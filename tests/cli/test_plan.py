@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.cli.main import main
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def plan(capsys, *words: str) -> str:
+    assert main(["plan", str(CONFIGS / "digits.yaml"), *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_plan_says_who_would_run_where_without_reaching_a_host(capsys):
+    lines = plan(capsys, "--set", "train.hosts=ssh").splitlines()
+    assert [line.split()[:4] for line in lines[1:]] == [["worker", "0", "trainer-1.example", "trainer-1.example:20000"],
+                                                       ["worker", "1", "trainer-2.example", "10.0.0.12:20000"]]
+
+
+def test_on_this_machine_ports_are_found_when_the_gang_starts(capsys):
+    assert "127.0.0.1:(a free one)" in plan(capsys)
+
+
+@pytest.mark.parametrize("name", ["slurm", "kubernetes"])
+def test_what_a_cluster_would_be_asked_for_is_printed(capsys, name):
+    text = plan(capsys, "--set", f"train.hosts={name}")
+    if name == "slurm":
+        assert "sbatch --parsable --no-requeue --no-kill --job-name=trainyard-digits --nodes=2-4" in text
+    else:
+        assert [item["kind"] for item in json.loads(text[text.index("{"):])["items"]] == ["Service", "Job"]
+
+
+def test_a_misspelt_hosts_file_is_told_the_nearest(tmp_path, capsys):
+    shutil.copytree(CONFIGS / "hosts", tmp_path / "hosts")
+    config = shutil.copy(CONFIGS / "digits.yaml", tmp_path)
+    assert main(["plan", str(config), "--set", "train.hosts=slrum"]) == 78
+    assert "the nearest valid name is 'slurm'" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.contracts.config import load_config
+from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.hosts import load_hosts, parse_hosts
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+TWO = "launcher: ssh\nhosts:\n  - {name: a}\n  - {name: b, workers: 2}\n"
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes `hosts/lab.yaml` beside a copy of the digits pipeline; returns that."""
+
+    def write_hosts(text: str) -> Path:
+        (tmp_path / "hosts").mkdir(exist_ok=True)
+        (tmp_path / "hosts" / "lab.yaml").write_text(text)
+        return Path(shutil.copy(CONFIGS / "digits.yaml", tmp_path))
+
+    return write_hosts
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((CONFIGS / "hosts").glob("*.yaml"))])
+def test_every_example_is_valid_and_travels_in_a_request(name):
+    hosts = load_hosts(CONFIGS / "hosts", name)
+    assert hosts.launcher == name
+    assert parse_hosts(hosts.model_dump(mode="json")) == hosts
+
+
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("launcher: ssh", "launcher: shh", "lab.yaml:1: launcher must be one of local, ssh, slurm, kubernetes, got 'shh'; the nearest valid name"),
+    ("launcher: ssh", "launcher: shh", "the nearest valid name is 'ssh'"),
+    ("launcher: ssh", "user: x", "lab.yaml: launcher must be one of local, ssh, slurm, kubernetes, got None"),
+    ("launcher: ssh", "launcher: ssh\nusr: x", "lab.yaml:2: usr: unknown key; the nearest valid name is 'user'"),
+    ("{name: a}", "{nme: a}", "lab.yaml:3: hosts.0.nme: unknown key; the nearest valid name is 'name'"),
+    ("{name: b, workers: 2}", "{name: a}", "lab.yaml: hosts must have different names, got a twice"),
+    ("{name: a}", "{name: -oProxyCommand=x}", "lab.yaml:3: hosts.0.name: string should match pattern"),
+    ("launcher: ssh", "launcher: ssh\nfirst_port: 4000", "first_port and last_port must be given together"),
+    ("launcher: ssh", "launcher: ssh\nfirst_port: 4001\nlast_port: 4000", "first_port must not be above last_port, got 4001 and 4000"),
+])
+def test_a_wrong_hosts_file_is_told_file_line_key_and_rule(write, old, new, message):
+    config = write(TWO.replace(old, new))
+    with pytest.raises(ConfigError) as raised:
+        load_config(config, {"train.hosts": "lab"})
+    assert message in str(raised.value)
+
+
+def test_a_name_without_a_file_is_told_the_nearest(write):
+    config = write(TWO)
+    with pytest.raises(ConfigError, match=r"train.hosts: there is no .*/hosts/lap.yaml; the nearest valid name is 'lab'"):
+        load_config(config, {"train.hosts": "lap"})
+
+
+def test_a_gang_that_no_set_of_these_hosts_can_seat_is_refused(write):
+    config = write(TWO)
+    with pytest.raises(ConfigError, match=r"lab has room for 3 workers, and the gang has at least 4 \(train.workers\); add hosts or lower it"):
+        load_config(config, {"train.hosts": "lab", "train.workers": 4})
+    assert load_config(config, {"train.hosts": "lab", "train.workers": 4, "train.min_workers": 3}).hosts.capacity == 3
+
+
+def test_where_a_training_runs_is_not_what_it_is(write):
+    config = write(TWO)
+    here, there = load_config(config), load_config(config, {"train.hosts": "lab", "train.min_workers": 1, "train.max_workers": 3})
+    assert here.train.fingerprinted() == there.train.fingerprinted()

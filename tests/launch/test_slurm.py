@@ -1,0 +1,110 @@
+"""Nodes of a real Slurm: they train together, and nothing stays allocated."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from launch.cluster import Cluster, why_not
+from launch.running import QUICK, RunningJob, assert_same, config_with_hosts
+
+from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.contracts.hosts import SlurmHosts
+from pipeline_ops.launch.slurm import address_of, sbatch_command
+
+
+def test_what_slurm_is_asked_for():
+    hosts = SlurmHosts(launcher="slurm", nodes=4, min_nodes=2, cores_per_node=8, partition="gpu", arguments=["--gres=gpu:4"])
+    assert sbatch_command(hosts, "name", Path("/run")) == [
+        "sbatch", "--parsable", "--no-requeue", "--no-kill", "--job-name=name", "--nodes=2-4", "--ntasks-per-node=1", "--output=/run/slurm.log",
+        "--partition=gpu", "--cpus-per-task=8", "--gres=gpu:4"]
+    assert "--exclusive" in sbatch_command(SlurmHosts(launcher="slurm", nodes=1), "name", Path("/run")), "all cores or those named"
+
+
+def test_the_address_of_a_node_is_the_one_that_slurm_uses():
+    assert address_of("NodeName=n10 Arch=x86_64 NodeAddr=10.1.0.10 NodeHostName=cpu-10 Port=0") == "10.1.0.10"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    if reason := why_not():
+        pytest.skip(f"no Slurm to train on: {reason}")
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"), 2)
+    cluster.up()
+    yield cluster
+    cluster.down()
+
+
+@pytest.fixture
+def start(cluster, dataset, make_job_in, tmp_path):
+    started = []
+
+    def start_job(name: str = "attempt", lab: dict | None = None, **overrides) -> RunningJob:
+        content = {"launcher": "slurm", "nodes": 2, "cores_per_node": 1} | (lab or {})
+        make = make_job_in(tmp_path, dataset, config_with_hosts(tmp_path, content))
+        started.append(RunningJob(make(name, **(QUICK | {"train__hosts": "lab", "train__start_timeout_seconds": 90} | overrides))))
+        return started[-1]
+
+    yield start_job
+    for job in started:
+        job.put_an_end_to_it()
+
+
+def test_two_nodes_train_what_one_machine_trains_and_are_given_back(start, cluster, dataset, make_job_in, tmp_path):
+    job = start()
+    job.wait_for_step(5)
+    assert len(cluster.jobs()) == 1
+    assert job.end() == ExitCode.SUCCESS, job.message()
+    config = config_with_hosts(tmp_path / "alone", {"launcher": "local", "cores": 2})
+    alone = RunningJob(make_job_in(tmp_path / "alone", dataset, config)("attempt", **QUICK, train__hosts="lab"))
+    assert alone.end() == ExitCode.SUCCESS
+    assert_same(job, alone)
+    assert job.survivors() == []
+    wait_until(lambda: cluster.jobs() == [], "the job is still allocated")
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_leaves_no_process_on_any_node(start, cluster):
+    job = start()
+    job.wait_for_step(10)
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.process.wait()
+    assert [survivor for survivor in job.survivors(10) if "launch.keeper" not in survivor and "slurm" not in survivor] == []
+    [keeper] = [pid for pid in job.all() if "launch.keeper" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(keeper, signal.SIGTERM)  # it would give the nodes back by itself a minute later
+    wait_until(lambda: cluster.jobs() == [], "the job is still allocated")
+
+
+@pytest.mark.slow
+def test_a_cancelled_allocation_is_asked_for_again(start, cluster):
+    job = start(train__epochs=12)
+    job.wait_for_step(20)
+    [first] = cluster.jobs()
+    os.system(f"scancel {first}")
+    job.wait_for(lambda moment: moment.phase == "restored")
+    assert first not in cluster.jobs()
+    assert job.end() == ExitCode.SUCCESS, job.message()
+    assert job.survivors() == []
+
+
+def test_what_slurm_refuses_is_told_and_not_tried_again(start):
+    job = start(lab={"partition": "nowhere"})
+    assert job.end() == ExitCode.CONFIG
+    assert "Slurm refuses the job" in job.message() and "invalid partition" in job.message()
+
+
+def test_a_queue_that_does_not_move_is_told_within_the_deadline(start, cluster):
+    job = start(lab={"nodes": 1, "queue_timeout_seconds": 3, "arguments": ["--begin=now+1hour"]}, train__workers=1, train__max_restarts=0)
+    assert job.end() == ExitCode.RETRY
+    assert "within 3 s (queue_timeout_seconds in the hosts file): (BeginTime)" in job.message()
+    wait_until(lambda: cluster.jobs() == [], "the job is still in the queue")
+
+
+def wait_until(is_so, what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)

@@ -18,6 +18,8 @@ return `probabilities` (float32 [N, classes]) and `classes` (int64 [N]). `decode
 
 A detector returns `boxes` (float32 [N, 100, 4]: ymin, xmin, ymax, xmax as fractions of the image that was sent), `scores` (float32 [N, 100], the
 best first), `classes` (int64 [N, 100]: indexes into the class names) and `num_detections` (int32 [N]); what comes after so many is 0."""
+LEAST_SCORE = 0.01
+"""What scores less is no detection. So low, because average precision also looks at what a detector is unsure of."""
 WEIGHTS = "weights.npz"
 """Training: the trained weights by index, `w0000` and so on, in the order of `model.weights`."""
 REFERENCE_EXAMPLES = "reference.tfrecord"

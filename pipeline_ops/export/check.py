@@ -19,7 +19,7 @@ import numpy as np
 
 from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.figures import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, FormatFigures
+from pipeline_ops.contracts.figures import LEAST_SCORE, REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, FormatFigures
 from pipeline_ops.contracts.shards import Task
 from pipeline_ops.export.formats import PATHS, load_format
 from pipeline_ops.input import detections
@@ -134,7 +134,7 @@ def _agreement(references: np.ndarray, answers: np.ndarray) -> Agreement:
 
 def _agreement_of_detections(references: np.ndarray, answers: np.ndarray, tolerance: float) -> Agreement:
     """Each detection of one must be in the other, wherever it stands: of two with nearly the same score, either may come first. One that
-    scores hardly more than the least score that counts may be missing."""
+    scores hardly more than is needed to be one may be missing."""
     differences = [max(_farthest(one, other, tolerance), _farthest(other, one, tolerance)) for one, other in zip(references, answers, strict=True)]
     return Agreement(len(references), max(differences), float(np.mean(np.array(differences) <= tolerance)))
 
@@ -142,7 +142,8 @@ def _agreement_of_detections(references: np.ndarray, answers: np.ndarray, tolera
 def _farthest(detections_D6: np.ndarray, others_D6: np.ndarray, tolerance: float) -> float:
     """How far the detection is that is farthest from its nearest one among others; another class is at least 1 away."""
     found = detections_D6[detections_D6[:, _SCORE] > 0]
-    surely = found[found[:, _SCORE] > found[:, _SCORE].min() + tolerance] if len(found) else found
+    least = found[:, _SCORE].min() if len(found) == len(detections_D6) else LEAST_SCORE  # where there is no room for more, or below what counts
+    surely = found[found[:, _SCORE] > least + tolerance]
     if not len(surely):
         return 0.0
     if not (others_D6[:, _SCORE] > 0).any():

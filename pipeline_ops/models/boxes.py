@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from pipeline_ops.contracts.figures import LEAST_SCORE
+
 MAX_DETECTIONS = 100
 """Of an image, as COCO's figures count them."""
-MIN_SCORE = 0.01
-"""What scores less is no detection. So low, because average precision also looks at what a detector is unsure of."""
 _SAME_OBJECT_IOU = 0.5
 
 
@@ -58,7 +58,7 @@ def suppress(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, num_classe
     by_class = scores[..., None] * tf.one_hot(classes, num_classes)
     found = tf.image.combined_non_max_suppression(
         boxes[:, :, None, :], by_class, max_output_size_per_class=MAX_DETECTIONS, max_total_size=MAX_DETECTIONS,
-        iou_threshold=_SAME_OBJECT_IOU, score_threshold=MIN_SCORE)
+        iou_threshold=_SAME_OBJECT_IOU, score_threshold=LEAST_SCORE)
     return Detections(found.nmsed_boxes, found.nmsed_scores, tf.cast(found.nmsed_classes, tf.int64), found.valid_detections)
 
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.model_catalogue import task_of
 from pipeline_ops.contracts.request import Request
 from pipeline_ops.contracts.shards import CLASS_WEIGHTS, DatasetFigures
 from pipeline_ops.models import build_model, make_head
@@ -23,11 +22,7 @@ from pipeline_ops.training.loop import Loop, SynchronousLoop
 
 
 def make_task(config: Train, request: Request, figures: DatasetFigures) -> Task:
-    """The task of the data set. Raises ConfigError for a model of another task, for a function of the user's that there is not, and for weights
-    that the data set lacks."""
-    if task_of(config.model) != figures.task:
-        raise ConfigError(f"train.model: {config.model} is for {task_of(config.model)}, and the data set is for {figures.task}: "
-                          f"{request.inputs['preprocess'].uri}")
+    """The task of the data set. Raises ConfigError for a function of the user's that there is not, and for weights that the data set lacks."""
     if figures.task == "detection":
         return Detection(figures.image_shape, make_head(config, figures.image_shape, len(figures.class_names)))
     folder = Path(request.config_file).parent

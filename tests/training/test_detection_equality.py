@@ -13,7 +13,7 @@ from pipeline_ops.launch.gang import Gang
 from pipeline_ops.launch.local import LocalLauncher
 
 STEPS = 30
-SGD = {"name": "sgd", "learning_rate": 0.001, "momentum": 0.9, "clip": {"global_norm": 10.0}}
+SGD = {"name": "sgd", "learning_rate": 3e-5, "momentum": 0.9, "clip": {"global_norm": 10.0}}
 """And not Adam, which divides by the size of a gradient, and so makes much of the last digit of a small one."""
 SMALL = {"center_detector": {"width": 8}}
 MODELS = pytest.mark.parametrize("model", SMALL)

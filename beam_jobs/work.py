@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ class Work:
 
         cv2.setNumThreads(1)  # its threads would fight with the workers for the same cores
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # a broken image is a reject with a reason, not a line on stderr
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
         self._builder, self._scratch = order.builder(scratch / TALLY, scratch), scratch
 
     def do(self, name: str) -> Done | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -12,11 +14,11 @@ from pipeline_ops.contracts.config import load_config
 from pipeline_ops.contracts.fingerprint import Fingerprint
 from pipeline_ops.contracts.job import Job
 from pipeline_ops.contracts.layout import Attempt
-from pipeline_ops.contracts.manifest import Manifest, list_files, write_manifest
+from pipeline_ops.contracts.manifest import Manifest, list_files, read_manifest, write_manifest
 from pipeline_ops.contracts.plan import plan_job
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import write_request
-from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL, DatasetFigures, shard_name
+from pipeline_ops.contracts.shards import CLASS_WEIGHTS, ENCODED, KEY, LABEL, DatasetFigures, shard_name
 
 pytest_plugins = ["workshop", "publishers", "scenes"]
 
@@ -67,6 +69,27 @@ def _bytes(value: bytes):
     import tensorflow as tf
 
     return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+
+@pytest.fixture(scope="session")
+def weighted_dataset(dataset, tmp_path_factory) -> str:
+    """The same data set, balanced: with a weight for each class, from 0.5 to 1.4."""
+    manifest, folder = read_manifest(dataset), tmp_path_factory.mktemp("weighted") / "dataset"
+    shutil.copytree(Path(dataset).parent, folder)
+    (folder / CLASS_WEIGHTS).write_text(json.dumps({str(digit): 0.5 + digit / 10 for digit in range(10)}))
+    counts = {file.path: file.num_examples for file in manifest.files}
+    write_manifest(folder, manifest.model_copy(update={"files": list_files(folder, counts)}))
+    return str(folder / "manifest.json")
+
+
+@pytest.fixture(scope="module")
+def own_package():
+    """The package `acme_vision`, a user's own, is where Python finds it, also in the processes that are started meanwhile."""
+    folder = str(Path(__file__).parent / "own")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")])))
+        yield
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import subprocess
@@ -25,7 +26,12 @@ _SERVER = """
 import sys
 from werkzeug.serving import make_server
 from moto.server import DomainDispatcherApplication, create_backend_app
-server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=False)
+moto = DomainDispatcherApplication(create_backend_app)
+def app(environ, respond):
+    if sys.argv[1:] == ["unconditional"]:
+        environ.pop("HTTP_IF_NONE_MATCH", None)
+    return moto(environ, respond)
+server = make_server("127.0.0.1", 0, app, threaded=False)
 print(server.server_port, flush=True)
 server.serve_forever()
 """
@@ -35,7 +41,14 @@ server.serve_forever()
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The address of an S3 server with an empty bucket."""
-    server = subprocess.Popen([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with running_s3() as address:
+        yield address
+
+
+@contextlib.contextmanager
+def running_s3(*arguments: str) -> Iterator[str]:
+    """As `s3_server`; with the argument `unconditional`, it accepts conditional puts and ignores the condition, as some servers do."""
+    server = subprocess.Popen([sys.executable, "-c", _SERVER, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         address = f"http://127.0.0.1:{int(server.stdout.readline())}"
         urllib.request.urlopen(urllib.request.Request(f"{address}/{BUCKET}", method="PUT", headers={

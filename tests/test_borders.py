@@ -18,7 +18,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/contracts": ({"contracts"}, {"yaml", "fsspec", "google_crc32c", "jinja2", "markupsafe"}),
     "pipeline_ops/operators": ({"contracts", "operators"}, {"airflow"}),
     "pipeline_ops/launch": ({"contracts", "launch"}, set()),
-    "pipeline_ops/training": ({"contracts", "training", "models", "input"}, TENSORFLOW),
+    "pipeline_ops/training": ({"contracts", "training", "models", "input"}, TENSORFLOW | {"PIL"}),
     "pipeline_ops/models": ({"contracts", "models"}, TENSORFLOW),
     "pipeline_ops/input": ({"contracts", "input"}, TENSORFLOW),
     "pipeline_ops/evaluation": ({"contracts", "evaluation", "models", "input"}, TENSORFLOW | {"jinja2", "markupsafe", "PIL", "faster_coco_eval"}),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pipeline_ops.cli.arguments import add_config, add_overrides, load_checked, parse_overrides
 from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.figures import EvaluationFigures
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.plan import JOBS, KINDS, plan_job
+from pipeline_ops.contracts.search import choose, monitor_of, plan_trials, result_of, trial_config
 
 _NO_RUN = "explain"  # the run id takes no part in a fingerprint
 
@@ -33,12 +35,13 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    for forecast in forecasts(load_checked(arguments.config, parse_overrides(arguments.overrides))):
+    overrides = parse_overrides(arguments.overrides)
+    for forecast in forecasts(load_checked(arguments.config, overrides), overrides):
         print(f"{forecast.task:<11}{forecast.verdict:<8}{forecast.reason}")
     return 0
 
 
-def forecasts(config: PipelineConfig) -> Iterator[Forecast]:
+def forecasts(config: PipelineConfig, overrides: Mapping[str, Any] | None = None) -> Iterator[Forecast]:
     """One for each task, in order.
 
     A task whose inputs are still to be made can't be planned; it is said to run, though it may find its result cached
@@ -50,10 +53,31 @@ def forecasts(config: PipelineConfig) -> Iterator[Forecast]:
     manifests: dict[str, str] = {}
     runs: list[str] = []
     for job in JOBS:
+        if job == "train" and config.search:
+            yield from _forecast_trials(config, overrides, manifests, runs)
+            continue
         forecast = _forecast(job, config, manifests, runs)
         if forecast.verdict == "runs":
             runs.append(job)
         yield forecast
+
+
+def _forecast_trials(config: PipelineConfig, overrides: Mapping[str, Any], manifests: dict[str, str], runs: list[str]) -> Iterator[Forecast]:
+    """One for each trial, and one for the choice between them."""
+    trials, monitor, made = plan_trials(config), monitor_of(config), []
+    for trial in trials:
+        of_trial = dict(manifests)
+        forecast = _forecast("train", trial_config(config.file, overrides, trial), of_trial, runs)
+        if "train" in of_trial:
+            made.append(result_of(trial, of_trial["train"], monitor))
+        yield Forecast(trial.name, forecast.verdict, f"{forecast.reason} ({trial})")
+    if len(made) < len(trials):
+        runs.append("train")
+        yield Forecast("train", "runs", f"takes the trial with the best {monitor}")
+    else:
+        found = choose(made, monitor)
+        manifests["train"] = found.winner.manifest
+        yield Forecast("train", "cached", f"takes {found.winner.trial.name}, {monitor} {found.winner.figure:.4f}")
 
 
 def _forecast(job: str, config: PipelineConfig, manifests: dict[str, str], runs: list[str]) -> Forecast:

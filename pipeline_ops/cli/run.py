@@ -26,6 +26,8 @@ from pipeline_ops.cli.watch import RunView, RunWatcher
 from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.errors import DataError, ExitCode, TrainyardError
 from pipeline_ops.contracts.layout import Attempt, Layout
+from pipeline_ops.contracts.plan import JOBS
+from pipeline_ops.contracts.search import plan_trials
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,11 +94,13 @@ def _unpaused(api: AirflowApi, dag: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _run_once(api: AirflowApi, home: Home, server: Server, config: PipelineConfig, overrides: Mapping[str, Any], console: Console) -> RunView:
-    for active in api.active_runs(config.pipeline):
+    if config.evaluate.approval:
+        console.print("Approval  before export a person is asked, in Airflow under Required Actions; this command waits for the answer.")
+    for active in [] if config.evaluate.approval else api.active_runs(config.pipeline):
         console.print(f"Waiting for the run {active}: a pipeline has one run at a time.")
     triggered = time.time()
     run_id = api.trigger(config.pipeline, overrides)
-    watcher = RunWatcher(api, Layout(config.root, config.pipeline), config.pipeline, run_id, triggered)
+    watcher = RunWatcher(api, Layout(config.root, config.pipeline), config.pipeline, run_id, triggered, task_names(config))
     try:
         view = _follow(watcher, home, server, console)
     except Stopped:
@@ -107,6 +111,13 @@ def _run_once(api: AirflowApi, home: Home, server: Server, config: PipelineConfi
     if view.state != "success":
         print_failures(console, config, home, view)
     return view
+
+
+def task_names(config: PipelineConfig) -> list[str]:
+    """Of all tasks that have something to show, in the order in which they run."""
+    trials = ["search", *(trial.name for trial in plan_trials(config))] if config.search else []
+    position = JOBS.index("train")
+    return [*JOBS[:position], *trials, *JOBS[position:]]
 
 
 def _follow(watcher: RunWatcher, home: Home, server: Server, console: Console) -> RunView:
@@ -123,7 +134,7 @@ def _follow(watcher: RunWatcher, home: Home, server: Server, console: Console) -
 def print_failures(console: Console, config: PipelineConfig, home: Home, view: RunView) -> None:
     """Why each failed task failed, and the logs to read."""
     for task in view.tasks:
-        if task.state != "failed":
+        if task.state != "failed" or (task.name.startswith("trial-") and view.task("train").state == "success"):
             continue
         record = task.record
         message = record.message if record and record.state == "failed" else "ended by Airflow, or by a person in its UI"

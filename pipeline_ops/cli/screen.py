@@ -115,6 +115,8 @@ def state_word(task: TaskView) -> str:
 def print_result(console: Console, summary: Mapping[str, Any], run: RunView) -> None:
     """The tasks, the metrics, the gate, and where model and report lie."""
     console.print(_result_table(run))
+    for line in summary["search"]["table"] if summary["search"] else ():
+        console.print(f"Trial   {line}", soft_wrap=True)
     if summary["metrics"]:
         console.print("Metrics   " + "  ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items()))
     _print_gate(console, summary)

@@ -11,8 +11,10 @@ from typing import Any
 from pipeline_ops.cli.watch import RunView, TaskView
 from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.figures import REPORT, EvaluationFigures, ModelFigures, TrainingFigures
+from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import Manifest, read_manifest
 from pipeline_ops.contracts.registry import Registry
+from pipeline_ops.contracts.search import read_search
 from pipeline_ops.contracts.shards import SPLITS, DatasetFigures, shards_of
 
 
@@ -26,6 +28,7 @@ def summarise(config: PipelineConfig, run: RunView) -> dict[str, Any]:
         "tasks": {task.name: _task(task) for task in run.tasks},
         "dataset": _dataset(_manifest(run, "preprocess")),
         "training": _training(_manifest(run, "train")),
+        "search": _search(config, run),
         **_evaluation(_manifest(run, "evaluate")),
         "model": _model(config, _manifest(run, "export")),
         "report": _report(run),
@@ -60,6 +63,16 @@ def _training(manifest: Manifest | None) -> dict[str, Any]:
         return dict.fromkeys(names)
     figures = TrainingFigures.model_validate(manifest.figures)
     return {name: getattr(figures, name) for name in names}
+
+
+def _search(config: PipelineConfig, run: RunView) -> dict[str, Any] | None:
+    """All trials, and the number of the one that went on; None without a search, or if it did not come to a result."""
+    result = read_search(Layout(config.root, config.pipeline), run.run_id) if config.search else None
+    if result is None:
+        return None
+    trials = [{"trial": r.trial.name, "parameters": r.trial.parameters, "figure": r.figure, "manifest": r.manifest, "message": r.message}
+              for r in result.results]
+    return {"monitor": result.monitor, "best": result.winner.trial.name, "trials": trials, "table": result.table()}
 
 
 def _evaluation(manifest: Manifest | None) -> dict[str, Any]:

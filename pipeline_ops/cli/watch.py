@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pipeline_ops.contracts.layout import Attempt, Layout
 from pipeline_ops.contracts.plan import JOBS
 from pipeline_ops.contracts.progress import Progress, ProgressReader
 from pipeline_ops.contracts.records import TaskRecord, read_record
+from pipeline_ops.contracts.search import trial_name
 
 FINISHED = ("success", "failed")
 _ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")
@@ -62,11 +64,12 @@ class RunWatcher:
 
     Args:
       triggered: when the run was asked for, in seconds since 1970.
+      tasks: their names, in the order in which they are shown; of mapped tasks, those of their records.
     """
 
-    def __init__(self, api: AirflowApi, layout: Layout, dag: str, run_id: str, triggered: float):
+    def __init__(self, api: AirflowApi, layout: Layout, dag: str, run_id: str, triggered: float, tasks: Sequence[str] = JOBS):
         self._api, self._layout, self._dag, self._run_id, self._triggered = api, layout, dag, run_id, triggered
-        self._jobs = {job: _JobWatcher(layout.attempts(run_id, job)) for job in JOBS}
+        self._jobs = {task: _JobWatcher(layout.attempts(run_id, task)) for task in tasks}
         self._instances: dict[str, dict[str, Any]] = {}
         self._run = {"state": "queued", "end_date": None}
         self._ask_at = 0.0
@@ -76,11 +79,11 @@ class RunWatcher:
         if time.monotonic() >= self._ask_at:
             self._ask()
         end = seconds_since_1970(self._run["end_date"]) if self._run["end_date"] else time.time()
-        tasks = tuple(self._look_at(job) for job in JOBS)
+        tasks = tuple(self._look_at(task) for task in self._jobs)
         return RunView(self._run_id, self._run["state"], end - self._triggered, tasks)
 
     def _ask(self) -> None:
-        self._instances = {instance["task_id"]: instance for instance in self._api.tasks(self._dag, self._run_id)}
+        self._instances = {_name(instance): instance for instance in self._api.tasks(self._dag, self._run_id)}
         states = [instance["state"] for instance in self._instances.values()]
         if not self._instances or all(state in _ENDED for state in states) or "failed" in states:
             self._run = self._api.run(self._dag, self._run_id)
@@ -118,6 +121,12 @@ class _JobWatcher:
         if newest != self._attempt:
             self._attempt, self._latest = newest, None
             self._reader = ProgressReader(Attempt(newest).progress)
+
+
+def _name(instance: dict[str, Any]) -> str:
+    """A mapped task's instances are told apart by number, as their records are."""
+    number = instance["map_index"]
+    return instance["task_id"] if number < 0 else trial_name(number)
 
 
 def _duration(instance: dict[str, Any]) -> float | None:

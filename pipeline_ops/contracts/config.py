@@ -22,6 +22,7 @@ from pipeline_ops.contracts.checking import checked
 from pipeline_ops.contracts.config_evaluate import DetectionMetric, Evaluate, Measure
 from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.config_preprocess import Preprocess
+from pipeline_ops.contracts.config_search import Search
 from pipeline_ops.contracts.config_text import ConfigText
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.hosts import Hosts, load_hosts
@@ -57,6 +58,8 @@ class PipelineConfig(Section):
     storage: Storage = Storage()
     preprocess: Preprocess
     train: Train
+    search: Search | None = None
+    """Several trainings with different parameters, of which the best goes on. Null: one training."""
     evaluate: Evaluate
     export: Export
 
@@ -75,6 +78,8 @@ class PipelineConfig(Section):
             raise ValueError(
                 f"preprocess.shards must be at least the number of training workers ({self.train.workers}), got {self.preprocess.shards}"
             )
+        if self.train.class_weights and self.preprocess.balance == "none":
+            raise ValueError("train.class_weights needs a data set that has them; set preprocess.balance: by_class")
         self._refuse_for_detection()
         return self
 

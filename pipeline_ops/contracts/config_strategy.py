@@ -93,7 +93,8 @@ def _refuse_sharding(train: Train) -> None:
     if train.precision == "float16":
         raise ValueError("precision: float16 is not for sharded_layers, whose optimizer has no loss scale; use bfloat16")
     if train.micro_batches > 1:
-        raise ValueError("micro_batches is not for sharded_layers, which divides layers and not batches")
+        raise ValueError("micro_batches is not for sharded_layers: DTensor has to know all shapes when a step is compiled, and micro-batches are cut "
+                         "while it runs")
 
 
 def _refuse_labels(train: Train) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from pipeline_ops.contracts.config_input import Input
 from pipeline_ops.contracts.config_optimizer import Optimizer
 from pipeline_ops.contracts.config_strategy import Strategy, refuse_impossible
+from pipeline_ops.contracts.config_watching import DebugSwitch, Divergence, Tensorboard
 from pipeline_ops.contracts.model_catalogue import CATALOGUE, check_function, check_model, is_own
 from pipeline_ops.contracts.section import Section, TaskSection, operational
 
@@ -91,12 +92,18 @@ class Train(TaskSection):
     """Weighs each example's loss by its class, as `preprocess.balance: by_class` asks for. The validation loss is not weighed."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """So much of each label is spread over all classes, in training only."""
-    warm_start: str | None = None
+    warm_start: str | None = operational(None)
     """The weights to begin with: champion (the model in service, if there is one yet), or the path of a SavedModel's folder or of a
-    file of weights (.npz, .weights.h5 or .keras)."""
+    file of weights (.npz, .h5 or .keras). The head is left out where it has another number of classes."""
     early_stopping: EarlyStopping | None = None
     reduce_learning_rate: ReduceLearningRate | None = None
     best_checkpoint: BestCheckpoint | None = BestCheckpoint()
+    on_divergence: Divergence = Divergence()
+    callbacks: list[str] = []
+    """`my_package.my_module:MyCallback` each: classes, or functions that are called after every epoch (README, "Callbacks")."""
+    tensorboard: Tensorboard = Tensorboard()
+    debug: list[DebugSwitch] = []
+    """TensorFlow's debugging switches; training gets slower with each."""
     steps_per_call: int = operational(10, ge=1, le=10_000)
     """Optimizer steps in one call of the compiled function."""
     checkpoint_every_steps: int = operational(200, ge=1)
@@ -122,7 +129,7 @@ class Train(TaskSection):
     def _function(cls, value: str | None) -> str | None:
         return value and check_function(value)
 
-    @field_validator("metrics")
+    @field_validator("metrics", "callbacks")
     @classmethod
     def _functions(cls, value: list[str]) -> list[str]:
         return [check_function(path) for path in value]

@@ -33,6 +33,8 @@ TEST_SPLIT = "test split"
 """Evaluation: among the inputs of its fingerprint, the digest of the test split that it was planned with."""
 LAST_EVALUATION = "last_evaluation"
 """Evaluation: among its inputs, the one before it, to tell what has changed."""
+DIVERGED = "diverged"
+"""Training: where steps diverged, `step-000000123.tfrecord` with the examples of each, and a .json beside it that names them."""
 REPORT = "report.html"
 METRICS = "metrics.json"
 
@@ -186,7 +188,7 @@ class FormatFigures(Figures):
 
 
 class ModelFigures(Figures):
-    """Of a published version, and of the export that published it.
+    """Of a published version, and of the export that published it. `contents` is a digest over the config of what is in it beside the model.
 
     `compared_with` is the champion's version at evaluation, `max_difference` the largest difference of a probability
     between the published model and the trained one over `num_checked` real test images.
@@ -201,3 +203,4 @@ class ModelFigures(Figures):
     top1_agreement: float
     class_names: list[str]
     formats: list[FormatFigures] = []
+    contents: str = ""

@@ -4,6 +4,7 @@
     <root>/artifacts/<pipeline>/<job>/.<fingerprint>.work/            what a job keeps between two tries (checkpoints)
     <root>/artifacts/<pipeline>/<job>/.<fingerprint>.lock             held by the one job that makes it
     <root>/runs/<pipeline>/<run id>/<task>.json                       how a task of a run ended
+    <root>/runs/<pipeline>/<run id>/trials.json                       how the trials of a search ended
     <root>/runs/<pipeline>/<run id>/<task>/attempt-<id>/              request, status, progress and logs of one job process
     <root>/models/<model>/<version>/                                  published models (`registry.py`), unless export.registry is elsewhere
     <root>/fetched/                                                   copies of published models that are kept elsewhere
@@ -50,6 +51,9 @@ class Layout:
 
     def attempts(self, run_id: str, task: str) -> Path:
         return self.run(run_id) / task
+
+    def search_result(self, run_id: str) -> Path:
+        return self.run(run_id) / "trials.json"
 
     def newest_attempt(self, run_id: str, task: str) -> Attempt | None:
         """Of the job processes that a task has started, the last one."""

@@ -116,7 +116,15 @@ class ObjectShelf:
                 shutil.rmtree(folder, ignore_errors=True)
                 with staging_folder(folder) as staging:
                     self._download(number, content, staging)
+                self._forget_removed(cache)
         return folder
+
+    def _forget_removed(self, cache: Path) -> None:
+        """Removes local copies of versions that are not here any more."""
+        there = {str(number) for number in self.numbers()}
+        for copy in cache.iterdir():
+            if is_version_name(copy.name) and copy.name not in there:
+                shutil.rmtree(copy, ignore_errors=True)
 
     def remove(self, number: int) -> None:
         """An empty manifest in the place of its own, then the files; the claim stays, so that the number is not used again."""

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pipeline_ops.contracts import foreign
+from pipeline_ops.contracts import foreign, own_code
+from pipeline_ops.contracts.callback_code import callback_code
 from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.figures import LAST_EVALUATION, TEST_SPLIT, ModelFigures
@@ -24,6 +25,7 @@ from pipeline_ops.contracts.reference import find_reference
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.request import Request
 from pipeline_ops.contracts.shards import split_digest
+from pipeline_ops.contracts.warm_start import WARM_START, find_warm_start, with_warm_start
 
 JOBS = ("preprocess", "train", "evaluate", "export")
 """In the order in which a DAG runs them."""
@@ -123,10 +125,16 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
         if champion := _baseline(config, inputs["train"]):
             inputs["champion"] = champion
             digests["champion"] = champion.digest
-    stages = [stage.name for stage in section.stages] if job == "preprocess" else []
+    foreign_code, foreign_versions = _foreign(job, config)
     fingerprint = Fingerprint(config=section.fingerprinted(), inputs=digests,
-                              code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()) | foreign.code_of(stages),
-                              versions=versions_of(_packages(job, config)) | foreign.distributions_of(stages))
+                              code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()) | foreign_code,
+                              versions=versions_of(_packages(job, config)) | foreign_versions)
+    if job == "train":
+        code = fingerprint.code | callback_code(config.train.callbacks, config.file.parent)
+        fingerprint = fingerprint.model_copy(update={"code": code})
+    if job == "train" and (warm_start := find_warm_start(config, fingerprint)):
+        fingerprint = with_warm_start(fingerprint, warm_start)
+        inputs[WARM_START] = warm_start
     if job == "preprocess":
         reference = find_reference(config, layout, fingerprint)
         fingerprint = _with_inputs(fingerprint, reference.digests)
@@ -142,6 +150,16 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)
     return _decide(request, layout)
+
+
+def _foreign(job: str, config: PipelineConfig) -> tuple[dict[str, str], dict[str, str]]:
+    """Digests of the code, and versions of the packages, that are not ours: of stages, and of models, losses and metrics."""
+    if job == "preprocess":
+        stages = [stage.name for stage in config.preprocess.stages]
+        return foreign.code_of(stages), foreign.distributions_of(stages)
+    if job == "train":
+        return own_code.code_of(config.train, config.file.parent), own_code.versions_of_own(config.train)
+    return {}, {}
 
 
 def _packages(job: str, config: PipelineConfig) -> tuple[str, ...]:

@@ -58,8 +58,8 @@ class ProgressWriter:
         self._phase, self._phase_start, self._done_at_start = "", 0.0, 0
 
     def report(self, phase: str, done: int | None = None, total: int | None = None, unit: str = "",
-               metrics: Mapping[str, float] | None = None, message: str = "") -> None:
-        """Writes one moment; the rate is that of the phase since its first report."""
+               metrics: Mapping[str, float] | None = None, message: str = "", per_unit: Mapping[str, float] | None = None) -> None:
+        """Writes one moment; the rate is that of the phase since its first report. `per_unit` are metrics that are so many times the rate."""
         now = time.time()
         if phase != self._phase:
             self._phase, self._phase_start, self._done_at_start = phase, now, done or 0
@@ -67,8 +67,9 @@ class ProgressWriter:
         if done is not None and now > self._phase_start and done > self._done_at_start:
             rate = (done - self._done_at_start) / (now - self._phase_start)
             eta = (total - done) / rate if total else None
+        rates = {name: rate * count for name, count in (per_unit or {}).items()} if rate else {}
         moment = Progress(time=now, phase=phase, done=done, total=total, unit=unit, rate=rate, eta_seconds=eta,
-                          metrics=dict(metrics or {}), worker=self._worker, message=message)
+                          metrics=dict(metrics or {}) | rates, worker=self._worker, message=message)
         self.forward(moment)
 
     def forward(self, moment: Progress) -> None:

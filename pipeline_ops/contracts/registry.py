@@ -93,22 +93,25 @@ class Registry:
         """Every move, oldest first."""
         return aliases.read_moves(self.shelf)
 
-    def made_from(self, training_digest: str) -> Version | None:
-        """The version that holds the model of a training's artifact."""
-        return next((v for v in self.versions() if v.manifest().inputs["train"].digest == training_digest), None)
+    def made_from(self, training_digest: str) -> list[Version]:
+        """The versions that hold the model of a training's artifact: several, if it was published in other formats later."""
+        return [version for version in self.versions() if version.manifest().inputs["train"].digest == training_digest]
 
-    def publish(self, training_digest: str, fill: Fill) -> Version:
-        """Adds a version, or returns the one that was made from the same training. Moves no alias.
+    def publish(self, training_digest: str, fill: Fill, contents: str = "") -> Version:
+        """Adds a version, or returns the one that was made from the same training with the same contents. Moves no alias.
 
         Two publishers at once get two numbers; nobody ever sees a part of a version.
+
+        Args:
+          fill: writes the version; its manifest has `contents` among its figures.
+          contents: says in what form the model is published: other formats of it are another version.
 
         Raises:
           MachineError: somebody else publishes, and does not come to an end; or publishes the same training right now.
         """
         with self.shelf.publishing():
-            if version := self.made_from(training_digest):
-                return version
-            return Version(self.shelf.add(self._next_number(), training_digest, fill), self.shelf)
+            same = [version for version in self.made_from(training_digest) if version.manifest().figures.get("contents", "") == contents]
+            return same[0] if same else Version(self.shelf.add(self._next_number(), f"{training_digest} {contents}", fill), self.shelf)
 
     def promote(self, number: int, reason: str, expected: int | None | type(...) = ...) -> None:
         """Puts a version in service.

@@ -28,9 +28,10 @@ from pipeline_ops.contracts.figures import (
     files_of_saved_model,
 )
 from pipeline_ops.contracts.files import copy_file, link_file
+from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.job import Job, run_job
-from pipeline_ops.contracts.manifest import NAME, Input, Manifest, list_files, read_input, refuse_damage, write_manifest
-from pipeline_ops.contracts.registry import Registry, Version
+from pipeline_ops.contracts.manifest import Input, Manifest, list_files, read_input, refuse_damage, write_manifest
+from pipeline_ops.contracts.registry import Registry, Version, fetched
 from pipeline_ops.contracts.request import Request
 from pipeline_ops.contracts.shards import Task
 from pipeline_ops.export.card import make_card, write_card
@@ -81,9 +82,10 @@ def export(job: Job) -> ExitCode:
     registry = Registry(config.registry)
     staged = _stage(job, config, challenger)
     job.progress.report("publish", message="; ".join(_describe(each) for each in staged.formats))
-    version = registry.publish(challenger.training.digest, lambda folder, number: _fill(folder, number, job.request, config, challenger, staged))
-    local = version.fetch(Path(job.request.root) / "fetched" / config.model)
-    refuse_damage(local / NAME, version.manifest(), version.manifest().files)
+    version = registry.publish(challenger.training.digest, lambda folder, number: _fill(folder, number, job.request, config, challenger, staged),
+                               _contents(config))
+    manifest = version.manifest()
+    refuse_damage(fetched(Input(uri=version.uri, digest=manifest.digest), Path(job.request.root)).uri, manifest, manifest.files)
     job.progress.report("promote", message=_promote(registry, version, job.request, challenger.evaluation))
     if config.keep_versions and (retired := registry.retire(config.keep_versions, f"export.keep_versions is {config.keep_versions}")):
         job.progress.report("retire", message=f"removed version {', '.join(map(str, retired))}")
@@ -156,7 +158,12 @@ def _figures(number: int, config: Export, challenger: Challenger, staged: Staged
     return ModelFigures(
         name=config.model, version=number, compared_with=challenger.evaluation.champion_version, metrics=challenger.evaluation.challenger.metrics,
         num_checked=saved_model.num_checked, max_difference=saved_model.max_difference, top1_agreement=saved_model.top1_agreement,
-        class_names=challenger.class_names, formats=staged.formats)
+        class_names=challenger.class_names, formats=staged.formats, contents=_contents(config))
+
+
+def _contents(config: Export) -> str:
+    """What makes another version of the same model: formats, and what the card says."""
+    return digest_of(config.model_dump(mode="json", include={"formats", "int8", "card"}))
 
 
 def _describe(checked: FormatFigures) -> str:
@@ -169,11 +176,14 @@ def _promote(registry: Registry, version: Version, request: Request, evaluation:
     champion = registry.champion()
     if champion and champion.number == version.number:
         return f"version {version.number} is in service already"
-    if any(move.alias == CHAMPION and move.version == version.number for move in registry.history()):
-        return (f"version {version.number} was in service before and was replaced by version {champion.number}; "
+    same = {each.number for each in registry.made_from(request.inputs["train"].digest)}
+    before = [move.version for move in registry.history() if move.alias == CHAMPION and move.version in same]
+    if before and champion and champion.number not in same:
+        return (f"version {before[-1]} was in service before and was replaced by version {champion.number}; "
                 "a person may put it in service again, a run does not")
+    expected = champion.number if champion and champion.number in same else evaluation.champion_version  # the same model in another form
     reason = f"run {request.run_id} of {request.pipeline}: {'; '.join(rule.text for rule in evaluation.rules)}"
-    registry.promote(version.number, reason, expected=evaluation.champion_version)
+    registry.promote(version.number, reason, expected=expected)
     return f"version {version.number} is in service"
 
 

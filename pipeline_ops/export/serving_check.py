@@ -1,7 +1,7 @@
 """The last check before a version is published: the server of `trainyard serve` loads it, is asked over HTTP, and must say what training said.
 
 The server runs in threads of the export job's own process, which has never built the model: a process for it would cost
-another import of TensorFlow, some three seconds of CPU in every run, and find nothing more.
+another import of TensorFlow, as much CPU as all the rest of an export, and find nothing more.
 """
 
 from __future__ import annotations

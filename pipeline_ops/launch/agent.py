@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import glob
 import hashlib
 import importlib.metadata
@@ -178,7 +177,7 @@ def host_lock(spec: AgentSpec) -> Iterator[int]:
       BlockingIOError: a gang of another launcher has the host, in words for a person.
     """
     safe = re.sub(r"[^A-Za-z0-9._-]", "-", f"{spec.lock}-{spec.host}")
-    path = Path(tempfile.gettempdir()) / f"trainyard-{getpass.getuser()}-{safe}.lock"
+    path = Path(tempfile.gettempdir()) / f"trainyard-{os.getuid()}-{safe}.lock"
     with open(path, "a+") as file:
         deadline = time.monotonic() + _LOCK_SECONDS
         while not _try_lock(file.fileno()):

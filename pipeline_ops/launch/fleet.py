@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline_ops.contracts.files import write_whole
 from pipeline_ops.contracts.gang import PRELOADED, AgentSpec, Event, HostReport, Order
-from pipeline_ops.launch.agent import report_host
+from pipeline_ops.launch.agent import code_digest, report_host
 from pipeline_ops.launch.launcher import Launcher
 from pipeline_ops.launch.link import Link
 from pipeline_ops.launch.plan import Place
@@ -112,9 +112,11 @@ class Fleet:
 
     def close(self) -> None:
         """Ends everything on all hosts and gives them back."""
-        for host in self.hosts.values():
-            if host.link:
-                host.link.close()
+        links = [host.link for host in self.hosts.values() if host.link]
+        for link in links:
+            link.hang_up()
+        for link in links:
+            link.close()
         if self.hosts:
             self._launcher.release()
         self.hosts = {}
@@ -131,7 +133,7 @@ class Fleet:
             case "hello":
                 host.fenced_until = 0.0  # the agent has the host's lock, so nothing of an earlier gang is left there
                 host.report = event.host
-                if problem := compare(self._own, event.host, self._token):
+                if problem := self._difference(event.host):
                     self._lose(host, problem, needs_person=True)
             case "refused":
                 self._lose(host, event.message)
@@ -145,6 +147,12 @@ class Fleet:
             case _:
                 return [(host.place.name, event)]
         return []
+
+    def _difference(self, report: HostReport) -> str:
+        """As `compare`, but where the code was changed under a running job, that is the thing to say."""
+        if report.code != self._own.code and code_digest() != self._own.code:
+            return "the code of this project was changed since the job began; clear the task, and it is planned anew with the code that is there"
+        return compare(self._own, report, self._token)
 
     def _look_after(self, host: Host, link: Link) -> None:
         now = time.monotonic()

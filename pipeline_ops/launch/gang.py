@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError, MachineError
+from pipeline_ops.contracts.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.contracts.files import write_json
 from pipeline_ops.contracts.gang import Order
 from pipeline_ops.contracts.layout import Attempt
 from pipeline_ops.contracts.progress import Progress
 from pipeline_ops.launch.budget import RestartBudget
 from pipeline_ops.launch.fleet import Fleet
+from pipeline_ops.launch.gang_log import GangLog
 from pipeline_ops.launch.plan import LaunchPlan, build_launch_plan, gang_size, seats_of, spec_file, status_file
 from pipeline_ops.launch.watch import Failure, Watch
 
@@ -88,10 +89,20 @@ class Gang:
     _incarnation: int = 0
     _grows: bool = False
     _failed_at: float = 0.0
+    _log: GangLog | None = None
 
     def run(self) -> None:
         """Returns when every worker has ended well. Raises what the table of exit codes says otherwise."""
-        budget = RestartBudget(self.config.max_restarts)
+        log = GangLog(self.attempt)
+        try:
+            self._run(log)
+        except TrainyardError as error:
+            log.follow(worker.name for worker in (self.plan.workers if self.plan else ()))
+            log.say(f"FAILED: {error}")
+            raise type(error)(f"{error}; all workers' lines in one: {log.path}") from error
+
+    def _run(self, log: GangLog) -> None:
+        budget, self._log = RestartBudget(self.config.max_restarts), log
         while True:
             failure, watch = self._run_once()
             if failure is None:
@@ -201,6 +212,7 @@ class Gang:
         """Waits a moment for what the gang has to say, and passes it on."""
         for host, event in self.fleet.poll(_POLL_SECONDS):
             watch.note(host, event)
+        self._log.follow(worker.name for worker in self.plan.workers)
         had_stepped, moments = watch.has_stepped, watch.progress()
         for moment in moments:
             self.report(moment)
@@ -254,4 +266,5 @@ class Gang:
                     self.fleet.drop(host, f"its processes are not gone {_KILL_SECONDS:.0f} s after they were killed")
 
     def _tell(self, phase: str, message: str, metrics: Mapping[str, float] | None = None) -> None:
+        self._log.say(message)
         self.report(Progress(time=time.time(), phase=phase, message=message, metrics=dict(metrics or {})))

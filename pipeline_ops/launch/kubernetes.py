@@ -7,18 +7,21 @@ address. Pods are held by `keeper.py` and hold nothing else: what trains in them
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from pipeline_ops.contracts.errors import ConfigError, MachineError
+from pipeline_ops.contracts.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.contracts.fingerprint import CODE_ROOT
 from pipeline_ops.contracts.gang import AgentSpec
 from pipeline_ops.contracts.hosts import KubernetesHosts
 from pipeline_ops.launch.launcher import agent_command
 from pipeline_ops.launch.plan import Place
+
+_log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
 _COMMAND_SECONDS = 60
@@ -69,7 +72,10 @@ class KubernetesLauncher:
 
     def release(self) -> None:
         if self._name:
-            self._kubectl("delete", "--ignore-not-found", "--wait=false", f"job/{self._name}", f"service/{self._name}")
+            try:
+                self._kubectl("delete", "--ignore-not-found", "--wait=false", f"job/{self._name}", f"service/{self._name}")
+            except TrainyardError as error:  # the pods end by themselves, and what was trained must not be lost for that
+                _log.warning("the pods of %s were not deleted, and end in %d s: %s", self._name, _KEEP_SECONDS, error)
             self._name = ""
 
     def _running_pods(self) -> dict[str, str]:

@@ -81,9 +81,14 @@ class Link:
         self._close_pipes()
         self._process.wait()
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
         """Ends the agent by closing its input, and with it everything on its host."""
-        self._process.stdin.close()
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def close(self) -> None:
+        """Returns when the far end has ended, or does not answer."""
+        self.hang_up()
         try:
             self._process.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:

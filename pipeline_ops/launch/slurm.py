@@ -6,6 +6,7 @@ n2. What becomes of a process is learnt from its agent and never from srun, whic
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
@@ -13,12 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline_ops.contracts.errors import ConfigError, MachineError
+from pipeline_ops.contracts.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.contracts.fingerprint import CODE_ROOT
 from pipeline_ops.contracts.gang import AgentSpec
 from pipeline_ops.contracts.hosts import SlurmHosts
 from pipeline_ops.launch.launcher import agent_command
 from pipeline_ops.launch.plan import Place
+
+_log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _COMMAND_SECONDS = 60
@@ -67,7 +70,10 @@ class SlurmLauncher:
 
     def release(self) -> None:
         if self._job is not None:
-            subprocess.run(["scancel", "--quiet", self._job], capture_output=True, timeout=_COMMAND_SECONDS)
+            try:
+                _ask("scancel", "--quiet", self._job, forgives="Invalid job id")
+            except TrainyardError as error:  # the allocation ends by itself, and what was trained must not be lost for that
+                _log.warning("the Slurm job %s was not cancelled, and ends in %d s: %s", self._job, _KEEP_SECONDS, error)
             self._job = None
 
     def _state(self) -> str:

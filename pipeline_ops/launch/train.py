@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.contracts.figures import TENSORBOARD, TrainingFigures
+from pipeline_ops.contracts.figures import DIVERGED, TENSORBOARD, TrainingFigures
 from pipeline_ops.contracts.files import read_json, write_json
 from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.gang import STATE, CandidateSpec, Fork, Order, worker_digest_name
@@ -38,15 +38,23 @@ _CANDIDATE_SECONDS = 600
 def train(job: Job) -> ExitCode:
     """Trains, or goes on training where an earlier try stopped."""
     config, started = Train.model_validate(job.request.config), time.monotonic()
-    check_dataset(job)
+    with Stop().listening() as stop:
+        check_dataset(job)
+        stop.check()
+        return _train(job, config, stop, started)
+
+
+def _train(job: Job, config: Train, stop: Stop, started: float) -> ExitCode:
     job.work.mkdir(parents=True, exist_ok=True)
-    with make_fleet(job, config) as fleet, Stop().listening() as stop:
+    with make_fleet(job, config) as fleet:
         gang = Gang(config, job.attempt, job.work, fleet, job.progress.forward, stop=stop)
         gang.run()
         with job.artifact() as draft:
             write_candidate(job, fleet, stop, draft.folder)
             fleet.close()
             shutil.copytree(job.work / TENSORBOARD, draft.folder / TENSORBOARD)
+            if (job.work / DIVERGED).exists():
+                shutil.copytree(job.work / DIVERGED, draft.folder / DIVERGED)
             draft.seeds["train"] = config.seed
             draft.figures.update(figures_of(job, config, gang, time.monotonic() - started).model_dump(mode="json"))
     return ExitCode.SUCCESS

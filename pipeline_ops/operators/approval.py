@@ -66,7 +66,7 @@ class ApproveOperator(ApprovalOperator):
 
 def _ask(config: PipelineConfig, figures: EvaluationFigures) -> tuple[str, str]:
     """Subject and body, in Markdown. What rules say stands in a block of code, where nothing in it is taken for Markdown."""
-    champion = "It would be the first." if figures.champion_version is None else f"In service is version {figures.champion_version}."
+    champion = "There is no champion yet." if figures.champion_version is None else f"In service is version {figures.champion_version}."
     rules = "\n".join(rule.text.replace("```", "'''") for rule in figures.rules)
     return (f"Publish the new model {config.export.model} of {config.pipeline}?",
             f"The challenger has passed the gate on {figures.num_examples} test images. {champion}\n\n```\n{rules}\n```\n")

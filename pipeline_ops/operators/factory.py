@@ -1,6 +1,7 @@
 """One DAG per YAML file: preprocess >> train >> evaluate >> export, and `approve` before export where the YAML asks for it.
 
-A pipeline has one run at a time. With `approve` it may have more, because a run that waits for a person must not hold up the next one.
+Where it asks for a search, several tasks stand for `train`. A pipeline has one run at a time. With `approve` it may have more,
+because a run that waits for a person must not hold up the next one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from airflow.sdk import DAG
 from pipeline_ops.contracts.config import PipelineConfig, load_config
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.operators.form import form_params
-from pipeline_ops.operators.job_operator import OPERATORS
+from pipeline_ops.operators.job_operator import OPERATORS, TrainOperator
+from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
 
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 _RETRY_DELAY = dt.timedelta(seconds=5)
@@ -45,14 +47,27 @@ def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config
              max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
              tags=["trainyard", *config.tags], doc_md=_describe(config), params=form_params(config),
              default_args={"owner": config.owner, "retry_delay": _RETRY_DELAY}, fail_fast=False) as dag:
-        tasks = [operator(config_file=str(config.file), retries=getattr(config, operator.job).retries) for operator in OPERATORS]
+        tasks = [_add_search(config) if config.search and operator is TrainOperator else
+                 operator(config_file=str(config.file), retries=getattr(config, operator.job).retries) for operator in OPERATORS]
         if config.evaluate.approval:
             from pipeline_ops.operators.approval import ApproveOperator  # no other DAG needs what it imports
 
             tasks.insert(-1, ApproveOperator(config_file=str(config.file), approval=config.evaluate.approval))
         for earlier, later in zip(tasks, tasks[1:], strict=False):
-            earlier >> later
+            earlier >> (dag.get_task("trial") if config.search and later.task_id == "train" else later)
     return dag
+
+
+def _add_search(config: PipelineConfig) -> ChooseOperator:
+    """The tasks that stand for `train` where there is a search: search >> trial, one mapped task each >> train, which is returned."""
+    file = str(config.file)
+    search = SearchOperator(config_file=file)
+    trial = TrialOperator.partial(
+        task_id="trial", config_file=file, retries=config.train.retries, max_active_tis_per_dagrun=config.search.max_parallel,
+        map_index_template="{{ task.trial_text }}").expand(trial=search.output)
+    train = ChooseOperator(config_file=file)
+    trial >> train
+    return train
 
 
 class BrokenConfigs(DAG):

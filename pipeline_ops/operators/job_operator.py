@@ -52,10 +52,15 @@ class JobOperator(BaseOperator):
     template_fields = ("config_file",)
     """Not for its templates: these fields are in Airflow's database, where the UI's pages find the config."""
 
-    def __init__(self, *, config_file: str, **kwargs: Any):
-        super().__init__(task_id=self.job, **kwargs)
+    def __init__(self, *, config_file: str, task_id: str | None = None, **kwargs: Any):
+        super().__init__(task_id=task_id or self.job, **kwargs)
         self.config_file = config_file
         self._handle: JobHandle | None = None
+
+    @property
+    def record_name(self) -> str:
+        """What the task's record and the folder of its attempts are called."""
+        return self.job
 
     def execute(self, context: Mapping[str, Any]) -> str:
         config = self._config(context)
@@ -69,7 +74,7 @@ class JobOperator(BaseOperator):
                 self._record(config, context, TaskRecord(state="success", cached=True, reason=plan.reason, manifest=str(plan.manifest)))
                 return str(plan.manifest)
             self.log.info("Starting the job, because: %s", plan.reason)
-            self._handle = start_job(plan, Layout(config.root, config.pipeline))
+            self._handle = start_job(plan, Layout(config.root, config.pipeline), self.record_name)
             context["task_state_store"].set(_STORE_KEY, self._handle.to_json())
             self.log.info("Process %d, folder %s", self._handle.process.pid, self._handle.attempt.folder)
         return self._follow(context)
@@ -145,7 +150,7 @@ class JobOperator(BaseOperator):
         raise error(f"{self.job}: {status.exit_code.name}: {status.message}")
 
     def _record(self, config: PipelineConfig, context: Mapping[str, Any], record: TaskRecord) -> None:
-        write_record(Layout(config.root, config.pipeline).task_record(context["run_id"], self.job), record)
+        write_record(Layout(config.root, config.pipeline).task_record(context["run_id"], self.record_name), record)
 
     def _log_progress(self, progress: ProgressLog) -> None:
         for line in progress.lines():

@@ -64,12 +64,12 @@ class JobHandle:
                 f"its log is {log}" + (f" and ends with:\n{tail}" if tail else ""))
 
 
-def start_job(plan: JobPlan, layout: Layout) -> JobHandle:
+def start_job(plan: JobPlan, layout: Layout, record_name: str) -> JobHandle:
     """Starts the planned job in a session of its own and in a fresh attempt folder."""
     request = plan.request
     if plan.damage:
         set_aside(plan.manifest.parent)
-    attempt = Attempt(layout.attempts(request.run_id, request.job) / f"attempt-{uuid.uuid4().hex[:8]}")
+    attempt = Attempt(layout.attempts(request.run_id, record_name) / f"attempt-{uuid.uuid4().hex[:8]}")
     write_request(attempt, request)
     argv = [sys.executable, "-m", KINDS[request.job].module, "--request", str(attempt.request)]
     process = start_detached(argv, attempt.log, env=job_environment(os.environ), cwd=attempt.folder)

@@ -23,9 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline_ops.contracts.errors import MachineError
 from pipeline_ops.training.state import Arrays, TrainingState, name_arrays, read_arrays, write_arrays, write_named
 
 _STATE_KEY = "state"
+_POLL_SECONDS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +98,14 @@ class Checkpoints:
             except Exception as error:  # a damaged file can raise nearly anything: BadZipFile, zlib.error, RuntimeError, KeyError ...
                 warn(f"the checkpoint {file} is damaged ({type(error).__name__}: {error}); going back to the one before it")
         return None
+
+    def wait_for(self, step: int, timeout_seconds: float) -> None:
+        """Returns once the checkpoint of a step, which another worker may still be writing, can be read. Raises MachineError."""
+        file, deadline = self._folder / f"{_stem(step)}.npz", time.monotonic() + timeout_seconds
+        while not file.exists():
+            if time.monotonic() > deadline:
+                raise MachineError(f"{file} was not there after {timeout_seconds:.0f} s (train.step_timeout_seconds); can this host see that folder?")
+            time.sleep(_POLL_SECONDS)
 
     def remove_leftovers(self) -> None:
         """Removes what a killed writer has left. For the chief, before the first save."""

@@ -23,6 +23,7 @@ import tensorflow as tf
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.models.task import Task, num_sums
 from pipeline_ops.training.all_reduce import AllReduce
+from pipeline_ops.training.gradients import as_floats, in_micro_batches, part_of
 from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.state import Arrays
 
@@ -34,12 +35,14 @@ class Taken:
     """Some steps that were taken.
 
     `sums` are those of `Task.batch_sums` over all workers; `is_finite` says whether every weight is still a number;
-    `is_asked_to_stop` whether some worker said so. All are the same on every worker.
+    `is_asked_to_stop` whether some worker said so; `worst_loss` is the largest mean loss of a step, None where steps are not
+    looked at one by one. All are the same on every worker.
     """
 
     sums: np.ndarray
     is_finite: bool
     is_asked_to_stop: bool
+    worst_loss: float | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -111,15 +114,19 @@ class SynchronousLoop:
         return _taken(*self._train_on(batch, tf.constant(learning_rate, tf.float32)))
 
     @tf.function(reduce_retracing=True)
-    def _train(self, batches: Iterator, learning_rates: tf.Tensor, num_steps: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        sums = tf.zeros([num_sums(self._task) + 1])
+    def _train(self, batches: Iterator, learning_rates: tf.Tensor, num_steps: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        sums, worst = tf.zeros([num_sums(self._task) + 1]), tf.constant(tf.float32.min)
         for step in tf.range(num_steps):
-            sums += self._take(next(batches), learning_rates[step], stop)
-        return sums, self._are_finite()
+            of_step = self._take(next(batches), learning_rates[step], stop)
+            sums, worst = sums + of_step, tf.maximum(worst, _mean_loss(of_step))
+        self._share_averages()
+        return sums, self._are_finite(), worst
 
     @tf.function(reduce_retracing=True)
-    def _train_on(self, batch: Any, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return self._take(batch, learning_rate, tf.constant(0.0)), self._are_finite()
+    def _train_on(self, batch: Any, learning_rate: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        sums = self._take(batch, learning_rate, tf.constant(0.0))
+        self._share_averages()
+        return sums, self._are_finite(), _mean_loss(sums)
 
     def _take(self, batch: Any, learning_rate: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
         """One step: the sums over all replicas, and how many of them are asked to stop."""
@@ -127,14 +134,31 @@ class SynchronousLoop:
         replicas = self._strategy.run(self._step, args=(*batch, stop))
         return self._strategy.experimental_local_results(replicas)[0]  # the same on every replica
 
+    def _share_averages(self) -> None:
+        """Gives all replicas the mean of what each has measured of its own share: the moving averages of batch normalisation.
+
+        Keras lets every replica keep its own for ever, so each worker would evaluate, and save, another model. A moving average is linear, so
+        it makes no difference how often this is done.
+        """
+        averages = [variable.value for variable in self.model.non_trainable_variables if variable.value.dtype.is_floating]
+        count = self._strategy.num_replicas_in_sync
+        if not averages or count == 1:
+            return
+
+        def share() -> None:
+            totals = self._all_reduce([average.read_value() for average in averages])
+            for average, total in zip(averages, totals, strict=True):
+                average.assign(total / count)
+
+        self._strategy.run(share)
+
     def _are_finite(self) -> tf.Tensor:
         """Of the first replica; the others have the same weights."""
         values = [self._strategy.experimental_local_results(variable.value)[0] for variable in self.model.trainable_variables]
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
 
     def _replica_step(self, features: Any, labels: Any, stop: tf.Tensor) -> tf.Tensor:
-        part = self._part_of_replica()
-        sums, gradients = self._gradients(*part(features, labels))
+        sums, gradients = self._gradients(*self._part_of_replica(features, labels))
         *gradients, sums = self._all_reduce([*gradients, tf.concat([sums, [stop]], 0)])
         if not self._task.counts_examples:
             per_counted = self._config.global_batch / tf.maximum(sums[-2], 1.0)  # they were divided by the global batch
@@ -142,26 +166,14 @@ class SynchronousLoop:
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
         return sums
 
-    def _part_of_replica(self):
-        """A function that takes this replica's share of what the worker has: the devices of one worker share its batches."""
-        replica, count = _replica_number() % self._local_replicas, self._local_replicas
-        return lambda *batch: tf.nest.map_structure(lambda values: _part(values, replica, count), batch)
+    def _part_of_replica(self, *batch: Any) -> Any:
+        """This replica's share of what the worker has: the devices of one worker share its batches."""
+        return part_of(batch, _replica_number() % self._local_replicas, self._local_replicas)
 
     def _sum_gradients(self, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Sums and gradients of this replica's share, micro-batch after micro-batch, so that one's memory is free for the next."""
-        count = self._config.micro_batches
-        if count == 1:
-            return self._sum_gradients_of(features, labels)
-        gradients = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
-        sums, number = tf.zeros([num_sums(self._task)]), tf.constant(0)
-
-        def accumulate(number, sums, *gradients):
-            micro = tf.nest.map_structure(lambda values: _part(values, number, count), (features, labels))
-            more, new = self._sum_gradients_of(*micro)
-            return number + 1, sums + more, *(a + b for a, b in zip(gradients, new, strict=True))
-
-        _, sums, *gradients = tf.while_loop(lambda number, *_: number < count, accumulate, (number, sums, *gradients), parallel_iterations=1)
-        return sums, gradients
+        """Sums and gradients of this replica's share."""
+        shapes = [variable.shape for variable in self.model.trainable_variables]
+        return in_micro_batches(self._config.micro_batches, self._sum_gradients_of, features, labels, shapes, num_sums(self._task))
 
     def _sum_gradients_of(self, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
@@ -188,7 +200,7 @@ class SynchronousLoop:
     @tf.function(reduce_retracing=True)
     def _evaluate_batch(self, features: Any, labels: Any):
         def evaluate(features, labels):
-            features, labels = self._part_of_replica()(features, labels)
+            features, labels = self._part_of_replica(features, labels)
             return self._task.batch_sums(self.model(as_floats(features), training=False), labels, training=False)
 
         return self._strategy.run(evaluate, args=(features, labels))
@@ -212,6 +224,10 @@ class SynchronousLoop:
     def optimizer_values(self) -> Arrays:
         return [variable.numpy() for variable in self.optimizer.variables]
 
+    def views(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """What `weights` and `optimizer_values` give, not copied: good until the next step."""
+        return [tf.convert_to_tensor(v.value) for v in self.model.weights], [tf.convert_to_tensor(v.value) for v in self.optimizer.variables]
+
     def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
         pairs = [*zip(self.model.weights, weights, strict=True)]
         if optimizer_values is not None:
@@ -220,28 +236,22 @@ class SynchronousLoop:
             variable.assign(value)
 
 
-def _taken(sums: tf.Tensor, is_finite: tf.Tensor) -> Taken:
+def snapshot(loop: Loop) -> tuple[Sequence, Sequence]:
+    """Weights and optimizer values, good until the next step. Loops whose variables lie in pieces gather them, which is a copy."""
+    return loop.views() if isinstance(loop, SynchronousLoop) else (loop.weights(), loop.optimizer_values())
+
+
+def _mean_loss(sums: tf.Tensor) -> tf.Tensor:
+    """Of the sums of one step, behind which is the number of those who are asked to stop."""
+    return sums[0] / sums[-2]
+
+
+def _taken(sums: tf.Tensor, is_finite: tf.Tensor, worst_loss: tf.Tensor) -> Taken:
     *sums, asked = sums.numpy()
-    return Taken(np.array(sums), bool(is_finite), asked > 0)
-
-
-def as_floats(features: Any) -> Any:
-    """What a model is given: images travel as bytes."""
-    return tf.nest.map_structure(lambda values: tf.cast(values, tf.float32) if values.dtype.is_integer else values, features)
+    return Taken(np.array(sums), bool(is_finite), asked > 0, float(worst_loss))
 
 
 def _replica_number() -> int | tf.Tensor:
     number = tf.distribute.get_replica_context().replica_id_in_sync_group
     static = tf.get_static_value(number)
     return number if static is None else int(static)
-
-
-def _part(values: tf.Tensor, number: int | tf.Tensor, count: int) -> tf.Tensor:
-    """The given one of `count` equal parts along the first axis; equal up to one example."""
-    if count == 1:
-        return values
-    size = values.shape[0] or tf.shape(values)[0]
-    part = values[number * size // count:(number + 1) * size // count]
-    if values.shape[0] and values.shape[0] % count == 0:
-        part = tf.ensure_shape(part, [values.shape[0] // count, *values.shape[1:]])
-    return part

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
@@ -16,6 +17,14 @@ from pipeline_ops.contracts.figures import Epoch
 from pipeline_ops.contracts.files import whole_file
 
 Arrays = list[np.ndarray]
+
+
+class Diverged(BaseModel):
+    """A step that did harm. `loss` is text, because JSON has no word for what is no number."""
+
+    step: int
+    loss: str
+    is_skipped: bool
 
 
 class TrainingState(BaseModel):
@@ -32,8 +41,16 @@ class TrainingState(BaseModel):
     patience: dict[str, int] = {}
     best_epoch: int = -1
     stopped_early: bool = False
+    divergences: list[Diverged] = []
+    memory: dict[str, dict[str, Any]] = {}
+    """What the user's own callbacks remember, by callback."""
     warnings: list[str] = []
     """What a person should hear of at the end: a checkpoint that was damaged, a batch that was left out."""
+
+    @property
+    def skipped(self) -> set[int]:
+        """Steps whose batches are left out."""
+        return {diverged.step for diverged in self.divergences if diverged.is_skipped}
 
 
 def read_arrays(path: Path) -> Arrays:

@@ -15,11 +15,12 @@ from pipeline_ops.contracts.gang import WorkerSpec
 
 @dataclasses.dataclass(frozen=True)
 class ChosenStrategy:
-    """A strategy, its name in the config, and, where the config leaves the choice to us, why it is this one."""
+    """A strategy, its name in the config, where the config leaves the choice to us why it is this one, and this process's devices."""
 
     name: str
     reason: str
     strategy: tf.distribute.Strategy
+    devices: list[str]
 
 
 def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
@@ -28,11 +29,10 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
     Raises:
       ConfigError: this worker has not the devices that the strategy needs.
     """
-    tf.config.threading.set_intra_op_parallelism_threads(spec.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(max(2, spec.threads))
+    use_threads(spec)
     gpus = len(tf.config.list_physical_devices("GPU"))
     name, reason = choose(config, spec.workers, gpus) if config.strategy == "auto" else (config.strategy, "")
-    num_devices = gpus if name == "mirrored" and config.strategy == "auto" else config.devices_per_worker
+    num_devices = max(gpus, config.devices_per_worker) if name == "mirrored" and config.strategy == "auto" else config.devices_per_worker
     devices = local_devices(num_devices, gpus)
     match name:
         case "one_device":
@@ -41,11 +41,18 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
             strategy = tf.distribute.MirroredStrategy(devices)
         case "multi_worker_mirrored":
             strategy = _join(config, spec, devices)
+        case "parameter_server":
+            strategy = _coordinate(config, spec)
         case "tpu":
-            strategy = _tpu(config)
+            strategy = find_tpu(config)
         case _:
             strategy = tf.distribute.get_strategy()
-    return ChosenStrategy(name, reason, strategy)
+    return ChosenStrategy(name, reason, strategy, devices)
+
+
+def use_threads(spec: WorkerSpec) -> None:
+    tf.config.threading.set_intra_op_parallelism_threads(spec.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(max(2, spec.threads))
 
 
 def choose(config: Train, workers: int, gpus: int) -> tuple[str, str]:
@@ -83,6 +90,17 @@ def _join(config: Train, spec: WorkerSpec, devices: list[str]) -> tf.distribute.
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
+def _coordinate(config: Train, spec: WorkerSpec) -> tf.distribute.Strategy:
+    """For the chief: returns once all workers and servers have answered."""
+    partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(config.min_variable_shard_bytes, max_shards=len(spec.cluster["ps"]))
+    return tf.distribute.ParameterServerStrategy(cluster_resolver(spec), variable_partitioner=partitioner)
+
+
+def cluster_resolver(spec: WorkerSpec) -> tf.distribute.cluster_resolver.TFConfigClusterResolver:
+    os.environ["TF_CONFIG"] = spec.tf_config
+    return tf.distribute.cluster_resolver.TFConfigClusterResolver()
+
+
 class _use_of:
     """While the block runs, a MultiWorkerMirroredStrategy takes these devices of its worker.
 
@@ -105,7 +123,7 @@ class _use_of:
         return tuple(f"{worker_device}/device:{kind}:{number}" for number in range(len(self._devices))), kind
 
 
-def _tpu(config: Train) -> tf.distribute.Strategy:
+def find_tpu(config: Train) -> tf.distribute.Strategy:
     """Raises ConfigError where there is no TPU to be found."""
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=config.tpu)

@@ -10,15 +10,24 @@ import tensorflow as tf
 
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.registry import fetched
 from pipeline_ops.contracts.request import Request
 from pipeline_ops.contracts.shards import CLASS_WEIGHTS, DatasetFigures
+from pipeline_ops.contracts.warm_start import WARM_START
+from pipeline_ops.input.dataset import Split, evaluation_batches
 from pipeline_ops.models import build_model, make_head
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.models.detection import Detection
 from pipeline_ops.models.own import load_function
 from pipeline_ops.models.task import Task
 from pipeline_ops.training.all_reduce import make_all_reduce
+from pipeline_ops.training.board import Board
 from pipeline_ops.training.loop import Loop, SynchronousLoop
+from pipeline_ops.training.parameter_server import ParameterServerLoop
+from pipeline_ops.training.placement import compute_on_devices, variables_on_devices
+from pipeline_ops.training.sharded import ShardedLoop
+from pipeline_ops.training.strategy import ChosenStrategy
+from pipeline_ops.training.warm_start import WarmStart, read_warm_start
 
 
 def make_task(config: Train, request: Request, figures: DatasetFigures) -> Task:
@@ -40,9 +49,47 @@ def _class_weights(request: Request, figures: DatasetFigures) -> list[float]:
     return [weights[name] for name in figures.class_names]
 
 
-def make_loop(config: Train, request: Request, strategy: tf.distribute.Strategy, task: Task, figures: DatasetFigures) -> Loop:
-    """A model with weights that depend on the seed alone, and the loop that trains it."""
+def make_board(folder: Path, config: Train, request: Request, figures: DatasetFigures, validation: Split, task: Task) -> Board:
+    """What the chief writes for TensorBoard, into a folder."""
+    def build() -> keras.Model:
+        return build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=False)
+
+    def examples() -> tuple[tf.Tensor, tf.Tensor]:
+        return evaluation_batches(validation, task.parse, config.tensorboard.images).take(1).get_single_element()
+
+    return Board(folder, config.tensorboard, figures.class_names, examples, build)
+
+
+def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Task, figures: DatasetFigures) -> Loop:
+    """A model with weights that depend on the seed alone, and the loop that trains it.
+
+    Raises:
+      ConfigError: the model can't be built, or not in the way that the strategy needs.
+    """
     keras.utils.set_random_seed(config.seed)
-    with strategy.scope():
-        model = build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=True)
-    return SynchronousLoop(strategy, model, task, config, make_all_reduce(strategy, config.step_timeout_seconds))
+    shape, num_classes, folder = figures.image_shape, len(figures.class_names), Path(request.config_file).parent
+    match chosen.name:
+        case "parameter_server":
+            return ParameterServerLoop(chosen.strategy, build_model(config, shape, num_classes, folder, for_training=True), task, config)
+        case "sharded_layers":
+            return ShardedLoop(build_model(config, shape, num_classes, folder, for_training=True), task, config, chosen.devices)
+        case "placed_layers":
+            with variables_on_devices(config.placement):
+                model = build_model(config, shape, num_classes, folder, for_training=True)
+            compute_on_devices(model, config.placement)
+        case _:
+            with chosen.strategy.scope():
+                model = build_model(config, shape, num_classes, folder, for_training=True)
+    return SynchronousLoop(chosen.strategy, model, task, config, make_all_reduce(chosen.strategy, config.step_timeout_seconds))
+
+
+def warm_start_of(config: Train, request: Request, loop: Loop, figures: DatasetFigures) -> WarmStart | None:
+    """What the request says to begin with, fitted to the loop's model. Raises ConfigError where it does not fit."""
+    if WARM_START not in request.inputs:
+        return None
+    place = fetched(request.inputs[WARM_START], Path(request.root))
+
+    def build() -> keras.Model:
+        return build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=False)
+
+    return read_warm_start(place.uri, loop.model, loop.weights(), build)

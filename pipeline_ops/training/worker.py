@@ -10,29 +10,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
 
 from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.figures import TENSORBOARD, Epoch
+from pipeline_ops.contracts.figures import DIVERGED, TENSORBOARD, Epoch
 from pipeline_ops.contracts.files import write_json, write_whole
 from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.gang import STATE, TRAINED, WorkerSpec, worker_digest_name
 from pipeline_ops.contracts.local_dataset import host_cache, with_local_dataset
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import Request, read_request
-from pipeline_ops.input.dataset import Slice, evaluation_batches, training_batches
-from pipeline_ops.input.sources import open_source
+from pipeline_ops.contracts.warm_start import WARM_START
+from pipeline_ops.input.dataset import Slice, evaluation_batches, examples_of_step, training_batches
+from pipeline_ops.input.sources import EncodedSource, open_source
 from pipeline_ops.models.task import means
 from pipeline_ops.training.callbacks import end_epoch
 from pipeline_ops.training.checkpoints import Checkpoints
-from pipeline_ops.training.loop import Taken
+from pipeline_ops.training.debugging import naming_operations, turn_on
+from pipeline_ops.training.divergence import DivergedError, batch_file, decide, is_sound, loss_of, save_batch
+from pipeline_ops.training.loop import Taken, snapshot
 from pipeline_ops.training.optimizer import schedule_factor
+from pipeline_ops.training.own_callbacks import OwnCallbacks
+from pipeline_ops.training.parameter_server import serve
 from pipeline_ops.training.preemption import Preempted, StopRequest
 from pipeline_ops.training.splits import open_splits, refuse_small
 from pipeline_ops.training.state import Arrays, TrainingState, digest_of_weights, write_arrays
-from pipeline_ops.training.strategy import ChosenStrategy, make_strategy
-from pipeline_ops.training.trainee import make_loop, make_task
+from pipeline_ops.training.strategy import ChosenStrategy, cluster_resolver, make_strategy, use_threads
+from pipeline_ops.training.trainee import make_board, make_loop, make_task, warm_start_of
 
 _REPORT_SECONDS = 0.25
 
@@ -46,12 +49,17 @@ def run_worker(spec: WorkerSpec) -> Training:
     """
     progress = ProgressWriter(Path(spec.progress), spec.index)
     progress.report("joining", message=f"{spec.name} of {spec.workers} joins")
+    if spec.is_server:
+        use_threads(spec)
+        serve(cluster_resolver(spec))
     request = read_request(spec.request)
     config = Train.model_validate(request.config)
+    turn_on(config.debug, Path(spec.work) / TENSORBOARD)
     chosen = make_strategy(config, spec)
     progress.report("building", message=f"strategy {chosen.name}{', because ' + chosen.reason if chosen.reason else ''}")
     training = Training(spec, request, config, chosen, progress)
-    training.run()
+    with naming_operations(config.debug):
+        training.run()
     return training
 
 
@@ -68,19 +76,23 @@ class Training:
 
     def __init__(self, spec: WorkerSpec, request: Request, config: Train, chosen: ChosenStrategy, progress: ProgressWriter):
         self._spec, self._config, self._chosen, self._progress, self._stop = spec, config, chosen, progress, StopRequest()
-        cache = host_cache(config.input)
+        self._cache = cache = host_cache(config.input)
         request = with_local_dataset(request, config.input, cache, self._say)
-        self._train, self._validation, figures = open_splits(request)
+        self._request = request
+        self._train, self._validation, self._figures = open_splits(request)
         refuse_small(self._train, config)
         self._total_steps = self._train.end_of_epoch(config.epochs - 1, config.global_batch)
-        self._task = make_task(config, request, figures)
-        self._loop = make_loop(config, request, chosen.strategy, self._task, figures)
+        self._task = make_task(config, request, self._figures)
+        self._loop = make_loop(config, request, chosen, self._task, self._figures)
         self._work = Path(spec.work)
         self._checkpoints = Checkpoints(self._work, config.keep_checkpoints, config.best_checkpoint.keep if config.best_checkpoint else 1)
         if spec.is_chief:
             self._checkpoints.remove_leftovers()
         self._state = self._restore()
-        self._writer = tf.summary.create_file_writer(str(self._work / TENSORBOARD)) if spec.is_chief else tf.summary.create_noop_writer()
+        self._one_by_one_until = 0
+        """Up to this step, each is taken in a call of its own: one of them has done harm."""
+        self._board = make_board(self._work / TENSORBOARD, config, request, self._figures, self._validation, self._task) if spec.is_chief else None
+        self._callbacks = OwnCallbacks(config.callbacks, Path(request.config_file).parent, self._loop.model, self._work / TENSORBOARD, spec.is_chief)
 
         # Attributes, so that they live as long as the training does; `run_worker` says why.
         self._source = open_source(self._train, self._task.parse, config.input, cache, digest_of(request.fingerprint.code), self._say)
@@ -88,11 +100,19 @@ class Training:
         self._validation_batches = evaluation_batches(self._validation, self._task.parse, self._task.evaluation_batch, *self._share())
 
     def run(self) -> None:
+        if self._state.step == 0:
+            self._save()  # what a divergence goes back to
+        self._callbacks.begin(self._state)
         while not self._is_done():
-            self._train_epoch()
+            try:
+                self._train_epoch()
+            except DivergedError as error:
+                self._recover(error)
+                continue
             if self._is_limited():
                 break
             self._end_epoch(self._loop.evaluate(self._validation_batches))
+        self._callbacks.end(self._state)
         self._leave()
 
     def _batches_from(self, step: int) -> Iterator:
@@ -128,17 +148,60 @@ class Training:
                 self._progress.report("preempted", state.step, unit="steps")
                 raise Preempted(state.step)
 
-    def _take_steps(self, num_steps: int) -> Taken:
-        """Steps in one call of the compiled function, counted in the state."""
-        state = self._state
+    def _take_steps(self, most: int) -> Taken:
+        """As many steps in one call of the compiled function, or fewer, counted in the state; a step that is left out counts.
+
+        Raises:
+          DivergedError: one of them has done harm.
+        """
+        state, skipped = self._state, self._state.skipped
+        while most and state.step in skipped:
+            next(self._batches)
+            state.step, most = state.step + 1, most - 1
+        is_alone = state.step < self._one_by_one_until
+        num_steps = 1 if is_alone else next((i for i in range(most) if state.step + i in skipped), most)
         learning_rates = [self._learning_rate(state.step + i) for i in range(num_steps)]
-        taken = self._loop.train(self._batches, learning_rates, self._stop.as_number)
-        if not taken.is_sound:
-            raise not_a_number(state.step, num_steps, learning_rates[0])
+        if is_alone and num_steps:
+            taken = self._loop.train_on(next(self._batches), learning_rates[0])
+        else:
+            taken = self._loop.train(self._batches, learning_rates, self._stop.as_number)
+        if num_steps and not is_sound(taken, self._config):
+            raise DivergedError(state.step + num_steps, state.step if is_alone else None, loss_of(taken))
         state.step += num_steps
         sums = state.epoch_sums or [0.0] * len(taken.sums)
         state.epoch_sums = [a + float(b) for a, b in zip(sums, taken.sums, strict=True)]
         return taken
+
+    def _recover(self, error: DivergedError) -> None:
+        """Back to the last checkpoint: to find out which step it was, or, once that is known, to go on as the config says."""
+        number, lost = len(self._state.divergences), self._state
+        self._restore_step(self._saved_step)
+        self._batches = self._batches_from(self._state.step)
+        if error.step is None:
+            self._one_by_one_until = error.until
+            self._progress.report("diverged", self._state.step, unit="steps", message=(
+                f"the loss or the weights diverged before step {error.until} (loss {error.loss:g}); step {self._state.step} again, one by one"))
+            return
+        self._one_by_one_until = 0
+        batch = self._keep_batch(error, self._learning_rate(error.step), epoch=len(lost.history))
+        decide(self._config, self._state, number, error.step, error.loss, batch)
+        self._save()  # the decision is part of the checkpoint that it was made at
+        self._progress.report("diverged", self._state.step, unit="steps", message=self._state.warnings[-1])
+
+    def _restore_step(self, step: int) -> None:
+        """Goes back to a checkpoint of this incarnation, which the chief may still be writing."""
+        self._checkpoints.wait()
+        self._checkpoints.wait_for(step, self._config.step_timeout_seconds)
+        self._state = self._restore()
+
+    def _keep_batch(self, error: DivergedError, learning_rate: float, epoch: int) -> Path:
+        """Where the batch of a step lies, which the chief has written there."""
+        folder, batch = self._work / DIVERGED, self._config.global_batch
+        if self._spec.is_chief:
+            source = EncodedSource(self._train, self._task.parse, self._cache)
+            examples = examples_of_step(self._train, batch, self._config.seed, error.step, source)
+            save_batch(folder, examples, error.step, epoch, error.loss, learning_rate)
+        return batch_file(folder, error.step)
 
     def _learning_rate(self, step: int) -> float:
         """Of one step: what the callbacks have left of the config's, times the schedule's factor."""
@@ -152,18 +215,21 @@ class Training:
         epoch = Epoch(epoch=len(state.history), step=state.step, learning_rate=self._learning_rate(state.step - 1),
                       metrics=trained | {f"validation_{name}": value for name, value in validated.items()})
         end_epoch(self._config, state, epoch)
+        self._callbacks.after_epoch(state, epoch)
         state.epoch_sums = []
         best = self._loop.best_weights()  # by all workers: some variables are averaged over them when they are read
         if state.best_epoch == epoch.epoch:
             self._best = best
             self._save(best)
-        self._write_scalars(epoch)
+        if self._board:
+            self._board.write(epoch, best)
         self._report(epoch.metrics)
 
     def _save(self, best: Arrays | None = None) -> None:
-        weights, optimizer_values = self._loop.weights(), self._loop.optimizer_values()  # by all workers, written by one
+        weights, optimizer_values = snapshot(self._loop)  # by all workers, written by one
         if self._spec.is_chief:
             self._checkpoints.save(self._state, weights, optimizer_values, best)
+        self._saved_step = self._state.step
 
     def _restore(self) -> TrainingState:
         """The state to go on from; weights and optimizer are set to what belongs to it."""
@@ -172,13 +238,24 @@ class Training:
         for warning in warnings:
             self._progress.report("warning", message=warning)
         if restored is None:
+            self._begin()
             self._best = self._loop.best_weights()
             return TrainingState(learning_rate=self._config.optimizer.learning_rate, warnings=warnings)
         self._loop.assign(restored.weights, restored.optimizer)
         self._best = restored.weights if restored.best is None else restored.best
         self._progress.report("restored", restored.state.step, unit="steps", message=f"goes on from step {restored.state.step}")
         restored.state.warnings += warnings
+        self._saved_step = restored.state.step
         return restored.state
+
+    def _begin(self) -> None:
+        """With the weights of another model, where the request names one."""
+        if warm_start := warm_start_of(self._config, self._request, self._loop, self._figures):
+            self._loop.assign(warm_start.weights)
+            anew = f"; {', '.join(warm_start.left_out)} begin anew" if warm_start.left_out else ""
+            self._progress.report("warm start", message=f"begins with the weights of {self._request.inputs[WARM_START].uri}{anew}")
+        elif self._config.warm_start:
+            self._progress.report("warm start", message="there is no champion yet to begin with; begins anew")
 
     def _leave(self) -> None:
         """Every worker says what it ended with; the chief leaves the trained weights and the state that belongs to them.
@@ -192,23 +269,13 @@ class Training:
             write_json(self._work / STATE, self._state.model_dump(mode="json") | {
                 "num_parameters": self._loop.model.count_params(), "strategy": self._chosen.name, "strategy_reason": self._chosen.reason})
         write_whole(self._work / worker_digest_name(self._spec.index), digest_of_weights(weights).encode())
-        self._writer.close()
+        if self._board:
+            self._board.close()
         self._progress.report("trained", self._state.step, self._state.step, "steps")
 
     def _report(self, metrics: dict[str, float]) -> None:
-        self._progress.report("train", self._state.step, self._total_steps, "steps", metrics)
+        per_step = {"examples_per_second": self._config.global_batch}
+        self._progress.report("train", self._state.step, self._total_steps, "steps", metrics, per_unit=per_step)
 
     def _say(self, message: str) -> None:
         self._progress.report("input", message=message)
-
-    def _write_scalars(self, epoch: Epoch) -> None:
-        with self._writer.as_default(step=epoch.step):
-            for name, value in (epoch.metrics | {"learning_rate": epoch.learning_rate}).items():
-                tf.summary.scalar(name, value)
-        self._writer.flush()
-
-
-def not_a_number(step: int, num_steps: int, learning_rate: float) -> ConfigError:
-    """For a loss or weights that are no numbers: from there on, no step can mend the weights."""
-    return ConfigError(f"the loss or the weights became infinite or no number in the {num_steps} steps after step {step}, at learning rate "
-                       f"{learning_rate:g}; lower train.optimizer.learning_rate, or set train.optimizer.clip")

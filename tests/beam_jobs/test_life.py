@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -48,6 +49,15 @@ def test_a_killed_job_leaves_no_artifact_and_the_next_one_succeeds(large_animals
     outcome = large_animals.run(plan)
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     assert [path.name for path in outcome.artifact.parent.iterdir() if path.name.endswith(".staging")] == []
+
+
+def test_while_it_runs_the_task_log_gets_elements_rate_and_eta(started):
+    """An operator writes the text of each moment into the log of its task."""
+    _, process, attempt = started()
+    assert process.wait(60) == 0
+    lines = [str(moment) for moment in ProgressReader(attempt.progress).new()]
+    assert any(re.fullmatch(r"preprocess \d+/200 images  [\d.]+ images/s  ETA \d+ s  rejected 0", line) for line in lines), lines
+    assert lines[-1].startswith("preprocess 200/200 images")
 
 
 def test_a_second_job_for_the_same_artifact_is_refused(large_animals, started):

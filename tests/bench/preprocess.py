@@ -1,9 +1,10 @@
 """How fast the preprocess job is, beside a program that was written by hand for one purpose: `make bench`.
 
 The programs run in turn, so that what else the machine does hits all alike, and medians of ratios are what counts. Beside
-the hand-written program (`by_hand.py`) stand the writers of TensorFlow Datasets (`tfds_writers.py`).
+the hand-written program (`by_hand.py`) stand the writers of TensorFlow Datasets (`tfds_writers.py`). What they write goes to memory
+(`/dev/shm`) where there is such a place: programs are compared, and not how a disk catches up with the one before.
 
-    python tests/bench/preprocess.py [--cache FOLDER] [--images 12000] [--rounds 5] [--tfds 2000] [--tfds-beam 200]
+    python tests/bench/preprocess.py [--cache FOLDER] [--images 12000] [--rounds 5] [--tfds 2000]
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pipeline_ops.contracts.progress import ProgressReader
 from pipeline_ops.contracts.request import read_status, write_request
 
 HERE = Path(__file__).resolve().parent
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 ENCODING = "jpeg"  # of all programs, of quality 90 and with colours at half the resolution
 RESIZE = [{"decode": {"channels": 3}}, {"resize": {"height": 240, "width": 320}}, {"encode": {"format": ENCODING}}]
 PASS_THROUGH = [{"decode": {"channels": 3, "check": "header"}}]  # as the hand-written program does: headers, size, end
@@ -37,7 +39,10 @@ PASS_THROUGH = [{"decode": {"channels": 3, "check": "header"}}]  # as the hand-w
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one program. `running` leaves out imports and planning, `whole` is from start to end of the process."""
+    """Of one program. `running` leaves out imports and planning, `whole` is from start to end of the process.
+
+    `peak_mb` is that of its largest process.
+    """
 
     images: int
     running: float
@@ -51,7 +56,7 @@ class Cost:
 
 
 def start(argv: list[str], log: Path) -> tuple[float, float, float]:
-    """Runs a program to its end: wall seconds, CPU seconds, and peak memory of its first process in MB."""
+    """Runs a program to its end: wall seconds, CPU seconds, and peak memory in MB of the largest of its processes."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HERE.parents[1])}
     begin = time.monotonic()
@@ -87,16 +92,16 @@ def run_ours(raw: Path, folder: Path, stages: list, workers: int) -> Cost:
     return Cost(moments[-1].done, moments[-1].time - moments[0].time, wall, cpu, peak)
 
 
-def in_turn(name: str, rounds: int, ours, other) -> None:
+def in_turn(name: str, rounds: int, ours, other, goals: str) -> None:
     """Prints both programs' costs, and the ratios of pairs: 1 is as fast, more is faster."""
     pairs = []
     for number in range(rounds):
-        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as another:
+        with tempfile.TemporaryDirectory(dir=MEMORY) as one, tempfile.TemporaryDirectory(dir=MEMORY) as another:
             pairs.append((other(Path(one)), ours(Path(another))))
         print(f"{name} {number + 1}/{rounds}\n  other {pairs[-1][0]}\n  ours  {pairs[-1][1]}", flush=True)
     running = [ours.images / ours.running / (other.images / other.running) for other, ours in pairs]
     whole = [ours.images / ours.whole / (other.images / other.whole) for other, ours in pairs]
-    print(f"=> {name}: {statistics.median(running):.2f} running, {statistics.median(whole):.2f} with start-up "
+    print(f"=> {name}: {statistics.median(running):.2f} running, {statistics.median(whole):.2f} with start-up; goal {goals} "
           f"(running, pair by pair: {' '.join(f'{ratio:.2f}' for ratio in running)})\n", flush=True)
 
 
@@ -113,7 +118,7 @@ def link_subset(source: Path, target: Path, indexes: list[int], count: int) -> P
 def compare_memory(small: Path, large: Path, workers: int) -> None:
     peaks = []
     for raw in (small, large):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
             peaks.append(run_ours(raw, Path(folder), RESIZE, workers))
     print(f"=> peak memory: {peaks[0].peak_mb:.0f} MB for {peaks[0].images} images, {peaks[1].peak_mb:.0f} MB for {peaks[1].images}\n", flush=True)
 
@@ -124,8 +129,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=12_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--tfds", type=int, default=2000, help="images for the generator writer of TensorFlow Datasets")
-    parser.add_argument("--tfds-beam", type=int, default=200, help="images for its Beam writer")
+    parser.add_argument("--tfds", type=int, default=2000, help="images for the writers of TensorFlow Datasets, and for ours beside them")
     arguments = parser.parse_args()
     cache, count, workers = arguments.cache.resolve(), arguments.images, arguments.workers
     raw = make_photographs(cache / f"photographs-{count}", count)
@@ -137,13 +141,13 @@ def main() -> None:
         return lambda folder: run_ours(images, folder, stages, workers)
 
     in_turn("resize / by hand", arguments.rounds, ours(raw, RESIZE),
-            lambda folder: run_other("by_hand.py", raw, folder, "resize", ENCODING, workers))
+            lambda folder: run_other("by_hand.py", raw, folder, "resize", ENCODING, workers), "0.95 and 0.85")
     in_turn("pass-through / by hand", arguments.rounds, ours(same, PASS_THROUGH),
-            lambda folder: run_other("by_hand.py", same, folder, "pass", ENCODING, workers))
+            lambda folder: run_other("by_hand.py", same, folder, "pass", ENCODING, workers), "0.65 running")
     in_turn("resize / TFDS generator", arguments.rounds, ours(few, RESIZE),
-            lambda folder: run_other("tfds_writers.py", few, folder, "generator", ENCODING, arguments.tfds))
+            lambda folder: run_other("tfds_writers.py", few, folder, "generator", ENCODING, arguments.tfds), "2 running")
     in_turn("resize / TFDS Beam", min(3, arguments.rounds), ours(few, RESIZE),
-            lambda folder: run_other("tfds_writers.py", few, folder, "beam", ENCODING, arguments.tfds_beam))
+            lambda folder: run_other("tfds_writers.py", few, folder, "beam", ENCODING, arguments.tfds), "5 running")
     compare_memory(tenth, raw, workers)
 
 

@@ -90,7 +90,7 @@ def ui(trainyard, first_run):
 
 def test_the_first_run_publishes_version_1(first_run, trainyard):
     summary = summary_of(first_run)
-    assert list(summary) == ["pipeline", "run_id", "state", "seconds", "tasks", "dataset", "training", "metrics", "gate", "model", "report"]
+    assert list(summary) == ["pipeline", "run_id", "state", "seconds", "tasks", "dataset", "training", "search", "metrics", "gate", "model", "report"]
     assert summary["state"] == "success"
     assert {name: task["state"] for name, task in summary["tasks"].items()} == dict.fromkeys(JOBS, "success")
     assert cached_tasks(summary) == set()
@@ -189,7 +189,7 @@ def test_a_killed_process_of_the_training_costs_a_restart_and_not_the_run(ui, tr
     assert process.returncode == 0, errors
     summary = json.loads(output.splitlines()[-1])
     assert summary["state"] == "success"
-    assert summary["training"]["steps"] == 30 * 22
+    assert summary["training"]["steps"] == -(-30 * summary["dataset"]["examples"]["train"] // 64)
     if victim != "launcher":  # a job that was killed itself is started again by Airflow, and goes on from the checkpoint
         assert summary["training"]["restarts"] == 1
         assert "restart 1 of 3" in errors

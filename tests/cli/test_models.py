@@ -104,6 +104,16 @@ def test_a_registry_on_s3_is_promoted_rolled_back_and_fetched_from(config_file, 
     assert find_damage(folder / "manifest.json", read_manifest(folder / "manifest.json"), checksums=True) == []
 
 
+def test_local_copies_of_versions_that_were_retired_go_with_the_next_copy(s3_place, tmp_path):
+    registry = Registry(s3_place)
+    for digest in "ab":
+        publishers.publish(registry, digest)
+    assert registry.version(1).fetch(tmp_path / "cache") == tmp_path / "cache" / "1"
+    registry.retire(1, "too many")
+    registry.version(2).fetch(tmp_path / "cache")
+    assert sorted(entry.name for entry in (tmp_path / "cache").iterdir() if not entry.name.startswith(".")) == ["2"]
+
+
 def test_a_store_that_was_not_tested_is_refused_with_the_reason(config_file, capsys):
     values = yaml.safe_load(config_file.read_text())
     values["export"]["registry"] = "ftp://host/models"

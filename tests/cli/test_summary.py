@@ -15,7 +15,7 @@ SHAPE = {
     "pipeline": None, "run_id": None, "state": None, "seconds": None,
     "tasks": {job: {"state": None, "seconds": None, "cached": None, "manifest": None} for job in JOBS},
     "dataset": {"examples": dict.fromkeys(("train", "validation", "test")), "shards": dict.fromkeys(("train", "validation", "test")), "digest": None},
-    "training": dict.fromkeys(("strategy", "workers", "steps", "restarts", "weights_digest")),
+    "training": dict.fromkeys(("strategy", "workers", "steps", "restarts", "weights_digest")), "search": None,
     "metrics": None, "gate": dict.fromkeys(("passed", "champion_version", "reasons")), "model": dict.fromkeys(("name", "version", "uri")),
     "report": None,
 }

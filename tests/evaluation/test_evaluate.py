@@ -22,6 +22,7 @@ from pipeline_ops.contracts.request import read_status
 from pipeline_ops.contracts.shards import INDEX, KEY, DatasetFigures, shard_paths
 from pipeline_ops.evaluation.inputs import Dataset
 from pipeline_ops.evaluation.leaks import find_leaks
+from pipeline_ops.input.served import ServedModel, read_encoded
 
 LENIENT = [{"metric": "accuracy", "at_least": 0.5, "not_worse_than_champion_by_more_than": 0.05}]
 STRICT = [{"metric": "accuracy", "at_least": 0.99}]
@@ -166,6 +167,20 @@ def test_a_champion_with_the_classes_in_another_order_is_not_compared(workshop, 
     reordered = copy_dataset(workshop.dataset, tmp_path / "reordered", class_names=[*"1023456789"])
     _, folder = workshop.run(workshop.plan("evaluate", workshop.train("good", reordered, tag="new"), dataset=reordered, evaluate__gate=LENIENT))
     assert "has the classes in another order" in figures_of(folder).rules[1].text
+
+
+def test_a_model_of_another_image_size_is_asked_about_the_images_as_they_are_and_resizes_them_itself(workshop, tmp_path):
+    import tensorflow as tf
+
+    from pipeline_ops.models.digits_cnn import build
+    from pipeline_ops.training.candidate import ServedClassifier
+
+    served = ServedClassifier(build((28, 28, 1), 10), (28, 28, 1))  # the images have 16 x 16
+    tf.saved_model.save(served, str(tmp_path), signatures={"serving_default": served.serving_default})
+    batch = next(iter(read_encoded(shard_paths(workshop.dataset, read_manifest(workshop.dataset), "test"), 8)))
+    images = np.stack([tf.io.decode_png(image).numpy() for image in batch.images]).astype(np.float32)
+    resized = tf.image.resize(images, (28, 28), antialias=True)
+    np.testing.assert_allclose(ServedModel(tmp_path, "the champion", 10).classify(batch)[0], served.images(resized)["probabilities"], atol=1e-6)
 
 
 def test_an_evaluation_is_not_repeated_once_the_challenger_is_the_champion(workshop):

@@ -17,6 +17,7 @@ from pipeline_ops.contracts.figures import REFERENCE_OUTPUTS, ModelFigures
 from pipeline_ops.contracts.manifest import NAME, Input, find_damage, list_files, read_manifest, write_manifest
 from pipeline_ops.contracts.plan import JobPlan
 from pipeline_ops.contracts.progress import ProgressReader
+from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.request import read_status
 
 STRICT = [{"metric": "accuracy", "at_least": 0.99}]
@@ -210,6 +211,23 @@ def test_a_kill_at_any_time_is_repaired_by_the_next_try(workshop, after_seconds)
     assert [path.name for path in workshop.registry.place.glob(".*.staging")] == []
 
 
+def test_the_champion_in_other_formats_is_a_new_version_that_takes_its_place(workshop):
+    train = workshop.publish("good")
+    for tolerance in (1e-4, 1e-3):
+        workshop.run(workshop.plan("export", train, workshop.evaluate(train), export__card={"intended_use": "letters"}, export__tolerance=tolerance))
+    assert numbers(workshop) == [1, 2] and workshop.registry.champion().number == 2
+    assert [move.version for move in workshop.registry.history()] == [1, 2]
+
+
+def test_a_model_that_was_rolled_back_does_not_come_back_in_other_formats(workshop):
+    workshop.publish("fair")
+    train = workshop.publish("good")
+    workshop.registry.roll_back()
+    evaluation = workshop.evaluate(train, evaluate__batch=64)
+    workshop.run(workshop.plan("export", train, evaluation, export__card={"intended_use": "letters"}), attempt="again")
+    assert numbers(workshop) == [1, 2, 3] and workshop.registry.champion().number == 1
+
+
 def test_old_versions_are_retired_but_never_the_champion_before(workshop):
     for model in ("poor", "fair", "good"):
         workshop.publish(model, evaluate__gate=[{"metric": "accuracy", "at_least": 0.1}], export__keep_versions=1)
@@ -222,3 +240,21 @@ def test_progress_names_the_steps(workshop):
     moments = ProgressReader(workshop.root / "export" / "progress.jsonl").new()
     assert [moment.phase for moment in moments] == ["check", "serve", "publish", "promote"]
     assert moments[-1].message == "version 1 is in service"
+
+
+def test_a_registry_on_s3_is_published_to_compared_with_and_promoted_in(workshop, s3_place):
+    """Two runs: the second one's challenger is evaluated against the champion that lies in the store."""
+    place = {"export__registry": s3_place.removesuffix("/digits")}
+    workshop.publish("fair", **place)
+    train = workshop.publish("good", **place)
+    registry = Registry(s3_place)
+    assert [version.number for version in registry.versions()] == [1, 2] and registry.champion().number == 2
+    figures = ModelFigures.model_validate(registry.champion().manifest().figures)
+    assert figures.compared_with == 1 and figures.metrics["accuracy"] == 0.87
+    local = registry.champion().fetch(workshop.root / "copy")
+    assert find_damage(local / NAME, read_manifest(local / NAME), checksums=True) == []
+    evaluation = workshop.evaluate(train, **place)
+    again = workshop.plan("export", train, evaluation, **place)
+    assert again.is_cached and numbers(workshop) == []
+    registry.shelf.remove(2)
+    assert workshop.plan("export", train, evaluation, **place).damage == ("version 2 of the model digits is gone",)

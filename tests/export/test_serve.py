@@ -252,6 +252,32 @@ def test_a_picture_that_is_dropped_gets_its_classes_drawn_and_no_name_of_a_class
         browser.close()
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_boxes_are_drawn_over_the_picture_where_a_model_answers_with_boxes(server, tmp_path):
+    """What a detector would answer is given to the page by the test: there is no detector yet."""
+    from playwright.sync_api import sync_playwright
+
+    detections = {"detection_boxes": [[0.1, 0.2, 0.5, 0.6], [0.4, 0.5, 0.9, 1.0], [0.0, 0.0, 0.1, 0.1]], "detection_scores": [0.9, 0.8, 0.1],
+                  "detection_classes": [3, 0, 5], "num_detections": 3}
+    (tmp_path / "digit.png").write_bytes(server.encoded[0])
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
+        page = browser.new_page(viewport={"width": 800, "height": 700})
+        page.route("**/*:predict", lambda route: route.fulfill(json={"predictions": [detections]}))
+        page.goto(server.address)
+        page.get_by_text("version 2, @champion").wait_for()
+        page.set_input_files("#file", str(tmp_path / "digit.png"))
+        page.get_by_text("2 objects").wait_for()
+        drawn = page.locator("#boxes rect").first.bounding_box()
+        picture = page.locator("#picture").bounding_box()
+        assert page.locator("#boxes rect").count() == 2 and page.locator("#bars li").count() == 2
+        assert drawn["x"] - picture["x"] == pytest.approx(0.2 * picture["width"], abs=2)
+        assert drawn["height"] == pytest.approx(0.4 * picture["height"], abs=3)
+        if folder := os.environ.get("TRAINYARD_SCREENSHOTS"):
+            page.screenshot(path=Path(folder) / "serve-boxes.png", full_page=True)
+        browser.close()
+
+
 def test_before_anything_is_published_it_says_that_and_waits(tmp_path):
     command = [sys.executable, "-m", "pipeline_ops.cli.main", "serve", "digits@canary", "--registry", str(tmp_path), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -10,6 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
+os.environ["PATH"] += f"{os.pathsep}/usr/sbin{os.pathsep}/sbin"  # not in everybody's
+
 _TOOLS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "setpriv")
 
 

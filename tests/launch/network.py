@@ -14,6 +14,8 @@ import sys
 import time
 from pathlib import Path
 
+os.environ["PATH"] += f"{os.pathsep}/usr/sbin{os.pathsep}/sbin"  # not in everybody's
+
 SUBNET = "10.213.77"
 PREFIX = "tyh"
 """Of the names of hosts and interfaces, so that nobody else's are touched."""

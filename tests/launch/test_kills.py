@@ -60,6 +60,7 @@ def test_a_killed_worker_restarts_the_gang_and_the_result_is_the_same(start, und
     messages = [m.message for m in ProgressReader(job.job.attempt.progress).new() if m.phase == "restart"]
     assert f"worker {worker} on localhost was killed by signal 9 (SIGKILL)" in messages[0]
     assert f"worker-{worker}.log" in messages[0]
+    assert "first new step" in job.messages("recovered")[0]
     assert job.survivors() == []
 
 

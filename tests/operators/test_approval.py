@@ -73,5 +73,5 @@ def test_the_question_has_the_verdict_and_no_markdown_of_a_hostile_class(worksho
     hostile = figures.rules[0].model_copy(update={"text": "recall of class ``` [x](javascript:alert(1)) <script> 0.9"})
     subject, body = _ask(workshop.config(), figures.model_copy(update={"rules": [*figures.rules, hostile]}))
     assert subject == "Publish the new model digits of digits?"
-    assert "accuracy 0.8700 is at least 0.7000" in body and "It would be the first." in body
+    assert "accuracy 0.8700 is at least 0.7000" in body and "There is no champion yet." in body
     assert body.count("```") == 2 and body.index("<script>") < body.rindex("```")

@@ -54,6 +54,19 @@ def test_the_tasks_run_one_after_the_other(tmp_path, monkeypatch):
     assert dag.get_task("train").retries == 2
 
 
+def test_a_search_stands_for_train_and_what_comes_after_it_knows_nothing_of_it(tmp_path, monkeypatch):
+    file = tmp_path / "searched.yaml"
+    file.write_text((ROOT / "configs" / "digits.yaml").read_text().replace("pipeline: digits", "pipeline: searched")
+                    + "\nsearch:\n  parameters: {train.optimizer.learning_rate: [0.001, 0.01]}\n  max_parallel: 3\n")
+    dag = bag(tmp_path, monkeypatch, file).dags["searched"]
+    upstream = {task.task_id: task.upstream_task_ids for task in dag.tasks}
+    assert upstream == {"preprocess": set(), "search": set(), "trial": {"preprocess", "search"}, "train": {"trial"}, "evaluate": {"train"},
+                        "export": {"evaluate"}}
+    assert dag.get_task("trial").is_mapped
+    assert dag.get_task("trial").max_active_tis_per_dagrun == 3
+    assert dag.get_task("train").trigger_rule == "all_done"
+
+
 def test_a_broken_config_is_an_import_error_and_does_not_take_the_others_down(tmp_path, monkeypatch):
     text = (ROOT / "configs" / "digits.yaml").read_text()
     broken, misspelt = tmp_path / "broken.yaml", tmp_path / "misspelt.yaml"

@@ -1,0 +1,67 @@
+"""`gang.log` in the attempt's folder: what all processes of a gang have said, in one file, each line with its time and its worker.
+
+It is copied from the workers' own logs and progress files while the gang runs, so a process that is killed takes nothing with
+it. The time of a log line is when it was seen here, a moment after it was written; that of progress is its own. Where the
+gang failed, the first failure is the last line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from pipeline_ops.contracts.layout import Attempt
+from pipeline_ops.contracts.progress import ProgressReader
+
+_MAX_BYTES = 1 << 20
+"""Of one log at a time, so that a worker that writes without end does not hold the supervisor up."""
+
+
+class GangLog:
+    """The merged log of one attempt, through all incarnations.
+
+    Args:
+      attempt: where the workers' files lie.
+    """
+
+    def __init__(self, attempt: Attempt):
+        self.path = attempt.folder / "gang.log"
+        self._attempt = attempt
+        self._offsets: dict[str, int] = {}
+        self._progress: dict[str, ProgressReader] = {}
+
+    def follow(self, names: Iterable[str]) -> None:
+        """Copies the whole lines that have come since the last call."""
+        lines: list[tuple[float, str, str]] = []
+        now = time.time()
+        for name in names:
+            lines += [(now, name, line) for line in self._new_lines(name)]
+            reader = self._progress.setdefault(name, ProgressReader(self._attempt.worker_progress(name)))
+            lines += [(moment.time, name, str(moment)) for moment in reader.new()]
+        self._write(sorted(lines, key=lambda line: line[0]))
+
+    def say(self, text: str) -> None:
+        """A line of the supervisor's own."""
+        self._write([(time.time(), "gang", line) for line in text.splitlines()])
+
+    def _new_lines(self, name: str) -> list[str]:
+        try:
+            with open(self._attempt.worker_log(name), "rb") as file:
+                file.seek(self._offsets.get(name, 0))
+                data = file.read(_MAX_BYTES)
+        except FileNotFoundError:
+            return []
+        whole = data if len(data) == _MAX_BYTES else data[: data.rfind(b"\n") + 1]
+        self._offsets[name] = self._offsets.get(name, 0) + len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+    def _write(self, lines: Iterable[tuple[float, str, str]]) -> None:
+        text = "".join(f"{_clock(seconds)}  {name:<9}  {line}\n" for seconds, name, line in lines)
+        if text:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(text)
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
+

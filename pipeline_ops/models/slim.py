@@ -1,0 +1,101 @@
+"""TF-Slim definitions as Keras models, so that old networks train under new strategies.
+
+    def build(image_shape, num_classes):
+        return slim_model(my_network, image_shape)
+
+where `my_network(images, is_training)` is written with tf_slim or `tf.compat.v1.layers` and returns logits. Every
+variable that it asks for is made once, as a weight of the model; what it puts into the collections of updates and of
+regularisation losses takes effect. Needs the extra `slim` (tf-slim and tf-keras).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import variable_scope
+
+from pipeline_ops.contracts.errors import ConfigError
+
+v1 = tf.compat.v1
+
+Network = Callable[[tf.Tensor, bool], tf.Tensor]
+"""Images float32 [b, H, W, C], and whether it is training, to logits [b, classes]."""
+
+
+def slim_model(network: Network, image_shape: tuple[int, int, int]) -> keras.Model:
+    """A Keras model, built, that computes what a TF-Slim definition says.
+
+    Raises:
+      ConfigError: the extra is not installed.
+    """
+    _prepare()
+    model = SlimModel(network)
+    model.build((None, *image_shape))
+    return model
+
+
+def _prepare() -> None:
+    """Puts two names back where tf_slim looks for them; TensorFlow and tf_keras have moved them meanwhile.
+
+    `slim.batch_norm` loads `tf_keras.legacy_tf_layers` when it is first used, which is under `tf_keras.src` now; after dense layers, it
+    asks for `ops.Tensor`.
+    """
+    try:
+        importlib.import_module("tf_slim")
+        for name in ("legacy_tf_layers", "legacy_tf_layers.normalization"):
+            sys.modules.setdefault(f"tf_keras.{name}", importlib.import_module(f"tf_keras.src.{name}"))
+        ops.Tensor = tf.Tensor
+    except ImportError as error:
+        raise ConfigError(f"a TF-Slim model needs the packages tf-slim and tf-keras ({error}); install trainyard with the extra slim") from error
+
+
+class SlimModel(keras.Model):
+    """See `slim_model`. B batch, H W C image."""
+
+    def __init__(self, network: Network):
+        super().__init__()
+        self._network = network
+        self._by_name: dict[str, keras.Variable] = {}
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Finds out which variables there are, by tracing the definition once, in training, which needs the most."""
+        tf.function(lambda images: self._run(images, True)[0]).get_concrete_function(tf.TensorSpec([1, *input_shape[1:]], tf.float32))
+        self.built = True
+
+    def call(self, images_BHWC: tf.Tensor, training: bool = False) -> tf.Tensor:
+        logits, losses = self._run(images_BHWC, bool(training))
+        if training:
+            self.add_loss(losses)
+        return logits
+
+    def _run(self, images_BHWC: tf.Tensor, training: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Logits and regularisation losses. Collections are those of the function that is being traced, so only what is new in them is ours."""
+        graph, keys = v1.get_default_graph(), v1.GraphKeys
+        seen = {key: len(graph.get_collection(key)) for key in (keys.UPDATE_OPS, keys.REGULARIZATION_LOSSES)}
+        with variable_scope.with_variable_store(variable_scope._VariableStore()), \
+             v1.variable_scope(v1.get_variable_scope(), custom_getter=self._get_variable, use_resource=True, reuse=v1.AUTO_REUSE):
+            logits = self._network(images_BHWC, training)
+        updates, losses = (graph.get_collection(key)[count:] for key, count in seen.items())
+        with tf.control_dependencies(updates if training else []):
+            return tf.identity(logits), losses
+
+    def _get_variable(self, getter: Any, name: str, shape: Any = None, dtype: Any = tf.float32, initializer: Any = None, trainable: bool = True,
+                      **_unused: Any) -> tf.Variable:
+        """Stands in for `tf.compat.v1.get_variable`. The regulariser never comes here: the old layers see to it themselves."""
+        if name not in self._by_name:
+            with tf.init_scope():
+                self._by_name[name] = self._make(name, tf.TensorShape(shape).as_list(), tf.as_dtype(dtype), initializer, trainable is not False)
+        return self._by_name[name].value
+
+    def _make(self, name: str, shape: list[int], dtype: tf.DType, initializer: Any, trainable: bool) -> keras.Variable:
+        initializer = initializer if initializer is not None else v1.glorot_uniform_initializer()
+        initializer = initializer() if isinstance(initializer, type) else initializer
+        value = initializer(shape, dtype=dtype) if callable(initializer) else tf.constant(initializer, dtype)
+        return self.add_weight(name=name.replace("/", "."), shape=shape, dtype=dtype.name, trainable=trainable,
+                               initializer=lambda shape, dtype=None: value)

@@ -1,0 +1,126 @@
+"""The tasks of a search: which trials there are, one mapped task for each, and which of them goes on.
+
+    preprocess, search >> trial [n of them] >> train >> evaluate >> export
+
+The last of them is called `train`: what it leaves is the manifest of the training that goes on, so whatever comes
+after knows nothing of a search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.sdk import BaseOperator, TriggerRule
+from airflow.sdk.exceptions import AirflowFailException
+
+from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.errors import ConfigError, ExitCode
+from pipeline_ops.contracts.files import write_json
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.contracts.records import TaskRecord, read_record, write_record
+from pipeline_ops.contracts.search import Result, SearchResult, Trial, check_trials, choose, monitor_of, plan_trials, result_of, trial_config
+from pipeline_ops.operators.job_operator import TrainOperator
+
+
+class SearchOperator(BaseOperator):
+    """Says which trials the run has; checks each of them first."""
+
+    ui_color = "#5a5a8f"
+    ui_fgcolor = "#ffffff"
+
+    def __init__(self, *, config_file: str, task_id: str = "search", **kwargs: Any):
+        super().__init__(task_id=task_id, **kwargs)
+        self.config_file = config_file
+
+    def execute(self, context: Mapping[str, Any]) -> list[dict[str, Any]]:
+        conf = context["dag_run"].conf
+        try:
+            config = load_config(self.config_file, conf)
+            trials = plan_trials(config)
+            check_trials(self.config_file, conf, trials)
+        except ConfigError as error:
+            raise AirflowFailException(str(error)) from None
+        for trial in trials:
+            self.log.info("%s: %s", trial.name, trial)
+        record = TaskRecord(state="success", reason=f"{len(trials)} trials ({config.search.method})")
+        write_record(Layout(config.root, config.pipeline).task_record(context["run_id"], self.task_id), record)
+        return [trial.model_dump(mode="json") for trial in trials]
+
+
+class TrialOperator(TrainOperator):
+    """One trial: a training like any other.
+
+    Args:
+      trial: a Trial, as JSON.
+    """
+
+    ui_color = "#7a4fa3"
+
+    def __init__(self, *, trial: dict[str, Any], **kwargs: Any):
+        super().__init__(**kwargs)
+        self.trial = trial
+
+    @property
+    def record_name(self) -> str:
+        return self._trial.name
+
+    @property
+    def trial_text(self) -> str:
+        """What Airflow's UI shows instead of a number."""
+        return f"{self._trial.name}: {self._trial}"
+
+    @property
+    def _trial(self) -> Trial:
+        return Trial.model_validate(self.trial)
+
+    def _config(self, context: Mapping[str, Any]) -> PipelineConfig:
+        try:
+            return trial_config(self.config_file, context["dag_run"].conf, self._trial)
+        except ConfigError as error:
+            raise AirflowFailException(str(error)) from None
+
+
+class ChooseOperator(BaseOperator):
+    """Takes the best trial. One that failed is no failure of the search, unless all have.
+
+    It runs whatever became of the trials, so it has to look whether there was anything to train on.
+    """
+
+    ui_color = "#7a4fa3"
+    ui_fgcolor = "#ffffff"
+
+    def __init__(self, *, config_file: str, task_id: str = "train", **kwargs: Any):
+        super().__init__(task_id=task_id, trigger_rule=TriggerRule.ALL_DONE, **kwargs)
+        self.config_file = config_file
+
+    def execute(self, context: Mapping[str, Any]) -> str:
+        config = load_config(self.config_file, context["dag_run"].conf)
+        layout, run_id = Layout(config.root, config.pipeline), context["run_id"]
+        trials = [Trial.model_validate(trial) for trial in context["ti"].xcom_pull(task_ids="search") or []]
+        if not trials or not context["ti"].xcom_pull(task_ids="preprocess"):
+            raise AirflowFailException("there is no trial: a task before this one has failed, and its log says why")
+        monitor = monitor_of(config)
+        results = [_result(layout, run_id, trial, monitor) for trial in trials]
+        found = choose(results, monitor)
+        if found is None:
+            message = "all trials have failed:\n" + "\n".join(f"{result.trial.name} ({result.trial}): {result.message}" for result in results)
+            write_record(layout.task_record(run_id, "train"), TaskRecord(state="failed", message=message, exit_code=ExitCode.CONFIG))
+            raise AirflowFailException(message)
+        return self._go_on(layout, run_id, found)
+
+    def _go_on(self, layout: Layout, run_id: str, found: SearchResult) -> str:
+        for line in found.table():
+            self.log.info(line)
+        winner = found.winner
+        reason = f"{winner.trial.name} of {len(found.results)} has the best {found.monitor}, {winner.figure:.4f}: {winner.trial}"
+        write_json(layout.search_result(run_id), found.model_dump(mode="json"))
+        write_record(layout.task_record(run_id, "train"), TaskRecord(state="success", reason=reason, manifest=winner.manifest))
+        return winner.manifest
+
+
+def _result(layout: Layout, run_id: str, trial: Trial, monitor: str) -> Result:
+    record = read_record(layout.task_record(run_id, trial.name))
+    if record is None or record.state != "success":
+        return Result(trial=trial, message=record.message if record else "ended by Airflow, or by a person in its UI")
+    return result_of(trial, record.manifest, monitor)

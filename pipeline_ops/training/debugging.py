@@ -1,0 +1,42 @@
+"""`train.debug`: TensorFlow's debugging switches. To be turned on before a model is built."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import tensorflow as tf
+
+from pipeline_ops.contracts.errors import ConfigError
+
+DUMP = "debugger"
+"""In TensorBoard's folder."""
+_DETECTED = re.compile(r"Detected Infinity or NaN.*? op \S+", re.S)
+_PLACE = re.compile(r"\+ (\S+ \(L\d+\) \S+)")
+
+
+def turn_on(switches: Sequence[str], board: Path) -> None:
+    """What each does is said in `config_watching.py`."""
+    if "determinism" in switches:
+        tf.config.experimental.enable_op_determinism()
+    if "dump" in switches:
+        tf.debugging.experimental.enable_dump_debug_info(str(board / DUMP), tensor_debug_mode="FULL_HEALTH", circular_buffer_size=-1)
+    if "numerics" in switches:
+        tf.debugging.enable_check_numerics()
+    if "eager" in switches:
+        tf.config.run_functions_eagerly(True)
+
+
+@contextlib.contextmanager
+def naming_operations(switches: Sequence[str]) -> Iterator[None]:
+    """Raises ConfigError with what TensorFlow says where the check of numbers has stopped an operation."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = _DETECTED.search(str(error))
+        if "numerics" not in switches or found is None:
+            raise
+        own = [place for place in _PLACE.findall(str(error)) if "packages/" not in place]
+        raise ConfigError(f"train.debug: numerics: {' '.join(found.group(0).split())}, made by {' > '.join(own)}; the log has all of it") from error

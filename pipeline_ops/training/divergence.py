@@ -1,0 +1,83 @@
+"""What diverged, when, and the batch that did it: what is decided, and what is kept of it.
+
+The loop takes several steps in one call, so it only learns that one of them did harm. The training then goes back to the
+last checkpoint and takes the same steps one by one, to find out which. All workers see the same reduced figures and so
+find the same step; what is decided is in the state, and is saved before anything else happens, so a restart in between
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import tensorflow as tf
+
+from pipeline_ops.contracts.config_train import Train
+from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.files import write_json
+from pipeline_ops.contracts.shards import KEY
+from pipeline_ops.training.loop import Taken
+from pipeline_ops.training.state import Diverged, TrainingState
+
+
+class DivergedError(Exception):
+    """Some steps have done harm. `until` is the step after the last of them, and `step` the one that did it, once that is known."""
+
+    def __init__(self, until: int, step: int | None, loss: float):
+        super().__init__(until, step, loss)
+        self.until, self.step, self.loss = until, step, loss
+
+
+def is_sound(taken: Taken, config: Train) -> bool:
+    """Whether training may go on from there."""
+    limit = config.on_divergence.max_loss
+    return taken.is_sound and (limit is None or loss_of(taken) <= limit)
+
+
+def loss_of(taken: Taken) -> float:
+    """The mean loss of the worst step, or of all where it is not known."""
+    return float(taken.sums[0] / taken.sums[-1]) if taken.worst_loss is None else taken.worst_loss
+
+
+def decide(config: Train, state: TrainingState, number: int, step: int, loss: float, batch: Path) -> None:
+    """Changes the state to what it is after the divergence with this number, counted from 0.
+
+    The state may have been read after another worker had saved it with the decision in it; then nothing is left to do.
+
+    Raises:
+      ConfigError: the budget is spent.
+    """
+    policy = config.on_divergence
+    what = f"the loss or the weights diverged at step {step} (loss {loss:g}, learning rate {state.learning_rate:g}); its batch is in {batch}"
+    if policy.action == "stop":
+        raise ConfigError(f"{what}; look at it, lower train.optimizer.learning_rate, set train.optimizer.clip, or choose an action in "
+                          "train.on_divergence")
+    if number >= policy.max_times:
+        raise ConfigError(f"{what}; that was once more than train.on_divergence.max_times ({policy.max_times}) allows")
+    if len(state.divergences) > number:
+        return
+    if policy.action == "lower_learning_rate":
+        state.learning_rate *= policy.factor
+        done = f"the learning rate is {state.learning_rate:g} from step {state.step} on"
+    else:
+        done = "it was left out"
+    state.divergences.append(Diverged(step=step, loss=repr(loss), is_skipped=policy.action == "skip_batch"))
+    state.warnings.append(f"{what}; {done}")
+
+
+def save_batch(folder: Path, examples: list[bytes], step: int, epoch: int, loss: float, learning_rate: float) -> None:
+    """Writes the examples of a step as a TFRecord file, with a JSON beside it that names them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = batch_file(folder, step)
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        for example in examples:
+            writer.write(example)
+    keys = tf.io.parse_example(examples, {KEY: tf.io.FixedLenFeature([], tf.string)})[KEY].numpy()
+    write_json(file.with_suffix(".json"), {
+        "step": step, "epoch": epoch, "loss": loss if math.isfinite(loss) else repr(loss), "learning_rate": learning_rate,
+        "keys": [key.decode("utf-8", "backslashreplace") for key in keys]})
+
+
+def batch_file(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:09d}.tfrecord"

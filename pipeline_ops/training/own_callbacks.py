@@ -1,0 +1,120 @@
+"""The user's own callbacks: `train.callbacks` names them by module path.
+
+    class SaveEveryEpoch:                    # or a function: it is called after each epoch
+        chief_only = True                    # default: on all workers
+        def begin(self, run): ...
+        def after_epoch(self, run, epoch): ...
+        def end(self, run): ...
+
+All methods are optional. `epoch` is an `Epoch` with the reduced figures, the same on every worker. What a callback wants
+to remember it puts into `run.memory`, which is part of the checkpoint; its own attributes are gone after a restart. A
+callback that changes the training must do so on every worker alike, so one for the chief only may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from pipeline_ops.contracts.errors import ConfigError, TrainyardError
+from pipeline_ops.contracts.figures import Epoch
+from pipeline_ops.models.own import load_function
+from pipeline_ops.training.state import TrainingState
+
+
+class Run:
+    """What a callback sees of the training.
+
+    Attributes:
+      model: the Keras model; read its weights on all workers or on none.
+      folder: becomes part of the artifact, beside TensorBoard's files; for the chief to write to.
+    """
+
+    def __init__(self, state: TrainingState, path: str, model: keras.Model, folder: Path, may_change: bool):
+        self._state, self._path, self._may_change = state, path, may_change
+        self.model, self.folder = model, folder
+
+    @property
+    def step(self) -> int:
+        return self._state.step
+
+    @property
+    def history(self) -> Sequence[Epoch]:
+        """All epochs so far."""
+        return tuple(self._state.history)
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What JSON can say; survives restarts."""
+        return self._state.memory.setdefault(self._path, {}) if self._may_change else dict(self._state.memory.get(self._path, {}))
+
+    @property
+    def learning_rate(self) -> float:
+        """Before the schedule's factor."""
+        return self._state.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._refuse_chief("changes the learning rate")
+        self._state.learning_rate = float(value)
+
+    def stop(self) -> None:
+        """This epoch is the last."""
+        self._refuse_chief("stops the training")
+        self._state.stopped_early = True
+
+    def _refuse_chief(self, what: str) -> None:
+        if not self._may_change:
+            raise ConfigError(f"train.callbacks: {self._path} {what}, so it has to run on all workers; take chief_only = True away")
+
+
+class OwnCallbacks:
+    """All callbacks of the config, on one worker.
+
+    Raises:
+      ConfigError: there is no such class or function, or it can't be made without arguments.
+    """
+
+    def __init__(self, paths: Sequence[str], config_folder: Path, model: keras.Model, folder: Path, is_chief: bool):
+        self._model, self._folder = model, folder
+        self._callbacks: list[tuple[str, Any, bool]] = []
+        for path in paths:
+            made = _make(path, config_folder)
+            may_change = not getattr(made, "chief_only", False)
+            if may_change or is_chief:
+                self._callbacks.append((path, made, may_change))
+
+    def begin(self, state: TrainingState) -> None:
+        self._call("begin", state)
+
+    def after_epoch(self, state: TrainingState, epoch: Epoch) -> None:
+        self._call("after_epoch", state, epoch)
+
+    def end(self, state: TrainingState) -> None:
+        self._call("end", state)
+
+    def _call(self, name: str, state: TrainingState, *arguments: Epoch) -> None:
+        for path, callback, may_change in self._callbacks:
+            method = callback if callable(callback) and name == "after_epoch" else getattr(callback, name, None)
+            if method is None:
+                continue
+            try:
+                method(Run(state, path, self._model, self._folder, may_change), *arguments)
+                state.model_dump_json()  # now, where it can be said whose memory it was
+            except TrainyardError:
+                raise
+            except Exception as error:  # somebody else's code may raise anything
+                raise ConfigError(f"train.callbacks: {path} raised {type(error).__name__} in {name}: {error}") from error
+
+
+def _make(path: str, config_folder: Path) -> Any:
+    found = load_function(path, "train.callbacks", config_folder)
+    if not isinstance(found, type):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise ConfigError(f"train.callbacks: {path} can't be made without arguments: {type(error).__name__}: {error}") from error

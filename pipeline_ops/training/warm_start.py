@@ -1,0 +1,121 @@
+"""The weights that a training begins with: those of a SavedModel or of a file, fitted to the model by name and shape.
+
+The head, the last layer that has weights, may be of another number of classes; it is left out then, and begins anew.
+Anything else that does not fit is refused, and the first weight that doesn't is named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline_ops.contracts.errors import ConfigError, DataError
+from pipeline_ops.contracts.figures import WEIGHTS
+from pipeline_ops.contracts.manifest import NAME
+from pipeline_ops.training.state import Arrays, read_arrays
+
+Named = list[tuple[str, np.ndarray]]
+"""Weights in order; without a name where a file has none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """All weights of a model, in order, and the names of those that begin anew."""
+
+    weights: Arrays
+    left_out: tuple[str, ...]
+
+
+def read_warm_start(uri: str, model: keras.Model, initial: Arrays, build: Callable[[], keras.Model]) -> WarmStart:
+    """The weights at a place, for a model.
+
+    Args:
+      uri: of a SavedModel's folder, of the manifest in one, or of a file: .npz as training writes it, .weights.h5, .h5 or .keras.
+      model: the one that is trained.
+      initial: its weights, for what is left out.
+      build: makes another such model, without any strategy.
+
+    Raises:
+      ConfigError: some weight does not fit.
+      DataError: the place can't be read.
+    """
+    path = Path(uri).parent if Path(uri).name == NAME else Path(uri)
+    try:
+        if path.name.endswith(".h5"):
+            return _from_hdf5(path, build())
+        source = _read(path)
+    except (OSError, ValueError, KeyError, tf.errors.OpError) as error:
+        raise DataError(f"{path}: can't be read as weights for train.warm_start: {str(error).strip().splitlines()[0]}") from error
+    return fit(source, [variable.path for variable in model.weights], initial, str(path))
+
+
+def _read(path: Path) -> Named:
+    if path.is_dir():
+        saved = tf.saved_model.load(str(path))  # its variables live no longer than it does
+        variables = next(iter(saved.signatures.values())).variables
+        return [(variable.name.partition(":")[0], variable.numpy()) for variable in variables]
+    if path.suffix == ".npz":
+        return [("", array) for array in read_arrays(path)]
+    if path.suffix == ".keras":
+        return [(variable.path, variable.numpy()) for variable in keras.saving.load_model(path, compile=False).weights]
+    raise ValueError(f"its name must end in {WEIGHTS.rpartition('.')[2]}, h5 or keras, or it must be a SavedModel's folder")
+
+
+def fit(source: Named, names: Sequence[str], initial: Arrays, place: str) -> WarmStart:
+    """The source's weights in the model's order: by name, or by their order where they have other names.
+
+    Args:
+      source: what there is.
+      names: of the model's weights.
+      initial: the model's weights.
+      place: for messages.
+
+    Raises:
+      ConfigError: there are more or fewer of them, or some one has another shape.
+    """
+    by_name = dict(source)
+    if not set(names) <= set(by_name):
+        if len(source) != len(names):
+            first = next((name for name in names if name not in by_name), names[0])
+            raise ConfigError(f"train.warm_start: {place} has {len(source)} weights and the model {len(names)}; there is none of the name {first}")
+        by_name = dict(zip(names, (array for _, array in source), strict=True))
+    fitting = {name: by_name[name].shape == array.shape for name, array in zip(names, initial, strict=True)}
+    head = _head(names)
+    for name, array in zip(names, initial, strict=True):
+        differs_in_classes = name in head and by_name[name].shape[:-1] == array.shape[:-1]
+        if not fitting[name] and not differs_in_classes:
+            raise ConfigError(f"train.warm_start: the weight {name} has the shape {array.shape} in the model and {by_name[name].shape} in {place}")
+    left_out = head if not all(fitting[name] for name in head) else ()
+    return WarmStart([array if name in left_out else by_name[name] for name, array in zip(names, initial, strict=True)], left_out)
+
+
+def _head(names: Sequence[str]) -> tuple[str, ...]:
+    layer = names[-1].rpartition("/")[0]
+    return tuple(name for name in names if name.rpartition("/")[0] == layer)
+
+
+def _from_hdf5(path: Path, model: keras.Model) -> WarmStart:
+    """By Keras's own reader, which alone knows the layout. A file without `.weights` in its name is one of `keras.applications`: a backbone's."""
+    target = model
+    if not path.name.endswith(".weights.h5"):
+        target = next((layer for layer in model.layers if isinstance(layer, keras.Model)), model)
+    names, before = [variable.path for variable in model.weights], model.get_weights()
+    kept = {variable.path for variable in model.weights} - {variable.path for variable in target.weights}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if target is model:
+            model.load_weights(path, skip_mismatch=True)
+        else:
+            target.load_weights(path)
+    if skipped := next((str(warning.message) for warning in said if "could not be loaded" in str(warning.message)), None):
+        kernel = names.index(_head(names)[0])
+        if not skipped.startswith("A total of 1 objects") or not np.array_equal(before[kernel], model.get_weights()[kernel]):
+            raise ConfigError(f"train.warm_start: {path} does not fit the model: {' '.join(skipped.split())}")
+        kept = set(_head(names))
+    return WarmStart(model.get_weights(), tuple(name for name in names if name in kept))

@@ -1,0 +1,147 @@
+"""The agent, the pipe to it and the fleet of hosts, with an agent that is killed, stopped or never heard; and the commands that carry the pipe."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from launch.running import environment, pids
+
+from pipeline_ops.contracts.gang import AGENT_MODULE, AgentSpec, Event, HostReport, Order
+from pipeline_ops.contracts.hosts import SshHosts
+from pipeline_ops.launch.agent import hold_ports
+from pipeline_ops.launch.fleet import compare
+from pipeline_ops.launch.keeper import keep
+from pipeline_ops.launch.plan import Place
+from pipeline_ops.launch.ssh import SshLauncher
+
+REPORT = HostReport(python="3.11.2", versions={"keras": "3.15.1", "numpy": "2.1"}, code="abc", token="t", cores=2)
+
+
+@pytest.fixture
+def agent(tmp_path):
+    """Starts agents on this machine, and ends them."""
+    started = []
+
+    def start(run: str = "run", silence_seconds: float = 30.0) -> Agent:
+        token = tmp_path / "token"
+        token.write_text("secret")
+        spec = AgentSpec(host="here", run=str(tmp_path / run), lock=tmp_path.name, token_file=str(token), silence_seconds=silence_seconds)
+        started.append(Agent(spec))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+
+
+class Agent:
+    """One agent and the pipe to it."""
+
+    def __init__(self, spec: AgentSpec):
+        self.spec = spec
+        self.process = subprocess.Popen([sys.executable, "-m", AGENT_MODULE, spec.model_dump_json()], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.DEVNULL)
+
+    def order(self, **values: object) -> None:
+        self.process.stdin.write(Order(**values).model_dump_json().encode() + b"\n")
+        self.process.stdin.flush()
+
+    def hears(self, kind: str) -> Event:
+        for line in self.process.stdout:
+            if (event := Event.parse(line)) and event.event == kind:
+                return event
+        raise AssertionError(f"the agent ended and has not said {kind}")
+
+    def below(self) -> list[int]:
+        """What it has started."""
+        return [pid for pid in pids() if f"TRAINYARD_RUN={self.spec.run}\0" in environment(pid)]
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_an_agent_tells_what_its_host_is_like_and_finds_ports(agent):
+    one = agent()
+    report = one.hears("hello").host
+    assert report.token == "secret" and report.cores >= 1 and report.versions["keras"]
+    one.order(order="ports", count=3)
+    assert len(set(one.hears("ports").ports)) == 3
+
+
+@pytest.mark.parametrize("how", ["its input closes", "it is killed", "it hears nothing"])
+def test_nothing_outlives_an_agent(agent, how):
+    one = agent(silence_seconds=2.0 if how == "it hears nothing" else 60.0)
+    one.hears("hello")
+    wait_until(lambda: len(one.below()) == 1)
+    if how == "its input closes":
+        one.process.stdin.close()
+    elif how == "it is killed":
+        one.process.kill()
+    wait_until(lambda: not one.below())
+
+
+def test_a_host_has_one_gang_for_an_artifact_and_a_predecessor_that_hangs_gives_way(agent):
+    first = agent()
+    first.hears("hello")
+    stranger = agent(run="another launcher")
+    assert f"started by {first.spec.run} with the agent {first.process.pid}" in stranger.hears("refused").message
+    os.kill(first.process.pid, signal.SIGSTOP)
+    successor = agent()
+    successor.hears("hello")
+    assert first.process.wait(10) == -signal.SIGKILL
+
+
+def test_ports_that_are_taken_are_left_out():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        held = hold_ports(2, (port, port + 40))
+        assert len(held) == 2 and port not in [one.getsockname()[1] for one in held]
+        for one in held:
+            one.close()
+
+
+@pytest.mark.parametrize(("other", "problem"), [
+    ({}, ""), ({"cores": 64}, ""),
+    ({"token": None}, "it does not see the storage root"),
+    ({"code": "abd"}, "it has other code than this host (digest abd and not abc)"),
+    ({"python": "3.12.1"}, "it has Python 3.12.1 and not 3.11.2; install the same requirements there"),
+    ({"versions": {"keras": "3.15.0"}}, "it has keras 3.15.0 and not 3.15.1, numpy missing and not 2.1"),
+])
+def test_a_host_that_differs_is_told_what_differs_and_what_mends_it(other, problem):
+    told = compare(REPORT, REPORT.model_copy(update=other), "t")
+    assert told.startswith(problem) and bool(told) == bool(problem)
+
+
+def test_ssh_never_asks_and_jumps_with_the_same_keys():
+    hosts = SshHosts.model_validate({"launcher": "ssh", "hosts": [{"name": "far"}], "user": "u", "port": 2222, "identity_file": "/key",
+                                     "known_hosts": "/known", "jump": ["a@one:2201", "b@two"]})
+    spec = AgentSpec(host="far", run="r", lock="l", token_file="t", silence_seconds=1)
+    argv = SshLauncher(hosts).command(Place(name="far", address="far", workers=1), spec)
+    options = dict(word.split("=", 1) for word in argv if "=" in word and argv[argv.index(word) - 1] == "-o")
+    assert (options["BatchMode"], options["StrictHostKeyChecking"], options["UserKnownHostsFile"]) == ("yes", "yes", "/known")
+    assert argv[-6:-1] == ["-l", "u", "-p", "2222", "far"]
+    outer = shlex.split(options["ProxyCommand"])
+    assert outer[-2:] == ["[%h]:%p", "b@two"] and "IdentityFile=/key" in outer
+    inner = shlex.split(next(word for word in outer if word.startswith("ProxyCommand=")).partition("=")[2].replace("%%", "%"))
+    assert inner[-2:] == ["[%h]:%p", "a@one"] and inner[inner.index("-p") + 1] == "2201" and "UserKnownHostsFile=/known" in inner
+
+
+def test_an_allocation_without_agents_lets_go_of_itself(tmp_path):
+    begin = time.monotonic()
+    keep(str(tmp_path), 1.0)
+    assert 1.0 <= time.monotonic() - begin < 20

@@ -1,0 +1,137 @@
+"""The tasks of a search: a trial is a real train job, a failed one is no failure of the search, and the best goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from pipeline_ops.contracts.figures import Epoch
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.contracts.manifest import read_manifest, write_manifest
+from pipeline_ops.contracts.records import TaskRecord, read_record, write_record
+from pipeline_ops.contracts.search import read_search
+from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
+
+CONFIG = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
+RATES = [0.001, 0.01, 0.1]
+
+
+class Store(dict):
+    set = dict.__setitem__
+
+
+class Run:
+    """The tasks of one run, by hand."""
+
+    def __init__(self, root: Path, dataset: str | None, **conf):
+        self.conf = {"storage.root": str(root), "train.epochs": 1, "train.workers": 1, "train.strategy": "one_device",
+                     "search": {"parameters": {"train.optimizer.learning_rate": RATES}, "monitor": "validation_accuracy"}} | conf
+        self.layout, self.manifests = Layout(root, "digits"), {"preprocess": dataset}
+
+    def context(self) -> dict:
+        return {"ti": SimpleNamespace(xcom_pull=lambda task_ids: self.manifests.get(task_ids)), "dag_run": SimpleNamespace(conf=self.conf),
+                "run_id": "manual__1", "task_state_store": Store()}
+
+    def search(self) -> list[dict]:
+        self.manifests["search"] = SearchOperator(config_file=str(CONFIG)).execute(self.context())
+        return self.manifests["search"]
+
+    def try_out(self, trial: dict) -> str:
+        return TrialOperator(task_id="trial", config_file=str(CONFIG), trial=trial).execute(self.context())
+
+    def choose(self) -> str:
+        return ChooseOperator(config_file=str(CONFIG)).execute(self.context())
+
+    def record(self, name: str) -> TaskRecord | None:
+        return read_record(self.layout.task_record("manual__1", name))
+
+
+def test_a_trial_is_a_training_with_its_own_record_and_artifact_and_is_not_done_twice(dataset, tmp_path):
+    run = Run(tmp_path, dataset)
+    trials = run.search()
+    manifest = run.try_out(trials[1])
+    assert read_manifest(manifest).fingerprint.config["optimizer"]["learning_rate"] == 0.01
+    record = run.record("trial-001")
+    assert (record.state, record.cached, record.manifest) == ("success", False, manifest)
+    assert Path(record.attempt).parent == run.layout.attempts("manual__1", "trial-001")
+    assert run.try_out(trials[1]) == manifest
+    assert run.record("trial-001").cached
+
+
+def finished(run: Run, workshop, accuracies: list[float | None]) -> list[str]:
+    """Leaves what trials would have left; None for one that failed."""
+    manifests = []
+    for number, accuracy in enumerate(accuracies):
+        if accuracy is None:
+            record = TaskRecord(state="failed", message="the loss diverged at step 3\nand more", exit_code=78)
+        else:
+            uri = workshop.train("good", tag=str(number))
+            history = [Epoch(epoch=0, step=1, metrics={"validation_accuracy": accuracy, "validation_loss": 1 - accuracy}, learning_rate=0.1)]
+            made = read_manifest(uri)
+            figures = made.figures | {"history": [epoch.model_dump() for epoch in history], "best_epoch": 0}
+            write_manifest(Path(uri).parent, made.model_copy(update={"figures": figures}))
+            record = TaskRecord(state="success", manifest=uri)
+        manifests.append(record.manifest)
+        write_record(run.layout.task_record("manual__1", f"trial-{number:03d}"), record)
+    return manifests
+
+
+def test_the_best_goes_on_and_the_table_is_kept(workshop, dataset, tmp_path):
+    run = Run(tmp_path, dataset)
+    run.search()
+    manifests = finished(run, workshop, [0.8, 0.95, None])
+    assert run.choose() == manifests[1]
+    assert run.record("train").manifest == manifests[1]
+    assert run.record("train").reason == "trial-001 of 3 has the best validation_accuracy, 0.9500: optimizer.learning_rate 0.01"
+    assert read_search(run.layout, "manual__1").table() == [
+        "* trial-001  validation_accuracy 0.9500  optimizer.learning_rate 0.01",
+        "  trial-000  validation_accuracy 0.8000  optimizer.learning_rate 0.001",
+        "  trial-002  failed: the loss diverged at step 3  optimizer.learning_rate 0.1"]
+
+
+def test_a_trial_that_somebody_has_ended_counts_as_failed(workshop, dataset, tmp_path):
+    run = Run(tmp_path, dataset)
+    run.search()
+    manifests = finished(run, workshop, [0.8, 0.7])
+    assert run.choose() == manifests[0]
+    assert read_search(run.layout, "manual__1").results[2].message == "ended by Airflow, or by a person in its UI"
+
+
+def test_where_all_trials_have_failed_the_search_has_too_and_says_why(workshop, dataset, tmp_path):
+    run = Run(tmp_path, dataset)
+    run.search()
+    finished(run, workshop, [None, None, None])
+    with pytest.raises(AirflowFailException, match="all trials have failed:\ntrial-000 .optimizer.learning_rate 0.001.: the loss diverged"):
+        run.choose()
+    assert run.record("train").state == "failed"
+
+
+def test_without_data_there_is_no_trial_to_choose_from(tmp_path):
+    run = Run(tmp_path, None)
+    run.search()
+    with pytest.raises(AirflowFailException, match="a task before this one has failed"):
+        run.choose()
+
+
+def test_a_trial_that_can_not_be_trained_fails_the_search_before_any_is(dataset, tmp_path):
+    run = Run(tmp_path, dataset, search={"parameters": {"train.epochs": [1, 0]}})
+    with pytest.raises(AirflowFailException, match=r"search, trial-001 \(epochs 0\)"):
+        run.search()
+
+
+def test_a_trial_that_fails_is_recorded_under_its_own_name(dataset, tmp_path):
+    damaged = tmp_path / "nowhere" / "manifest.json"
+    run = Run(tmp_path, str(damaged))
+    with pytest.raises(AirflowException, match="there is no such manifest"):
+        run.try_out(run.search()[0])
+    assert run.record("trial-000").state == "failed"
+    assert run.record("train") is None
+
+
+def test_what_the_search_hands_to_airflow_is_json(tmp_path, dataset):
+    trials = Run(tmp_path, dataset).search()
+    assert json.loads(json.dumps(trials)) == trials

@@ -1,0 +1,18 @@
+"""A network in TF-Slim as it stands in older projects."""
+
+from __future__ import annotations
+
+from keras import Model
+
+from pipeline_ops.models.slim import slim_model
+
+
+def build(image_shape: tuple[int, int, int], num_classes: int) -> Model:
+    def network(images, is_training):
+        import tf_slim as slim
+
+        with slim.arg_scope([slim.conv2d, slim.fully_connected], weights_regularizer=slim.l2_regularizer(1e-3)):
+            net = slim.max_pool2d(slim.conv2d(images / 255.0, 8, [3, 3], scope="conv"), [2, 2])
+            return slim.fully_connected(slim.flatten(net), num_classes, activation_fn=None, scope="logits")
+
+    return slim_model(network, image_shape)

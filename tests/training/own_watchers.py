@@ -1,0 +1,50 @@
+"""What a user might write: callbacks, and a loss that a broken label makes a number of no value."""
+
+from __future__ import annotations
+
+import json
+
+import tensorflow as tf
+
+BROKEN = 77
+
+
+def loss(labels, logits):
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.minimum(labels, 9), logits)
+    return tf.where(labels == BROKEN, float("nan"), losses)
+
+
+class HalveTwice:
+    """Changes the training, so it runs on all workers; counts in its memory, so a restart does not make it forget."""
+
+    def begin(self, run):
+        run.memory.setdefault("begun_at", run.step)
+
+    def after_epoch(self, run, epoch):
+        if run.memory.get("times", 0) < 2:
+            run.learning_rate /= 2
+            run.memory["times"] = run.memory.get("times", 0) + 1
+        if epoch.epoch == 3:
+            run.stop()
+
+
+class Diary:
+    chief_only = True
+
+    def end(self, run):
+        (run.folder / "diary.json").write_text(json.dumps([epoch.learning_rate for epoch in run.history]))
+
+
+def after_each_epoch(run, epoch):
+    run.memory["last"] = epoch.epoch
+
+
+class Meddler:
+    chief_only = True
+
+    def after_epoch(self, run, epoch):
+        run.stop()
+
+
+def clumsy(run, epoch):
+    raise KeyError("oh")

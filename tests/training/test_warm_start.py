@@ -1,0 +1,128 @@
+"""Weights to begin with: read from every kind of place, fitted by name and shape, refused by the first name that does not fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline_ops.contracts.errors import ConfigError, DataError
+
+NAMES = ["net/hidden/kernel", "net/hidden/bias", "net/logits/kernel", "net/logits/bias"]
+
+
+def arrays(classes: int = 3, units: int = 4, fill: float = 1.0) -> list[np.ndarray]:
+    return [np.full(shape, fill, np.float32) for shape in ((5, units), (units,), (units, classes), (classes,))]
+
+
+def test_weights_are_taken_by_name_in_whatever_order():
+    from pipeline_ops.training.warm_start import fit
+
+    source = [(name, array + number) for number, (name, array) in enumerate(zip(NAMES, arrays(), strict=True))]
+    fitted = fit(source[::-1], NAMES, arrays(fill=0), "there")
+    assert [float(array.flat[0]) for array in fitted.weights] == [1, 2, 3, 4]
+    assert not fitted.left_out
+
+
+def test_weights_of_other_names_are_taken_in_their_order():
+    from pipeline_ops.training.warm_start import fit
+
+    assert all((array == 1).all() for array in fit([("", array) for array in arrays()], NAMES, arrays(fill=0), "there").weights)
+
+
+def test_a_head_for_another_number_of_classes_begins_anew():
+    from pipeline_ops.training.warm_start import fit
+
+    fitted = fit([("", array) for array in arrays(classes=7)], NAMES, arrays(fill=0), "there")
+    assert fitted.left_out == ("net/logits/kernel", "net/logits/bias")
+    assert [float(array.flat[0]) for array in fitted.weights] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("source, problem", [
+    (arrays(units=6), r"the weight net/hidden/kernel has the shape \(5, 4\) in the model and \(5, 6\) in there"),
+    (arrays()[:3], r"there has 3 weights and the model 4; there is none of the name net/hidden/kernel"),
+])
+def test_what_does_not_fit_is_refused_by_the_first_name(source, problem):
+    from pipeline_ops.training.warm_start import fit
+
+    with pytest.raises(ConfigError, match=f"train.warm_start: {problem}"):
+        fit([("", array) for array in source], NAMES, arrays(fill=0), "there")
+
+
+def net(classes: int = 3, units: int = 4):
+    from pipeline_ops.models.dense import build
+
+    return build((4, 4, 1), classes, units)
+
+
+def saved_model(model, folder):
+    import tensorflow as tf
+
+    from pipeline_ops.training.candidate import ServedClassifier
+
+    served = ServedClassifier(model, (4, 4, 1))
+    tf.saved_model.save(served, str(folder / "saved"), signatures={"serving_default": served.serving_default})
+    return folder / "saved"
+
+
+def npz(model, folder):
+    from pipeline_ops.training.state import write_arrays
+
+    write_arrays(folder / "weights.npz", model.get_weights())
+    return folder / "weights.npz"
+
+
+def keras_file(model, folder):
+    model.save(folder / "model.keras")
+    return folder / "model.keras"
+
+
+def hdf5(model, folder):
+    model.save_weights(folder / "model.weights.h5")
+    return folder / "model.weights.h5"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:You are saving")
+@pytest.mark.parametrize("write", [saved_model, npz, keras_file, hdf5])
+def test_every_kind_of_place_is_read(write, tmp_path):
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    source, model = net(), net()
+    place = write(source, tmp_path)
+    warm_start = read_warm_start(str(place), model, model.get_weights(), net)
+    assert all((a == b).all() for a, b in zip(warm_start.weights, source.get_weights(), strict=True))
+    assert not warm_start.left_out
+    other = net(classes=5)
+    warm_start = read_warm_start(str(place), other, other.get_weights(), lambda: net(classes=5))
+    assert [name.partition("/")[2] for name in warm_start.left_out] == ["logits/kernel", "logits/bias"]
+    assert (warm_start.weights[0] == source.get_weights()[0]).all()
+    wider = net(units=6)
+    with pytest.raises(ConfigError, match="train.warm_start: "):
+        read_warm_start(str(place), wider, wider.get_weights(), lambda: net(units=6))
+
+
+def test_the_files_of_keras_applications_fill_the_backbone(tmp_path):
+    import h5py
+    import keras
+    from keras.src.legacy.saving import legacy_h5_format
+
+    from pipeline_ops.models.backbones import build
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    def mobile():
+        return build((32, 32, 1), 3, "MobileNetV2", alpha=0.35)
+
+    source = keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(32, 32, 3), pooling="avg", alpha=0.35)
+    with h5py.File(tmp_path / "no_top.h5", "w") as file:
+        legacy_h5_format.save_weights_to_hdf5_group(file, source)
+    model = mobile()
+    warm_start = read_warm_start(str(tmp_path / "no_top.h5"), model, model.get_weights(), mobile)
+    assert warm_start.left_out == ("logits/kernel", "logits/bias")
+    assert all((a == b).all() for a, b in zip(warm_start.weights[:-2], source.get_weights(), strict=True))
+
+
+def test_a_file_that_is_none_is_named(tmp_path):
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    (tmp_path / "weights.npz").write_bytes(b"nothing of the kind")
+    with pytest.raises(DataError, match=r"weights.npz: can't be read as weights for train.warm_start"):
+        read_warm_start(str(tmp_path / "weights.npz"), net(), net().get_weights(), net)

@@ -243,7 +243,7 @@ def snapshot(loop: Loop) -> tuple[Sequence, Sequence]:
 
 def _mean_loss(sums: tf.Tensor) -> tf.Tensor:
     """Of the sums of one step, behind which is the number of those who are asked to stop."""
-    return sums[0] / sums[-2]
+    return sums[0] / tf.maximum(sums[-2], 1.0)
 
 
 def _taken(sums: tf.Tensor, is_finite: tf.Tensor, worst_loss: tf.Tensor) -> Taken:

@@ -12,6 +12,7 @@ Relative paths in a config are relative to the folder of the config file.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -22,6 +23,7 @@ from pipeline_ops.contracts.checking import checked
 from pipeline_ops.contracts.config_evaluate import DetectionMetric, Evaluate, Measure
 from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.config_preprocess import Preprocess
+from pipeline_ops.contracts.config_schedule import Schedule
 from pipeline_ops.contracts.config_search import Search
 from pipeline_ops.contracts.config_text import ConfigText
 from pipeline_ops.contracts.config_train import Train
@@ -53,8 +55,8 @@ class PipelineConfig(Section):
     description: str = ""
     owner: str = "trainyard"
     tags: list[str] = []
-    schedule: str | None = None
-    """A cron expression in UTC, or null for runs by hand only."""
+    schedule: Schedule = Schedule()
+    """A cron expression in UTC, assets of Airflow, or both; null for runs by hand only."""
     storage: Storage = Storage()
     preprocess: Preprocess
     train: Train
@@ -64,13 +66,6 @@ class PipelineConfig(Section):
     export: Export
 
     _file: Path = Path()
-
-    @field_validator("schedule")
-    @classmethod
-    def _cron(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("@") and len(value.split()) != 5:
-            raise ValueError(f"schedule must be a cron expression of five fields, an @preset or null, got {value!r}")
-        return value
 
     @model_validator(mode="after")
     def _fits(self) -> PipelineConfig:
@@ -122,6 +117,11 @@ class PipelineConfig(Section):
     def raw_folder(self) -> RawFolder:
         """Where the raw files lie."""
         return raw_folder(self.preprocess.source.folder, self._file.parent)
+
+    def interpreter(self, job: str) -> Path | None:
+        """The Python of a task's job, absolute; None for the one that asks. A link is not followed, because it is what makes an environment."""
+        python = getattr(self, job).python
+        return None if python is None else Path(os.path.abspath(self._file.parent / Path(python).expanduser()))
 
     def path(self, relative: str) -> Path:
         """A path of the config, taken from the folder that the config file is in."""

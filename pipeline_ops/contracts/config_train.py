@@ -72,8 +72,8 @@ class Train(TaskSection):
     """For placed_layers: the device of the layers whose names match a pattern, `{"conv2d*": "GPU:0", "dense*": "GPU:1"}`; the first that matches."""
     sharding: dict[str, int] = {}
     """For sharded_layers: the axis along which the weights that match a pattern are divided, `{"*dense/kernel": 1}`; others are on each device."""
-    tpu: str = operational("")
-    """For tpu: its name or address; empty for the one that the environment names."""
+    tpu: str | None = operational(None, min_length=1)
+    """For tpu: its name or address; null for the one that the environment names."""
     global_batch: int = Field(64, ge=1, le=1_000_000)
     """Examples per optimizer step over all workers. It never follows the number of workers."""
     micro_batches: int = Field(1, ge=1, le=1024)

@@ -15,8 +15,9 @@ from pipeline_ops.contracts.callback_code import callback_code
 from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.figures import LAST_EVALUATION, TEST_SPLIT, ModelFigures
-from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code, versions_of
+from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code
 from pipeline_ops.contracts.generations import BASE, RAW_FILES, choose_base
+from pipeline_ops.contracts.interpreter import versions_in
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import NAME, Input, Manifest, find_damage, read_manifest
 from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own
@@ -100,6 +101,8 @@ class JobPlan:
     reason: str
     damage: tuple[str, ...] = ()
     """What is wrong with an artifact that was made before; it is set aside before the job starts."""
+    python: Path | None = None
+    """The interpreter to start the job with; None for that of whoever starts it."""
 
 
 def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[str, str]) -> JobPlan:
@@ -128,7 +131,7 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     foreign_code, foreign_versions = _foreign(job, config)
     fingerprint = Fingerprint(config=section.fingerprinted(), inputs=digests,
                               code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()) | foreign_code,
-                              versions=versions_of(_packages(job, config)) | foreign_versions)
+                              versions=versions_in(config.interpreter(job), _packages(job, config)) | foreign_versions)
     if job == "train":
         code = fingerprint.code | callback_code(config.train.callbacks, config.file.parent)
         fingerprint = fingerprint.model_copy(update={"code": code})
@@ -149,7 +152,7 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
                       hosts=config.hosts.model_dump(mode="json") if job == "train" and config.hosts else None,
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)
-    return _decide(request, layout)
+    return dataclasses.replace(_decide(request, layout), python=config.interpreter(job))
 
 
 def _foreign(job: str, config: PipelineConfig) -> tuple[dict[str, str], dict[str, str]]:

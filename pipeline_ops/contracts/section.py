@@ -35,3 +35,17 @@ class TaskSection(Section):
 
     retries: int = operational(2, ge=0, le=20)
     """How often Airflow tries again after a machine failure. Errors in the config or the data are never retried."""
+
+    python: str | None = operational(None, min_length=1)
+    """The interpreter that runs this task's job, such as `/opt/tensorflow/bin/python`; it needs the packages of the job, and not Airflow.
+    The versions that are installed there are part of the fingerprint. Null: Airflow's own."""
+
+    pool: str | None = operational(None, min_length=1)
+    """One of Airflow's pools, so that no more tasks run than there are hosts for. Make it with `airflow pools set NAME SLOTS TEXT
+    --include-deferred`: a task whose job runs is deferred, and would not count otherwise."""
+
+    priority: int = operational(1, ge=1, le=1_000_000)
+    """Of several tasks that wait for the same pool, that with the highest comes first."""
+
+    executor: str | None = operational(None, min_length=1)
+    """One of Airflow's executors, where it has several; null: its first."""

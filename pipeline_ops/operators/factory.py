@@ -10,11 +10,14 @@ import datetime as dt
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from airflow.sdk import DAG
 
 from pipeline_ops.contracts.config import PipelineConfig, load_config
 from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.section import TaskSection
+from pipeline_ops.operators.assets import outlets_of, timetable_of
 from pipeline_ops.operators.form import form_params
 from pipeline_ops.operators.job_operator import OPERATORS, TrainOperator
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
@@ -43,12 +46,13 @@ def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config
     """
     config = load_config(file)
     check(config)
-    with DAG(config.pipeline, description=config.description, schedule=config.schedule, start_date=_START, catchup=False,
+    with DAG(config.pipeline, description=config.description, schedule=timetable_of(config.schedule), start_date=_START, catchup=False,
              max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
              tags=["trainyard", *config.tags], doc_md=_describe(config), params=form_params(config),
              default_args={"owner": config.owner, "retry_delay": _RETRY_DELAY}, fail_fast=False) as dag:
         tasks = [_add_search(config) if config.search and operator is TrainOperator else
-                 operator(config_file=str(config.file), retries=getattr(config, operator.job).retries) for operator in OPERATORS]
+                 operator(config_file=str(config.file), outlets=outlets_of(config, operator.job), **_terms(getattr(config, operator.job)))
+                 for operator in OPERATORS]
         if config.evaluate.approval:
             from pipeline_ops.operators.approval import ApproveOperator  # no other DAG needs what it imports
 
@@ -58,12 +62,18 @@ def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config
     return dag
 
 
+def _terms(section: TaskSection) -> dict[str, Any]:
+    """On what terms Airflow runs a task; what is not given is left to Airflow."""
+    given = {"pool": section.pool, "executor": section.executor}
+    return {"retries": section.retries, "priority_weight": section.priority, "weight_rule": "absolute"} | {k: v for k, v in given.items() if v}
+
+
 def _add_search(config: PipelineConfig) -> ChooseOperator:
     """The tasks that stand for `train` where there is a search: search >> trial, one mapped task each >> train, which is returned."""
     file = str(config.file)
     search = SearchOperator(config_file=file)
     trial = TrialOperator.partial(
-        task_id="trial", config_file=file, retries=config.train.retries, max_active_tis_per_dagrun=config.search.max_parallel,
+        task_id="trial", config_file=file, **_terms(config.train), max_active_tis_per_dagrun=config.search.max_parallel,
         map_index_template="{{ task.trial_text }}").expand(trial=search.output)
     train = ChooseOperator(config_file=file)
     trial >> train

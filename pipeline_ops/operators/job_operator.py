@@ -24,9 +24,10 @@ from pipeline_ops.contracts.errors import ConfigError, ExitCode, TrainyardError
 from pipeline_ops.contracts.figures import EvaluationFigures
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.plan import KINDS, JobPlan, plan_job
+from pipeline_ops.contracts.plan import JOBS, KINDS, JobPlan, plan_job
 from pipeline_ops.contracts.records import TaskRecord, write_record
 from pipeline_ops.contracts.request import Status
+from pipeline_ops.operators.assets import tell
 from pipeline_ops.operators.process import JobHandle, ProgressLog, start_job
 from pipeline_ops.operators.trigger import JobTrigger
 
@@ -64,7 +65,8 @@ class JobOperator(BaseOperator):
 
     def execute(self, context: Mapping[str, Any]) -> str:
         config = self._config(context)
-        manifests = {name: context["ti"].xcom_pull(task_ids=name) for name in KINDS[self.job].reads}
+        self._refuse_programs(config)
+        manifests = self._manifests(config, context)
         self.refuse(config, context, manifests)
         self._handle = self._running_already(context)
         if self._handle is None:
@@ -97,6 +99,20 @@ class JobOperator(BaseOperator):
             return load_config(self.config_file, context["dag_run"].conf)
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
+
+    def _refuse_programs(self, config: PipelineConfig) -> None:
+        """Who may start a run may not start any program."""
+        plain = load_config(self.config_file)
+        if changed := [job for job in JOBS if config.interpreter(job) != plain.interpreter(job)]:
+            raise AirflowFailException(f"{changed[0]}.python can't be chosen for a run; it is for the author of {self.config_file}")
+
+    def _manifests(self, config: PipelineConfig, context: Mapping[str, Any]) -> dict[str, str]:
+        """What the earlier tasks have left; one that a person has marked a success has left nothing."""
+        manifests = {name: context["ti"].xcom_pull(task_ids=name) for name in KINDS[self.job].reads}
+        if missing := [name for name, manifest in manifests.items() if not manifest]:
+            message = f"{missing[0]} has left no manifest, so it was marked a success before it had ended; clear it, and it runs again"
+            self._fail(config, context, Status(exit_code=ExitCode.DATA, message=message), None)
+        return manifests
 
     def _plan(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> JobPlan:
         try:
@@ -138,6 +154,7 @@ class JobOperator(BaseOperator):
         record = TaskRecord(state="success", reason=handle.reason, manifest=status.manifest, message=status.message,
                             attempt=str(handle.attempt.folder), exit_code=status.exit_code)
         self._record(config, context, record)
+        tell(context, config, self.job, status.manifest)
         self.log.info("%s: %s", status.exit_code.name, status.manifest)
         return status.manifest
 

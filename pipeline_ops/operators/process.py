@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.contracts.fingerprint import CODE_ROOT
 from pipeline_ops.contracts.layout import Attempt, Layout
 from pipeline_ops.contracts.plan import KINDS, JobPlan
 from pipeline_ops.contracts.processes import ProcessIdentity, kill_group, start_detached
@@ -27,6 +28,7 @@ _GRACE_SECONDS = 2.0
 
 _LAST_LOOK_SECONDS = 0.5
 _LOG_TAIL_BYTES = 2000
+_OUR_PACKAGES = ("pipeline_ops", "beam_jobs")
 _AIRFLOW_ONLY = ("AIRFLOW__", "_AIRFLOW_", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
 
 
@@ -71,8 +73,11 @@ def start_job(plan: JobPlan, layout: Layout, record_name: str) -> JobHandle:
         set_aside(plan.manifest.parent)
     attempt = Attempt(layout.attempts(request.run_id, record_name) / f"attempt-{uuid.uuid4().hex[:8]}")
     write_request(attempt, request)
-    argv = [sys.executable, "-m", KINDS[request.job].module, "--request", str(attempt.request)]
-    process = start_detached(argv, attempt.log, env=job_environment(os.environ), cwd=attempt.folder)
+    argv = [str(plan.python or sys.executable), "-m", KINDS[request.job].module, "--request", str(attempt.request)]
+    environment = job_environment(os.environ)
+    if plan.python:
+        environment |= bring_our_code(attempt, environment)
+    process = start_detached(argv, attempt.log, env=environment, cwd=attempt.folder)
     return JobHandle(ProcessIdentity.of(process.pid), attempt, plan.reason)
 
 
@@ -87,6 +92,15 @@ def set_aside(artifact: Path) -> None:
 def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """What a job inherits: not Airflow's settings, among which are its database and its keys."""
     return {name: value for name, value in environment.items() if not name.startswith(_AIRFLOW_ONLY)}
+
+
+def bring_our_code(attempt: Attempt, environment: Mapping[str, str]) -> dict[str, str]:
+    """Lets another interpreter find the code that the fingerprint was taken of, and nothing else that is installed beside it."""
+    folder = attempt.folder / "code"
+    folder.mkdir()
+    for package in _OUR_PACKAGES:
+        (folder / package).symlink_to(CODE_ROOT / package)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), environment.get("PYTHONPATH")]))}
 
 
 class ProgressLog:

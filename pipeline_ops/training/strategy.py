@@ -126,7 +126,7 @@ class _use_of:
 def find_tpu(config: Train) -> tf.distribute.Strategy:
     """Raises ConfigError where there is no TPU to be found."""
     try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=config.tpu)
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=config.tpu or "")
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:

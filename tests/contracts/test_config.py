@@ -54,7 +54,7 @@ def test_the_digits_example_is_valid():
 
 def test_what_is_left_out_has_a_default(load):
     config = load()
-    assert (config.train.workers, config.train.global_batch, config.preprocess.shards, config.schedule) == (1, 64, 8, None)
+    assert (config.train.workers, config.train.global_batch, config.preprocess.shards, config.schedule.cron) == (1, 64, 8, None)
 
 
 def test_paths_are_relative_to_the_file(load, tmp_path):
@@ -86,7 +86,9 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
      "strategy multi_worker_mirrored has no use for parameter_servers (1), which is for parameter_server"),
     ("  model: digits_cnn", "  model: digits_cnn\n  workers: 16", "preprocess.shards must be at least the number of training workers (16), got 8"),
     ("  model: digits_cnn", "  model: digits_cnn\n  optimizer: {name: adam, momentum: 0.9}", "momentum is for the optimizer sgd, got it with adam"),
-    ("pipeline: small", "pipeline: small\nschedule: hourly", "small.yaml:2: schedule: schedule must be a cron expression of five fields"),
+    ("pipeline: small", "pipeline: small\nschedule: hourly", "small.yaml:2: schedule.cron: schedule must be a cron expression of five fields"),
+    ("pipeline: small", "pipeline: small\nschedule: {asset: [a]}", "small.yaml:2: schedule.asset: unknown key; the nearest valid name is 'assets'"),
+    ("pipeline: small", "pipeline: small\nschedule: {assets: [{uri: a}]}", "schedule.assets.0.name: required, but not given"),
     ("pipeline: small", "pipeline: small\nstorage: {root: 's3://bucket'}", "small.yaml:2: storage.root: storage.root must be a local folder"),
     ("type: image_folder", "type: image_foldr",
      "small.yaml:3: preprocess.source.type: unknown type 'image_foldr'; the nearest valid name is 'image_folder'"),

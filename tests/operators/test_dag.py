@@ -54,6 +54,16 @@ def test_the_tasks_run_one_after_the_other(tmp_path, monkeypatch):
     assert dag.get_task("train").retries == 2
 
 
+def test_a_task_has_the_pool_the_priority_and_the_executor_that_its_section_names(tmp_path, monkeypatch):
+    config = tmp_path / "digits.yaml"
+    text = (ROOT / "configs" / "digits.yaml").read_text()
+    config.write_text(text.replace("  model: digits_cnn", "  model: digits_cnn\n  pool: gpu_hosts\n  priority: 7\n  executor: LocalExecutor"))
+    dag = bag(tmp_path, monkeypatch, config).dags["digits"]
+    train, evaluate = dag.get_task("train"), dag.get_task("evaluate")
+    assert (train.pool, train.priority_weight, train.weight_rule, train.executor) == ("gpu_hosts", 7, "absolute", "LocalExecutor")
+    assert (evaluate.pool, evaluate.priority_weight, evaluate.executor) == ("default_pool", 1, None)
+
+
 def test_a_search_stands_for_train_and_what_comes_after_it_knows_nothing_of_it(tmp_path, monkeypatch):
     file = tmp_path / "searched.yaml"
     file.write_text((ROOT / "configs" / "digits.yaml").read_text().replace("pipeline: digits", "pipeline: searched")
@@ -87,15 +97,70 @@ def test_the_form_offers_what_the_config_has_with_its_types_bounds_and_help():
 
     params = form_params(load_config(ROOT / "configs" / "digits.yaml"))
     epochs = params["train.epochs"]
-    assert (epochs.value, epochs.schema["type"], epochs.schema["minimum"], epochs.schema["section"]) == (20, "integer", 1, "Train")
+    assert (epochs.value, epochs.schema["type"], epochs.schema["section"]) == (20, "integer", "Train")
+    assert epochs.description.endswith("At least 1, at most 100000.")
     rate = params["train.optimizer.learning_rate"]
-    assert (rate.value, rate.schema["type"], rate.schema["exclusiveMinimum"]) == (1e-3, "number", 0)
+    assert (rate.value, rate.schema["type"], rate.schema["title"]) == (1e-3, "number", "Learning rate")
     assert {"one_device", "multi_worker_mirrored", "parameter_server"} <= set(params["train.strategy"].schema["enum"])
-    assert params["train.early_stopping.patience_epochs"].schema["section"] == "Train: early stopping"
+    patience = params["train.early_stopping.patience_epochs"]
+    assert (patience.schema["section"], patience.schema["title"]) == ("Train: early stopping", "Patience (epochs)")
+    assert "digits_cnn" in params["train.model"].schema["examples"]
     assert "never follows the number of workers" in params["train.global_batch"].description
     assert "evaluate.gate" not in params
     assert next(iter(params)) == "train.model"
     assert "train.retries" not in params
+
+
+def sections_of(params) -> list[str]:
+    return list(dict.fromkeys(param.schema["section"] for param in params.values()))
+
+
+def test_the_form_asks_what_matters_first_and_patience_last():
+    from pipeline_ops.contracts.config import load_config
+    from pipeline_ops.operators.form import form_params
+
+    sections = sections_of(form_params(load_config(ROOT / "configs" / "digits.yaml")))
+    of_train = [section for section in sections if section.startswith("Train")]
+    assert sections[: len(of_train)] == of_train
+    assert of_train[0] == "Train"
+    assert of_train[-1] == "Train: where and how patiently"
+    assert sections.index("Preprocess") < sections.index("Evaluate") < sections.index("Export")
+
+
+@pytest.mark.parametrize(("key", "value"), [("train.epochs", 0), ("train.epochs", 100_001), ("train.optimizer.learning_rate", 0), ("train.seed", "a"),
+                                            ("train.optimizer.momentum", 1), ("train.strategy", "none"), ("train.min_workers", 0)])
+def test_a_value_out_of_range_is_refused_and_the_form_has_no_bounds_to_clamp_it_to(key, value):
+    from airflow.sdk.exceptions import ParamValidationError
+
+    from pipeline_ops.contracts.config import load_config
+    from pipeline_ops.operators.form import form_params
+
+    params = form_params(load_config(ROOT / "configs" / "digits.yaml"))
+    assert not {"minimum", "maximum"} & set(params[key].schema)
+    with pytest.raises(ParamValidationError):
+        params[key].resolve(value)
+
+
+def test_no_field_of_the_form_is_empty_and_required():
+    """Airflow's form can't be sent then, and does not say why."""
+    from pipeline_ops.contracts.config import load_config
+    from pipeline_ops.operators.form import form_params
+
+    params = form_params(load_config(ROOT / "configs" / "digits.yaml"))
+    assert [key for key, param in params.items() if param.value == "" or (param.value is None and "null" not in param.schema["type"])] == []
+
+
+def test_the_hosts_to_choose_from_are_the_files_beside_the_config(tmp_path):
+    from pipeline_ops.contracts.config import load_config
+    from pipeline_ops.operators.form import form_params
+
+    config = tmp_path / "digits.yaml"
+    config.write_text((ROOT / "configs" / "digits.yaml").read_text())
+    assert "enum" not in form_params(load_config(config))["train.hosts"].schema
+    (tmp_path / "hosts").mkdir()
+    for name in ("lab", "cloud"):
+        (tmp_path / "hosts" / f"{name}.yaml").write_text("")
+    assert form_params(load_config(config))["train.hosts"].schema["enum"] == [None, "cloud", "lab"]
 
 
 def test_what_the_form_sends_untouched_is_the_config_itself():

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, TaskDeferred
 
@@ -156,6 +157,35 @@ def test_an_unknown_key_from_the_rest_api_is_refused_before_any_work(run):
     with pytest.raises(AirflowFailException, match="unknown key; the nearest valid name is 'epochs'"):
         task.execute()
     assert task.store == {}
+
+
+def test_an_earlier_task_that_was_marked_a_success_by_hand_is_named(tmp_path):
+    task = Run(tmp_path, {"preprocess": None})
+    with pytest.raises(AirflowFailException, match="preprocess has left no manifest, so it was marked a success before it had ended; clear it"):
+        task.execute()
+    assert task.record().exit_code == ExitCode.DATA
+    assert task.store == {}
+
+
+@pytest.mark.parametrize("key", ["train.python", "evaluate.python"])
+def test_who_may_start_a_run_may_not_choose_the_program_that_it_starts(run, key):
+    task = run(**{key: "/bin/sh"})
+    with pytest.raises(AirflowFailException, match=f"{key} can't be chosen for a run; it is for the author of"):
+        task.execute()
+
+
+def test_a_job_that_is_not_done_in_time_ends_itself_with_all_its_processes(run):
+    task = run(**{"train.timeout_seconds": 8, "train.epochs": 5000})
+    handle = task.start()
+    wait_for_workers(handle, 4)
+    tree = psutil.Process(handle.process.pid).children(recursive=True)
+    [event] = asyncio.run(events_of(task.trigger))
+    assert event.payload["message"] == "not done after timeout_seconds (8)"
+    deadline = time.monotonic() + 5
+    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in tree):
+        assert time.monotonic() < deadline, tree
+        time.sleep(0.05)
+    assert not list(task.layout.artifacts("train").glob("[!.]*"))
 
 
 def test_a_damaged_artifact_is_made_again(run):

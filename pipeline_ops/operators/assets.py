@@ -1,0 +1,60 @@
+"""The data set and the model as assets of Airflow: other DAGs can be scheduled on them, and the events say what is new.
+
+    Asset("digits.dataset")    an event when preprocessing has left a data set that differs from the last one
+    Asset("digits.model")      an event when a version has been published; "digits" is `export.model`
+
+An alias stands in the outlets, because Airflow gives an asset itself an event whenever its task succeeds, also when there
+was nothing to do. So a run that found everything cached starts nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.sdk import Asset, AssetAlias, AssetAny, AssetOrTimeSchedule, CronTriggerTimetable
+
+from pipeline_ops.contracts.config import PipelineConfig
+from pipeline_ops.contracts.config_schedule import Schedule
+from pipeline_ops.contracts.figures import ModelFigures
+from pipeline_ops.contracts.manifest import Manifest, read_manifest
+from pipeline_ops.contracts.shards import DatasetFigures
+
+
+def asset_of(config: PipelineConfig, job: str) -> Asset | None:
+    """What a job makes that others may wait for."""
+    names = {"preprocess": f"{config.pipeline}.dataset", "export": f"{config.export.model}.model"}
+    return Asset(names[job]) if job in names else None
+
+
+def outlets_of(config: PipelineConfig, job: str) -> list[AssetAlias]:
+    asset = asset_of(config, job)
+    return [AssetAlias(asset.name)] if asset else []
+
+
+def tell(context: Mapping[str, Any], config: PipelineConfig, job: str, uri: str) -> None:
+    """Adds the event of an artifact that is new, to be sent when the task has succeeded."""
+    if asset := asset_of(config, job):
+        manifest = read_manifest(uri)
+        news = _of_model(manifest) if job == "export" else _of_dataset(manifest)
+        context["outlet_events"][AssetAlias(asset.name)].add(asset, extra=news | {"manifest": uri, "run_id": context["run_id"]})
+
+
+def timetable_of(schedule: Schedule) -> Any:
+    """What Airflow's DAG takes for its schedule."""
+    assets = AssetAny(*(Asset(name=asset.name, uri=asset.uri) if asset.uri else Asset(asset.name) for asset in schedule.assets))
+    if not schedule.assets:
+        return schedule.cron
+    if schedule.cron is None:
+        return assets
+    return AssetOrTimeSchedule(timetable=CronTriggerTimetable(schedule.cron, timezone="UTC"), assets=assets)
+
+
+def _of_model(manifest: Manifest) -> dict[str, Any]:
+    figures = ModelFigures.model_validate(manifest.figures)
+    return {"version": figures.version, "metrics": figures.metrics}
+
+
+def _of_dataset(manifest: Manifest) -> dict[str, Any]:
+    figures = DatasetFigures.model_validate(manifest.figures)
+    return {"version": manifest.digest, "generation": figures.generation, "num_examples": figures.num_examples, "num_rejected": figures.num_rejected}

@@ -1,0 +1,77 @@
+"""An Airflow that somebody has already: the package is installed into it, and a DAG file of their own has the lines of the README."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = Path(sysconfig.get_paths()["purelib"])
+PACKAGES = ("pipeline_ops", "beam_jobs", "pyproject.toml", "README.md", "LICENSE")
+
+
+def lines_of_the_readme() -> str:
+    [lines] = re.findall(r"```python\n(from beam_jobs\.stages.*?)```", (ROOT / "README.md").read_text(), re.S)
+    return lines
+
+
+def test_the_lines_of_the_readme_make_dags(tmp_path, monkeypatch):
+    from airflow.dag_processing.dagbag import DagBag
+
+    assert len([line for line in lines_of_the_readme().splitlines() if line]) == 3
+    (tmp_path / "mine.py").write_text(lines_of_the_readme().replace("/data/pipelines", str(ROOT / "configs")))
+    bag = DagBag(tmp_path, bundle_path=tmp_path, bundle_name="mine")
+    assert not bag.import_errors
+    assert "digits" in bag.dags
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path):
+    """All that the package needs is linked from this environment, but not this repository: what runs is the wheel."""
+    source, python = tmp_path / "source", tmp_path / "env" / "bin" / "python"
+    source.mkdir()
+    for name in PACKAGES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    offline = ["--quiet", "--no-deps", "--no-index"]
+    build = ["wheel", "--no-build-isolation", "-w", tmp_path / "wheels", source]
+    subprocess.run([sys.executable, "-m", "pip", *build, *offline], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    [packages] = (tmp_path / "env").glob("lib/python*/site-packages")
+    for entry in INSTALLED.iterdir():
+        if not entry.name.startswith(("__editable__", "trainyard")):
+            (packages / entry.name).symlink_to(entry)
+    [wheel] = (tmp_path / "wheels").glob("*.whl")
+    subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", wheel, *offline], check=True)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRAINYARD_CONFIGS")}
+    environment |= {"AIRFLOW_HOME": str(tmp_path / "home"), "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags")}
+    environment |= {"AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+
+    def run(*words: str) -> str:
+        answer = subprocess.run([python, "-m", *words], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        return answer.stdout
+
+    (tmp_path / "dags").mkdir()
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "dags" / "mine.py").write_text(lines_of_the_readme().replace("/data/pipelines", str(tmp_path / "pipelines")))
+    values = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
+    values["storage"]["root"], values["preprocess"]["source"]["path"] = "../storage", "../raw"
+    values["train"] |= {"epochs": 3, "early_stopping": None}
+    values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.5}]
+    (tmp_path / "pipelines" / "digits.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    run("beam_jobs.sources.digits", str(tmp_path / "raw"))
+    run("airflow", "db", "migrate")
+    run("airflow", "dags", "reserialize")
+    assert "TrainyardPlugin" in run("airflow", "plugins") or "trainyard" in run("airflow", "plugins")
+    run("airflow", "dags", "test", "digits")
+    assert (tmp_path / "storage" / "models" / "digits" / "1" / "saved_model.pb").is_file()

@@ -1,0 +1,118 @@
+"""A task's job in an interpreter of its own: Airflow's environment without TensorFlow and Beam, the job's without Airflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.contracts.config import load_config
+from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.interpreter import versions_in
+from pipeline_ops.contracts.manifest import read_manifest
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = Path(sysconfig.get_paths()["purelib"])
+ONLY_FOR_JOBS = ("tensorflow", "keras", "apache_beam", "cv2", "numpy", "sklearn", "scipy", "simplejpeg", "tensorboard", "h5py", "ml_dtypes", "jax")
+ONLY_FOR_AIRFLOW = ("airflow", "fastapi", "sqlalchemy", "uvicorn", "starlette")
+
+
+def make_environment(folder: Path, without: tuple[str, ...]) -> Path:
+    """An environment with all that is installed here but some packages; the path of its interpreter."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    for entry in INSTALLED.iterdir():
+        name = entry.name.lower()
+        left_out = any(name == package or name.startswith((f"{package}.", f"{package}_", f"{package}-")) for package in without)
+        if not (left_out or name.startswith(("__editable__", "trainyard")) or (packages / entry.name).exists()):
+            (packages / entry.name).symlink_to(entry)
+    return folder / "bin" / "python"
+
+
+def run_python(python: Path, code: str, *arguments: str, **environment: str) -> str:
+    """What a script prints last. It finds our code as an installed package would be found."""
+    answer = subprocess.run([python, "-c", code, *arguments], env=os.environ | {"PYTHONPATH": str(ROOT)} | environment, capture_output=True,
+                            text=True, cwd="/")
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def bare(tmp_path) -> Path:
+    """An environment in which a numpy 9.9 is installed, by name, and nothing else."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    [packages] = (tmp_path / "bare").glob("lib/python*/site-packages")
+    (packages / "numpy-9.9.dist-info").mkdir()
+    (packages / "numpy-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 9.9\n")
+    return tmp_path / "bare" / "bin" / "python"
+
+
+def config_with(tmp_path: Path, python: str):
+    text = (ROOT / "configs" / "digits.yaml").read_text().replace("  model: digits_cnn", f"  model: digits_cnn\n  python: {python}")
+    (tmp_path / "digits.yaml").write_text(text)
+    return load_config(tmp_path / "digits.yaml")
+
+
+def test_the_versions_are_those_of_the_other_interpreter(bare):
+    assert versions_in(bare, ["numpy", "keras"]) == {"numpy": "9.9"}
+    assert set(versions_in(None, ["numpy", "keras"])) == {"numpy", "keras"}
+
+
+def test_a_path_is_taken_from_the_config_and_a_link_is_not_followed(bare, tmp_path):
+    assert config_with(tmp_path, "bare/bin/python").interpreter("train") == bare
+    assert bare.resolve() != bare
+    assert config_with(tmp_path, "bare/bin/python").interpreter("evaluate") is None
+
+
+@pytest.mark.parametrize("python", ["/nowhere/bin/python", "/bin/false", "/etc/passwd"])
+def test_what_is_no_interpreter_is_refused_by_name(python):
+    with pytest.raises(ConfigError, match=f"{python} can't be used as an interpreter: .*must be the path of a Python"):
+        versions_in(Path(python), ["numpy"])
+
+
+def test_the_path_is_no_part_of_the_fingerprint(bare, tmp_path):
+    config = config_with(tmp_path, "bare/bin/python")
+    assert "python" not in config.train.fingerprinted()
+
+
+_PARSE = """
+import json, runpy, sys
+from airflow.sdk import DAG
+made = runpy.run_path(sys.argv[1])
+print(json.dumps([sorted(v.dag_id for v in made.values() if isinstance(v, DAG)), sorted({name.split(".")[0] for name in sys.modules})]))
+"""
+
+_TASK = """
+import sys
+from types import SimpleNamespace
+from pipeline_ops.operators.job_operator import TrainOperator
+class Store(dict):
+    set = dict.__setitem__
+config, dataset = sys.argv[1:]
+operator = TrainOperator(config_file=config)
+operator.patience_seconds = 300
+conf = {"train.epochs": 2, "train.early_stopping": None, "train.workers": 2}
+print(operator.execute({"ti": SimpleNamespace(xcom_pull=lambda task_ids: dataset), "dag_run": SimpleNamespace(conf=conf), "run_id": "1",
+                        "task_state_store": Store()}))
+"""
+
+
+@pytest.mark.slow
+def test_airflow_without_tensorflow_and_beam_runs_a_training_without_airflow(dataset, tmp_path):
+    for_airflow, for_jobs = make_environment(tmp_path / "airflow", ONLY_FOR_JOBS), make_environment(tmp_path / "jobs", ONLY_FOR_AIRFLOW)
+    for python, absent in ((for_airflow, ONLY_FOR_JOBS[:5]), (for_jobs, ONLY_FOR_AIRFLOW[:1])):
+        find = "import importlib.util, sys; print([name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
+        assert run_python(python, find, *absent) == "[]"
+    config = config_with(tmp_path, str(for_jobs))
+    environment = {"AIRFLOW_HOME": str(tmp_path / "home"), "TRAINYARD_CONFIGS": str(config.file)}
+    dags, modules = json.loads(run_python(for_airflow, _PARSE, str(ROOT / "dags" / "trainyard.py"), **environment))
+    assert "digits" in dags
+    assert not set(modules) & set(ONLY_FOR_JOBS)
+    manifest = read_manifest(run_python(for_airflow, _TASK, str(config.file), dataset, **environment))
+    assert {"tensorflow-cpu", "keras"} & set(manifest.fingerprint.versions)
+    assert manifest.figures["workers"] == 2

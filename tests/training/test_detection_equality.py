@@ -48,6 +48,7 @@ def test_one_two_and_four_workers_reach_the_same_losses(make_detection_job, flee
         assert together == pytest.approx(alone, rel=1e-5), f"{workers} workers"
 
 
+@pytest.mark.slow
 @MODELS
 def test_micro_batches_change_nothing(make_detection_job, fleet, model):
     whole, parts = (losses(make_detection_job, fleet, model, f"parts-{parts}", train__strategy="one_device", train__workers=1,

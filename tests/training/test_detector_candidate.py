@@ -40,7 +40,6 @@ def candidate(scenes, make_job_in, tmp_path_factory):
     job = make_job_in(folder, scenes, DIGIT_SCENES)(train__model_parameters={"width": 8})
     keras.utils.set_random_seed(3)
     model = center_detector.build((128, 128, 1), 10, 8)
-    model.get_layer(index=-2)
     weights = [w + np.float32(3.0) if w.shape == (10,) else w for w in model.get_weights()]
     model.set_weights(weights)
     write_arrays(folder / "work" / TRAINED, weights)

@@ -27,6 +27,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/ui": ({"contracts", "ui"}, {"airflow", "fastapi", "sqlalchemy", "jinja2", "markupsafe"}),
     "pipeline_ops/cli": ({"contracts", "cli", "launch", "beam_jobs.stages", "beam_jobs"}, {"httpx", "rich", "yaml"}),
     "beam_jobs/sources/tfds.py": ({"contracts", "beam_jobs"}, {"tensorflow_datasets"}),
+    "beam_jobs/sources/digit_scenes_builder.py": ({"contracts", "beam_jobs"}, {"tensorflow_datasets", "apache_beam"}),
     "beam_jobs": ({"contracts", "beam_jobs"},
                   {"apache_beam", "numpy", "cv2", "simplejpeg", "PIL", "google_crc32c", "google", "sklearn", "markupsafe"}),
     "dags": ({"contracts", "operators", "beam_jobs.stages"}, {"airflow"}),

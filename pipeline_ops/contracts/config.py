@@ -15,12 +15,12 @@ import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from pipeline_ops.contracts.checking import checked
-from pipeline_ops.contracts.config_evaluate import Evaluate
+from pipeline_ops.contracts.config_evaluate import DetectionMetric, Evaluate, Measure
 from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.config_preprocess import Preprocess
 from pipeline_ops.contracts.config_schedule import Schedule
@@ -28,6 +28,7 @@ from pipeline_ops.contracts.config_search import Search
 from pipeline_ops.contracts.config_text import ConfigText
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.hosts import Hosts, load_hosts
+from pipeline_ops.contracts.model_catalogue import task_of
 from pipeline_ops.contracts.raw_folder import RawFolder, raw_folder
 from pipeline_ops.contracts.section import Section
 from pipeline_ops.contracts.shelf import is_remote
@@ -74,7 +75,20 @@ class PipelineConfig(Section):
             )
         if self.train.class_weights and self.preprocess.balance == "none":
             raise ValueError("train.class_weights needs a data set that has them; set preprocess.balance: by_class")
+        self._refuse_for_detection()
         return self
+
+    def _refuse_for_detection(self) -> None:
+        """Metrics and formats of the other task."""
+        is_detector = task_of(self.train.model) == "detection"
+        for rule in self.evaluate.gate:
+            if rule.metric not in get_args(Measure) and (rule.metric in get_args(DetectionMetric)) != is_detector:
+                raise ValueError(f"evaluate.gate: {rule.metric} is not for {task_of(self.train.model)}, which the model {self.train.model} is for")
+            if is_detector and (rule.confidence is not None or rule.metric == "latency_milliseconds"):
+                raise ValueError(f"evaluate.gate: {rule.metric}: confidence and latency are measured of classifiers only")
+        if is_detector and (self.evaluate.slices or self.export.formats != ["saved_model"]):
+            raise ValueError("evaluate.slices and export.formats other than saved_model are for classifiers, got them with the detector "
+                             f"{self.train.model}")
 
     @property
     def file(self) -> Path:

@@ -13,6 +13,8 @@ CountedMetric = Literal["accuracy", "top_k_accuracy", "macro_precision", "macro_
 ScoreMetric = Literal["macro_roc_auc", "macro_average_precision", "calibration_error"]
 """Follow from the probabilities of all examples."""
 ClassMetric = Literal["precision", "recall", "f1", "roc_auc", "average_precision"]
+DetectionMetric = Literal["map", "map_50", "map_75", "map_small", "map_medium", "map_large"]
+"""COCO's, of a detector."""
 Measure = Literal["latency_milliseconds", "model_bytes", "drift"]
 """Of the model as it is served, or of its data. `latency_milliseconds` is the median for one image; `drift` the largest Jensen-Shannon
 distance of the training data to that of the reference, which `preprocess.drift` describes."""
@@ -25,7 +27,7 @@ _WITHOUT_LIMIT = frozenset({"latency_milliseconds", "model_bytes"})
 class Rule(Section):
     """One rule of the gate, on the test split. At least one bound."""
 
-    metric: Literal[CountedMetric, ScoreMetric, ClassMetric, Measure]
+    metric: Literal[CountedMetric, ScoreMetric, ClassMetric, DetectionMetric, Measure]
     of_class: str | None = None
     """A class of which the metric has to hold, or `*` for each one; for the metrics of a class, such as recall."""
     of_slice: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own
+from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own, task_of
 
 if TYPE_CHECKING:
     from pipeline_ops.contracts.config_train import Train
@@ -18,7 +18,7 @@ _LAYERS = ("placed_layers", "sharded_layers")
 def refuse_impossible(train: Train) -> None:
     """Raises ValueError for options of which one makes another impossible or void."""
     for refuse in (_refuse_workers, _refuse_keys, _refuse_batch, _refuse_normalization, _refuse_xla, _refuse_parameter_servers, _refuse_sharding,
-                   _refuse_labels):
+                   _refuse_labels, _refuse_for_detection):
         refuse(train)
 
 
@@ -103,3 +103,16 @@ def _refuse_labels(train: Train) -> None:
     for name in ("class_weights", "label_smoothing"):
         if getattr(train, name):
             raise ValueError(f"{name} belongs to the cross-entropy; with a loss of your own ({train.loss}), put it in there")
+
+
+def _refuse_for_detection(train: Train) -> None:
+    if task_of(train.model) != "detection":
+        return
+    for name in ("loss", "metrics", "class_weights", "label_smoothing"):
+        if getattr(train, name):
+            raise ValueError(f"{name} is for classification, and {train.model} is a detector")
+    if train.strategy in ("parameter_server", "sharded_layers", "tpu"):
+        why = "whose shapes are fixed, and images have different numbers of boxes" if train.strategy == "tpu" else \
+            "whose loop does not divide by the number of boxes"
+        raise ValueError(f"the detector {train.model} does not train under {train.strategy}, {why}; use one_device, mirrored or "
+                         "multi_worker_mirrored")

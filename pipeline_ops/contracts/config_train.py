@@ -146,7 +146,8 @@ class Train(TaskSection):
     @property
     def metric_names(self) -> list[str]:
         """Of all figures beside the loss."""
-        return ["accuracy", *(path.partition(":")[2] for path in self.metrics)]
+        known = ("accuracy",) if is_own(self.model) else CATALOGUE[self.model].metrics
+        return [*known, *(path.partition(":")[2] for path in self.metrics)]
 
     @property
     def fewest_workers(self) -> int:

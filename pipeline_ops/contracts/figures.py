@@ -9,17 +9,24 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.contracts.manifest import Manifest, ManifestFile
+from pipeline_ops.contracts.shards import Task
 
 SAVED_MODEL = "saved_model"
 """Training: the candidate, a SavedModel with four signatures. `serving_default` takes `image_bytes` (string [N]: files of any size), `images`
 takes `images` (float32 [N, H, W, C] in 0..255), `examples` takes `examples` (string [N]: tf.train.Example with `image/encoded`); all three
-return `probabilities` (float32 [N, classes]) and `classes` (int64 [N]). `decode` takes `image_bytes` and returns `images`."""
+return `probabilities` (float32 [N, classes]) and `classes` (int64 [N]). `decode` takes `image_bytes` and returns `images`.
+
+A detector returns `boxes` (float32 [N, 100, 4]: ymin, xmin, ymax, xmax as fractions of the image that was sent), `scores` (float32 [N, 100], the
+best first), `classes` (int64 [N, 100]: indexes into the class names) and `num_detections` (int32 [N]); what comes after so many is 0."""
+LEAST_SCORE = 0.01
+"""What scores less is no detection. So low, because average precision also looks at what a detector is unsure of."""
 WEIGHTS = "weights.npz"
 """Training: the trained weights by index, `w0000` and so on, in the order of `model.weights`."""
 REFERENCE_EXAMPLES = "reference.tfrecord"
 """Training: real test examples, serialised as in the data set."""
 REFERENCE_OUTPUTS = "reference.npy"
-"""Training: the probabilities (float32 [N, classes]) that the trained model in memory gave for those examples."""
+"""Training: the probabilities (float32 [N, classes]) that the trained model in memory gave for those examples; of a detector its detections,
+float32 [N, 100, 6]: box, score and class."""
 TENSORBOARD = "tensorboard"
 """Training: a folder of event files."""
 TEST_SPLIT = "test split"
@@ -73,6 +80,7 @@ class TrainingFigures(Figures):
     seconds: float
     class_names: list[str]
     image_shape: tuple[int, int, int]
+    task: Task = "classification"
     warnings: list[str] = []
     """What a person should hear of, though training went on: a checkpoint that was damaged, a batch that was left out."""
 

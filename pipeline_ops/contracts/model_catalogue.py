@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline_ops.contracts.config_text import nearest
+from pipeline_ops.contracts.shards import Task
 
 _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -21,12 +22,21 @@ _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 @dataclasses.dataclass(frozen=True)
 class CatalogueModel:
     """`module` is the file in `pipeline_ops/models/` with the function `build`. It is called with the shape of the images, the number of classes,
-    `arguments`, and those of `parameters` that the config gives."""
+    `arguments`, and those of `parameters` that the config gives. `metrics` are the figures of an epoch beside the loss; a detector's module
+    also has `make_head`. `files` are others beside the module that it is made of."""
 
     module: str
     parameters: tuple[str, ...] = ()
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     has_batch_normalization: bool = False
+    task: Task = "classification"
+    metrics: tuple[str, ...] = ("accuracy",)
+    files: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> list[str]:
+        """What a fingerprint covers."""
+        return [f"pipeline_ops/models/{name}.py" for name in (self.module, *self.files)]
 
 
 def _backbone(name: str, *parameters: str, has_batch_normalization: bool = True) -> CatalogueModel:
@@ -34,7 +44,12 @@ def _backbone(name: str, *parameters: str, has_batch_normalization: bool = True)
     return CatalogueModel("backbones", (*parameters, "dropout"), {"name": name}, has_batch_normalization)
 
 
+def _detector(module: str, *parameters: str, metrics: tuple[str, ...], head: str, has_batch_normalization: bool = False) -> CatalogueModel:
+    return CatalogueModel(module, parameters, {}, has_batch_normalization, "detection", metrics, ("detection", "boxes", head))
+
+
 CATALOGUE: Mapping[str, CatalogueModel] = {
+    "center_detector": _detector("center_detector", "width", metrics=("heat_loss", "box_iou"), head="centers"),
     "digits_cnn": CatalogueModel("digits_cnn"),
     "dense": CatalogueModel("dense", ("units", "hidden_layers")),
     "convnext_tiny": _backbone("ConvNeXtTiny", has_batch_normalization=False),
@@ -56,6 +71,11 @@ CATALOGUE: Mapping[str, CatalogueModel] = {
 def is_own(model: str) -> bool:
     """Whether this names a function of the user's own, `module:function`."""
     return ":" in model
+
+
+def task_of(model: str) -> Task:
+    """What a model is for; one of the user's own classifies."""
+    return "classification" if is_own(model) else CATALOGUE[model].task
 
 
 def check_model(name: str) -> str:

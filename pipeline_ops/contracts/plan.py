@@ -61,7 +61,7 @@ def _code_of_source(kind: str) -> list[str]:
 
 
 def _code_of_model(model: str) -> list[str]:
-    return [] if is_own(model) else [f"pipeline_ops/models/{CATALOGUE[model].module}.py"]
+    return [] if is_own(model) else CATALOGUE[model].code
 
 
 KINDS: Mapping[str, JobKind] = {
@@ -76,17 +76,18 @@ KINDS: Mapping[str, JobKind] = {
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
         lambda config: ["pipeline_ops/training", "pipeline_ops/input/dataset.py", "pipeline_ops/input/sources.py", "pipeline_ops/input/augment.py",
+                        "pipeline_ops/input/detections.py",
                         "pipeline_ops/input/records.py", "pipeline_ops/contracts/model_catalogue.py", "pipeline_ops/models/__init__.py",
                         "pipeline_ops/models/own.py", "pipeline_ops/models/task.py", "pipeline_ops/models/classification.py",
                         *_code_of_model(config.train.model)]),
     "evaluate": JobKind(
         "pipeline_ops.evaluation.evaluate", ("preprocess", "train"), (*_TENSORFLOW, "jinja2", "pillow"),
         lambda config: ["pipeline_ops/evaluation", "pipeline_ops/contracts/places.py", "pipeline_ops/input/served.py",
-                        "pipeline_ops/input/records.py", *_PAGE]),
+                        "pipeline_ops/input/detections.py", "pipeline_ops/input/records.py", *_PAGE]),
     "export": JobKind(
         "pipeline_ops.export.export", ("train", "evaluate"), _TENSORFLOW,
         lambda config: [*(f"pipeline_ops/export/{name}.py" for name in ("export", "check", "card", "conversion", "convert", "formats", "warmup")),
-                        "pipeline_ops/input/served.py"]),
+                        "pipeline_ops/input/served.py", "pipeline_ops/input/detections.py"]),
 }
 
 

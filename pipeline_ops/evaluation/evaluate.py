@@ -19,6 +19,7 @@ from pipeline_ops.contracts.figures import METRICS, REPORT, EvaluationFigures, M
 from pipeline_ops.contracts.files import write_json, write_whole
 from pipeline_ops.contracts.job import Job, run_job
 from pipeline_ops.evaluation.answers import Answers, Shown, ask
+from pipeline_ops.evaluation.detector import evaluate_detector
 from pipeline_ops.evaluation.gate import NO_CHAMPION, Evidence, judge
 from pipeline_ops.evaluation.groups import Group, slice_groups, whole_group
 from pipeline_ops.evaluation.inputs import Inputs, read_inputs
@@ -44,8 +45,10 @@ class Findings:
 def evaluate(job: Job) -> ExitCode:
     """Evaluates and leaves the artifact, whatever the verdict. Raises DataError for inputs that are not what they should be."""
     config, inputs = Evaluate.model_validate(job.request.config), read_inputs(job.request)
-    leaks = find_leaks(inputs.dataset, inputs.champion, config.allowed_leaks)
     why_alone = _why_alone(inputs)
+    if inputs.dataset.figures.task == "detection":
+        return evaluate_detector(job, config, inputs, why_alone)
+    leaks = find_leaks(inputs.dataset, inputs.champion, config.allowed_leaks)
     models = _load(inputs, with_champion=why_alone is None)
     answers = _ask(job, config, inputs, models)
     findings = _find(config, inputs, answers, _measure(config, inputs, models))

@@ -29,7 +29,8 @@ class Group:
     num_examples: int
     challenger: ModelEvaluation
     champion: ModelEvaluation | None
-    draws: Draws
+    draws: Draws | None
+    """None for a detector."""
     champion_draws: Draws | None
 
     @property

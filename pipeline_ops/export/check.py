@@ -12,19 +12,22 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.figures import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, FormatFigures
+from pipeline_ops.contracts.figures import LEAST_SCORE, REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, FormatFigures
+from pipeline_ops.contracts.shards import Task
 from pipeline_ops.export.formats import PATHS, load_format
+from pipeline_ops.input import detections
 from pipeline_ops.input.served import ServedModel, read_encoded
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
-_BATCH = 256
+_BATCH = 64
+_SCORE = 4  # of box, score and class
 _TIMED_CALLS, _UNTIMED_CALLS = 30, 3
 
 
@@ -59,26 +62,35 @@ class References:
       training: the folder of a training's artifact.
       folder: the SavedModel.
       num_classes: K.
+      task: what the model is for.
 
     Raises:
       DataError: something can't be read or loaded.
     """
 
-    def __init__(self, training: Path, folder: Path, num_classes: int):
-        self.outputs = _read_outputs(training / REFERENCE_OUTPUTS)
-        self.model = ServedModel(folder, "the candidate", num_classes)
+    def __init__(self, training: Path, folder: Path, num_classes: int, task: Task = "classification"):
+        self._task, self.outputs = task, _read_outputs(training / REFERENCE_OUTPUTS)
         file = str(training / REFERENCE_EXAMPLES)
-        batches = [(batch, self.model.classify(batch)[0]) for batch in read_encoded([file], _BATCH)]  # reads the whole file, and names a bad image
+        if task == "detection":
+            self.model = ServedModel(folder, "the candidate", num_classes, detections.OUTPUTS)
+            batches = [(batch, self.packed(self.model.detect(batch))) for batch in read_encoded([file], _BATCH)]
+        else:
+            self.model = ServedModel(folder, "the candidate", num_classes)
+            batches = [(batch, self.model.classify(batch)[0]) for batch in read_encoded([file], _BATCH)]  # reads the whole file, names a bad image
         self.encoded = [image for batch, _ in batches for image in batch.images]
-        self._answers = np.concatenate([np.empty((0, num_classes), np.float32), *(answers for _, answers in batches)])
+        self._answers = np.concatenate([answers for _, answers in batches]) if batches else np.empty((0, num_classes), np.float32)
         self.serialized = list(import_tensorflow().data.TFRecordDataset([file]).as_numpy_iterator())
+
+    def packed(self, answer: Mapping[str, np.ndarray]) -> np.ndarray:
+        """An answer as the reference outputs have it."""
+        return detections.pack(answer) if self._task == "detection" else np.asarray(answer["probabilities"], np.float32)
 
     def check_saved_model(self, rule: Rule) -> Agreement:
         """Through every signature that answers."""
         found = [compare(self.outputs, self._answers, rule, "the SavedModel")]
         answers = {"images": self.model.ask("images", images=self.images()),
                    "examples": self.model.ask("examples", examples=np.array(self.serialized))}
-        found += [compare(self.outputs, answer["probabilities"], rule, f"the signature {name} of the SavedModel") for name, answer in answers.items()]
+        found += [compare(self.outputs, self.packed(answer), rule, f"the signature {name} of the SavedModel") for name, answer in answers.items()]
         return max(found, key=lambda agreement: agreement.max_difference)
 
     def images(self) -> np.ndarray:
@@ -103,16 +115,40 @@ def check_format(name: str, references: References, folder: Path, config: Export
 
 
 def compare(references: np.ndarray, answers: np.ndarray, rule: Rule, what: str) -> Agreement:
-    """Raises DataError if the probabilities (float32 [N, K]) differ by more than the rule allows, or too many answers do."""
+    """Raises DataError if the probabilities (float32 [N, K]) or detections (float32 [N, D, 6]) differ by more than the rule allows, or too many
+    answers do."""
     if references.shape != answers.shape or not len(references):
         raise DataError(f"{REFERENCE_OUTPUTS} has the shape {references.shape}, {REFERENCE_EXAMPLES} gives {answers.shape}; train again")
-    agreement = Agreement(len(references), float(np.abs(references - answers).max()),
-                          float(np.mean(references.argmax(axis=-1) == answers.argmax(axis=-1))))
+    agreement = _agreement_of_detections(references, answers, rule.tolerance) if references.ndim == 3 else _agreement(references, answers)
     if not (agreement.max_difference <= rule.tolerance and agreement.top1_agreement >= rule.top1_agreement):  # "not a number" is refused, too
-        raise DataError(f"{what} is not the model that was trained: on {agreement.num_checked} test images a probability differs by "
+        raise DataError(f"{what} is not the model that was trained: on {agreement.num_checked} test images a number differs by "
                         f"{agreement.max_difference:.3g}, where {rule.keys[0]} allows {rule.tolerance:g}, and {agreement.top1_agreement:.1%} of the "
                         f"answers are the same, where {rule.keys[1]} asks for {rule.top1_agreement:.1%}; nothing was published")
     return agreement
+
+
+def _agreement(references: np.ndarray, answers: np.ndarray) -> Agreement:
+    return Agreement(len(references), float(np.abs(references - answers).max()),
+                     float(np.mean(references.argmax(axis=-1) == answers.argmax(axis=-1))))
+
+
+def _agreement_of_detections(references: np.ndarray, answers: np.ndarray, tolerance: float) -> Agreement:
+    """Each detection of one must be in the other, wherever it stands: of two with nearly the same score, either may come first. One that
+    scores hardly more than is needed to be one may be missing."""
+    differences = [max(_farthest(one, other, tolerance), _farthest(other, one, tolerance)) for one, other in zip(references, answers, strict=True)]
+    return Agreement(len(references), max(differences), float(np.mean(np.array(differences) <= tolerance)))
+
+
+def _farthest(detections_D6: np.ndarray, others_D6: np.ndarray, tolerance: float) -> float:
+    """How far the detection is that is farthest from its nearest one among others; another class is at least 1 away."""
+    found = detections_D6[detections_D6[:, _SCORE] > 0]
+    least = found[:, _SCORE].min() if len(found) == len(detections_D6) else LEAST_SCORE  # where there is no room for more, or below what counts
+    surely = found[found[:, _SCORE] > least + tolerance]
+    if not len(surely):
+        return 0.0
+    if not (others_D6[:, _SCORE] > 0).any():
+        return 1.0
+    return float(np.abs(surely[:, None] - others_D6[None]).max(axis=-1).min(axis=-1).max())
 
 
 def _figures(name: str, path: str, num_bytes: int, rule: Rule, agreement: Agreement, call: Callable[[], object], seconds: float) -> FormatFigures:

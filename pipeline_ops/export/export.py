@@ -33,6 +33,7 @@ from pipeline_ops.contracts.job import Job, run_job
 from pipeline_ops.contracts.manifest import Input, Manifest, list_files, read_input, refuse_damage, write_manifest
 from pipeline_ops.contracts.registry import Registry, Version, fetched
 from pipeline_ops.contracts.request import Request
+from pipeline_ops.contracts.shards import Task
 from pipeline_ops.export.card import make_card, write_card
 from pipeline_ops.export.check import References, check_format, check_saved_model
 from pipeline_ops.export.conversion import Conversion
@@ -52,6 +53,10 @@ class Challenger:
     training: Manifest
     class_names: list[str]
     evaluation: EvaluationFigures
+
+    @property
+    def task(self) -> Task:
+        return TrainingFigures.model_validate(self.training.figures).task
 
     @property
     def dataset(self) -> Input:
@@ -113,7 +118,7 @@ def _stage(job: Job, config: Export, challenger: Challenger) -> Staged:
     others = [name for name in config.formats if name in PATHS]
     with Conversion(folder, challenger.dataset.uri, config, others, len(challenger.class_names)) as conversion:
         job.progress.report("check", message="comparing the SavedModel with the trained model")
-        references = References(challenger.folder, folder, len(challenger.class_names))
+        references = References(challenger.folder, folder, len(challenger.class_names), challenger.task)
         formats = [check_saved_model(references, folder, config)]
         seconds = conversion.wait()
         for name in others:

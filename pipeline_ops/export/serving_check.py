@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.errors import DataError, MachineError
 from pipeline_ops.export.check import References, Rule, compare
@@ -39,8 +37,8 @@ def check_serving(folder: Path, references: References, config: Export) -> None:
     with _server(folder, config.model) as address:
         rows = _ask(address, {"instances": asked})["predictions"]
         columns = _ask(address, {"inputs": {"image_bytes": asked}})["outputs"]
-    for answers in ([row["probabilities"] for row in rows], columns["probabilities"]):
-        compare(references.outputs[:_NUM_ASKED], np.array(answers, np.float32), Rule.of("saved_model", config), "what a server answers with")
+    for answer in ({name: [row[name] for row in rows] for name in rows[0]}, columns):
+        compare(references.outputs[:_NUM_ASKED], references.packed(answer), Rule.of("saved_model", config), "what a server answers with")
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ _SIGNATURE, _INPUT, _OUTPUTS = "serving_default", "image_bytes", ("probabilities
 
 @dataclasses.dataclass(frozen=True)
 class EncodedBatch:
-    """N examples: keys as text, images as the bytes of their files, labels int64 [N].
+    """N examples: keys as text, images as the bytes of their files, labels int64 [N], -1 where an example has none.
 
     `features` has the first value of each other feature that was asked for, None where an example lacks it.
     """
@@ -46,7 +46,7 @@ def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[in
     from pipeline_ops.input.records import read_records
 
     tf = import_tensorflow()
-    fixed = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64), KEY: tf.io.FixedLenFeature([], tf.string)}
+    fixed = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64, -1), KEY: tf.io.FixedLenFeature([], tf.string)}
 
     def parse(serialized_N):
         return (serialized_N if features else serialized_N[:0]), tf.io.parse_example(serialized_N, fixed)
@@ -79,12 +79,13 @@ class ServedModel:
       folder: the SavedModel.
       name: what messages call it: "the challenger".
       num_classes: C.
+      outputs: what its answers must have.
 
     Raises:
       DataError: it can't be loaded, or has another signature.
     """
 
-    def __init__(self, folder: Path, name: str, num_classes: int):
+    def __init__(self, folder: Path, name: str, num_classes: int, outputs: Sequence[str] = _OUTPUTS):
         tf = import_tensorflow()
         self._name, self._num_classes = name, num_classes
         try:
@@ -92,11 +93,11 @@ class ServedModel:
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise DataError(f"{folder}: {name} can't be loaded as a SavedModel: {reason_of(error)}") from error
         self._signature = self._model.signatures.get(_SIGNATURE)
-        if self._signature is None or not self._has_the_right_names():
-            raise DataError(f"{folder}: {name} must have the signature {_SIGNATURE} from {_INPUT} to {' and '.join(_OUTPUTS)}")
+        if self._signature is None or not self._has_the_right_names(outputs):
+            raise DataError(f"{folder}: {name} must have the signature {_SIGNATURE} from {_INPUT} to {' and '.join(outputs)}")
 
-    def _has_the_right_names(self) -> bool:
-        return set(self._signature.structured_input_signature[1]) == {_INPUT} and set(_OUTPUTS) <= set(self._signature.structured_outputs)
+    def _has_the_right_names(self, outputs: Sequence[str]) -> bool:
+        return set(self._signature.structured_input_signature[1]) == {_INPUT} and set(outputs) <= set(self._signature.structured_outputs)
 
     def classify(self, batch: EncodedBatch) -> tuple[np.ndarray, np.ndarray]:
         """probabilities float32 [N, C] and classes int64 [N]. Raises DataError for an image that the model can't take."""
@@ -111,6 +112,13 @@ class ServedModel:
                             "a probability for each class of the data set")
         return probabilities, classes
 
+
+    def detect(self, batch: EncodedBatch) -> dict[str, np.ndarray]:
+        """The answer of `serving_default`. Raises DataError for an image that the model can't take."""
+        try:
+            return self.ask(_SIGNATURE, **{_INPUT: batch.images})
+        except DataError as error:
+            raise DataError(f"{error}; among the examples {batch.keys[0]} to {batch.keys[-1]}") from error
 
     def ask(self, signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
         """The outputs of any signature. Raises DataError for one that it does not have, or for inputs that it can't take."""

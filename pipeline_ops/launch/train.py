@@ -21,6 +21,7 @@ from pipeline_ops.contracts.hosts import Hosts, KubernetesHosts, LocalHosts, Slu
 from pipeline_ops.contracts.job import Job, run_job
 from pipeline_ops.contracts.local_dataset import host_cache, local_dataset
 from pipeline_ops.contracts.manifest import read_manifest
+from pipeline_ops.contracts.model_catalogue import task_of
 from pipeline_ops.contracts.request import Status
 from pipeline_ops.contracts.shards import DatasetFigures
 from pipeline_ops.launch.fleet import Fleet
@@ -96,10 +97,9 @@ def check_dataset(job: Job) -> None:
     """
     uri = job.request.inputs["preprocess"].uri
     manifest = read_manifest(uri)
-    task = DatasetFigures.model_validate(manifest.figures).task
-    if task != "classification":
-        raise ConfigError(f"the data set is for {task}, and train.model {job.request.config['model']} is for classification; "
-                          f"there is no model for {task} yet")
+    task, model = DatasetFigures.model_validate(manifest.figures).task, job.request.config["model"]
+    if task != task_of(model):
+        raise ConfigError(f"the data set is for {task}, and train.model {model} is for {task_of(model)}; {uri}")
     config = Train.model_validate(job.request.config).input
     local_dataset(uri, config, host_cache(config), lambda message: job.progress.report("input", message=message))
 
@@ -166,7 +166,7 @@ def figures_of(job: Job, config: Train, gang: Gang, seconds: float) -> TrainingF
         restarts=gang.restarts, weights_digest=digests[0],
         worker_weights_digests=digests, num_parameters=state["num_parameters"], best_epoch=state["best_epoch"], stopped_early=state["stopped_early"],
         history=state["history"], warnings=state["warnings"], seconds=round(seconds, 2), class_names=dataset.class_names,
-        image_shape=dataset.image_shape)
+        image_shape=dataset.image_shape, task=dataset.task)
 
 
 if __name__ == "__main__":

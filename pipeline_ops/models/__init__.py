@@ -1,7 +1,8 @@
 """Models and tasks. The names are in `contracts/model_catalogue.py`; each module there has `build(image_shape, num_classes, **parameters)`.
 
 A model takes float32 images in 0..255, shape [batch, height, width, channels], scales them itself, and returns logits
-[batch, num_classes]. The same is asked of a function of the user's own.
+[batch, num_classes]. The same is asked of a function of the user's own. A detector returns what its head takes, and its module has
+`make_head(image_shape, num_classes, **parameters)` as well.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import keras
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own
+from pipeline_ops.models.detection import Head
 from pipeline_ops.models.own import load_function
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
@@ -43,6 +45,11 @@ def build_model(config: Train, image_shape: tuple[int, int, int], num_classes: i
     if config.synchronized_batch_normalization and for_training:
         _synchronize(config, model)
     return model
+
+
+def make_head(config: Train, image_shape: tuple[int, int, int], num_classes: int) -> Head:
+    """What the outputs of the config's detector mean."""
+    return importlib.import_module(f"{__name__}.{CATALOGUE[config.model].module}").make_head(image_shape, num_classes, **config.model_parameters)
 
 
 def _build(config: Train, image_shape: tuple[int, int, int], num_classes: int, folder: Path) -> keras.Model:

@@ -26,6 +26,9 @@ class Classification:
       metrics: beside accuracy, by name.
     """
 
+    counts_examples = True
+    evaluation_batch = 256
+
     def __init__(self, image_shape: tuple[int, int, int], class_weights: list[float] | None = None, label_smoothing: float = 0.0,
                  loss: PerExample | None = None, metrics: Mapping[str, PerExample] | None = None):
         self._image_shape, self._class_weights, self._label_smoothing = image_shape, class_weights, label_smoothing

@@ -19,13 +19,18 @@ class Task(Protocol):
     """
 
     metrics: tuple[str, ...]
+    counts_examples: bool
+    """Whether the last of the sums is the number of examples, which is known before a step: the global batch. If not, the gradient is divided
+    by it once all replicas have counted."""
+    evaluation_batch: int
+    """Examples that are evaluated at once."""
 
     def parse(self, serialized_b: tf.Tensor) -> tuple[Any, Any]:
         """A batch of serialised examples as (features, labels): tensors, or structures of tensors, with the batch as first axis."""
         ...
 
     def batch_sums(self, outputs: Any, labels: Any, training: bool) -> tf.Tensor:
-        """float32 [2 + metrics]: the sum of the examples' losses, the sum of each metric, and the number of examples.
+        """float32 [2 + metrics]: the sum of the losses, the sum of each metric, and the number of examples, or of what else they are means of.
 
         Sums, not means: they add up over replicas, workers and batches of different sizes, and are divided once. What
         only shapes the gradient (weights of classes, smoothed labels) counts where `training` is true.

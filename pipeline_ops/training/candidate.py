@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -18,9 +19,12 @@ from pipeline_ops.contracts.local_dataset import host_cache, with_local_dataset
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.request import Request, read_request
 from pipeline_ops.contracts.shards import ENCODED, DatasetFigures, removed_positions, shard_paths
+from pipeline_ops.input.detections import pack
 from pipeline_ops.input.records import read_records
-from pipeline_ops.models import build_model
+from pipeline_ops.models import build_model, make_head
 from pipeline_ops.training.served_classifier import ServedClassifier
+from pipeline_ops.training.served_detector import ServedDetector
+from pipeline_ops.training.served_images import ServedImages
 from pipeline_ops.training.state import read_arrays, write_arrays
 
 _NUM_REFERENCES = 64
@@ -37,12 +41,18 @@ def write_candidate(spec: CandidateSpec) -> None:
     weights = read_arrays(Path(spec.work) / TRAINED)
     model.set_weights(weights)
     write_arrays(folder / WEIGHTS, weights)
-    served = ServedClassifier(model, figures.image_shape)
+    served = _served(config, model, figures)
     _write_references(request, served, folder)
     tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
 
 
-def _write_references(request: Request, served: ServedClassifier, folder: Path) -> None:
+def _served(config: Train, model: keras.Model, figures: DatasetFigures) -> ServedImages:
+    if figures.task == "detection":
+        return ServedDetector(model, figures.image_shape, make_head(config, figures.image_shape, len(figures.class_names)))
+    return ServedClassifier(model, figures.image_shape)
+
+
+def _write_references(request: Request, served: ServedImages, folder: Path) -> None:
     """Real test examples, and what the model in memory says of them: the published model must say the same."""
     uri = request.inputs["preprocess"].uri
     manifest = read_manifest(uri)
@@ -52,4 +62,6 @@ def _write_references(request: Request, served: ServedClassifier, folder: Path) 
         for example in examples:
             writer.write(example)
     features = tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})
-    np.save(folder / REFERENCE_OUTPUTS, served.serving_default(features[ENCODED])["probabilities"].numpy())
+    answer = served.serving_default(features[ENCODED])
+    outputs = pack(answer) if isinstance(served, ServedDetector) else answer["probabilities"].numpy()
+    np.save(folder / REFERENCE_OUTPUTS, outputs)

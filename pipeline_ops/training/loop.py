@@ -3,7 +3,8 @@
 Keras's `fit` does not run under MultiWorkerMirroredStrategy, and its optimizers clip each replica's gradient before
 the all-reduce, which silently makes the result depend on the number of workers. So the all-reduce is ours: each
 replica divides its summed loss by the *global* batch, gradients and metric sums are added up over all replicas in one
-collective, and the optimizer sees the gradient of the global batch.
+collective, and the optimizer sees the gradient of the global batch. Where a loss is a mean over something else than examples, over
+boxes say, their number is among the sums, and the gradient is divided by it after the collective.
 
 Strategies whose steps are not taken by all replicas together have loops of their own with the same methods:
 `parameter_server.py` and `sharded.py`.
@@ -159,6 +160,9 @@ class SynchronousLoop:
     def _replica_step(self, features: Any, labels: Any, stop: tf.Tensor) -> tf.Tensor:
         sums, gradients = self._gradients(*self._part_of_replica(features, labels))
         *gradients, sums = self._all_reduce([*gradients, tf.concat([sums, [stop]], 0)])
+        if not self._task.counts_examples:
+            per_counted = self._config.global_batch / tf.maximum(sums[-2], 1.0)  # they were divided by the global batch
+            gradients = [gradient * per_counted for gradient in gradients]
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
         return sums
 
@@ -239,7 +243,7 @@ def snapshot(loop: Loop) -> tuple[Sequence, Sequence]:
 
 def _mean_loss(sums: tf.Tensor) -> tf.Tensor:
     """Of the sums of one step, behind which is the number of those who are asked to stop."""
-    return sums[0] / sums[-2]
+    return sums[0] / tf.maximum(sums[-2], 1.0)
 
 
 def _taken(sums: tf.Tensor, is_finite: tf.Tensor, worst_loss: tf.Tensor) -> Taken:

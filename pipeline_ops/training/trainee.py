@@ -15,8 +15,9 @@ from pipeline_ops.contracts.request import Request
 from pipeline_ops.contracts.shards import CLASS_WEIGHTS, DatasetFigures
 from pipeline_ops.contracts.warm_start import WARM_START
 from pipeline_ops.input.dataset import Split, evaluation_batches
-from pipeline_ops.models import build_model
+from pipeline_ops.models import build_model, make_head
 from pipeline_ops.models.classification import Classification
+from pipeline_ops.models.detection import Detection
 from pipeline_ops.models.own import load_function
 from pipeline_ops.models.task import Task
 from pipeline_ops.training.all_reduce import make_all_reduce
@@ -31,6 +32,8 @@ from pipeline_ops.training.warm_start import WarmStart, read_warm_start
 
 def make_task(config: Train, request: Request, figures: DatasetFigures) -> Task:
     """The task of the data set. Raises ConfigError for a function of the user's that there is not, and for weights that the data set lacks."""
+    if figures.task == "detection":
+        return Detection(figures.image_shape, make_head(config, figures.image_shape, len(figures.class_names)))
     folder = Path(request.config_file).parent
     metrics = {path.partition(":")[2]: load_function(path, "train.metrics", folder) for path in config.metrics}
     loss = load_function(config.loss, "train.loss", folder) if config.loss else None

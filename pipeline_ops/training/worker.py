@@ -38,7 +38,6 @@ from pipeline_ops.training.strategy import ChosenStrategy, cluster_resolver, mak
 from pipeline_ops.training.trainee import make_board, make_loop, make_task, warm_start_of
 
 _REPORT_SECONDS = 0.25
-_EVALUATION_BATCH = 256
 
 
 def run_worker(spec: WorkerSpec) -> Training:
@@ -98,7 +97,7 @@ class Training:
         # Attributes, so that they live as long as the training does; `run_worker` says why.
         self._source = open_source(self._train, self._task.parse, config.input, cache, digest_of(request.fingerprint.code), self._say)
         self._batches = self._batches_from(self._state.step)
-        self._validation_batches = evaluation_batches(self._validation, self._task.parse, _EVALUATION_BATCH, *self._share())
+        self._validation_batches = evaluation_batches(self._validation, self._task.parse, self._task.evaluation_batch, *self._share())
 
     def run(self) -> None:
         if self._state.step == 0:

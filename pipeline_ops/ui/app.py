@@ -111,7 +111,8 @@ def report_content(dag_id: str, run_id: str, session: SessionDep, page: _Page = 
 def models(user: GetUserDep, session: SessionDep) -> HTMLResponse:
     """The models of all pipelines that the user may read."""
     dag_ids = find_pipelines(get_auth_manager().get_authorized_dag_ids(user=user, session=session), session)
-    return HTMLResponse(render("models.html", "", pipelines=[(dag_id, *_model_or_problem(dag_id, session)) for dag_id in dag_ids]))
+    found = [(dag_id, *_model_or_problem(dag_id, session)) for dag_id in dag_ids]
+    return HTMLResponse(render("models.html", "", pipelines=[entry for entry in found if entry[1] or entry[2]]))
 
 
 @app.get("/pipelines/{dag_id}/models", dependencies=[READS_THE_PIPELINE])
@@ -175,9 +176,11 @@ def _done(dag_id: str, user: Any, session: SessionDep, event: str, version: int)
 
 
 def _model_or_problem(dag_id: str, session: SessionDep) -> tuple[ModelView | None, str]:
-    """One registry that can't be read must not hide the others."""
+    """One registry that can't be read must not hide the others. Neither, for a DAG of ours that is no pipeline."""
     try:
         return view_model(find_pipeline(dag_id, session)), ""
+    except NotFound:
+        return None, ""
     except (TrainyardError, OSError) as problem:
         return None, str(problem)
 

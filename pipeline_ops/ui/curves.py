@@ -24,6 +24,8 @@ class Curves:
 
     def __init__(self) -> None:
         self.latest: Progress | None = None
+        self.counted: Progress | None = None
+        """The newest that counts: what comes after training has no steps, and those that were made are still to be seen."""
         self.notes: list[Progress] = []
         self.by_metric: dict[str, list[Point]] = defaultdict(list)
 
@@ -33,17 +35,18 @@ class Curves:
                 self.notes = [*self.notes, moment][-_MAX_NOTES:]
             if moment.done is not None:
                 self._add_points(moment)
+                self.counted = moment
             self.latest = moment
 
     def copy(self) -> Curves:
         """As it is now, for a reader who does not hold the lock."""
         copied = Curves()
-        copied.latest, copied.notes = self.latest, list(self.notes)
+        copied.latest, copied.counted, copied.notes = self.latest, self.counted, list(self.notes)
         copied.by_metric.update({name: list(points) for name, points in self.by_metric.items()})
         return copied
 
     def _add_points(self, moment: Progress) -> None:
-        is_back = self.latest is not None and self.latest.done is not None and moment.done < self.latest.done
+        is_back = self.counted is not None and moment.done < self.counted.done
         if is_back:  # a gang that was restarted goes on from its last checkpoint, and tells those steps again
             for points in self.by_metric.values():
                 points[:] = [point for point in points if point[0] < moment.done]

@@ -59,6 +59,7 @@ class TaskView:
     tries: int
     record: TaskRecord | None
     latest: Progress | None
+    counted: Progress | None
     notes: list[Progress]
     charts: list[Chart]
     workers: list[WorkerView]
@@ -76,8 +77,8 @@ class TaskView:
     @property
     def share(self) -> float | None:
         """Of the work that is done, 0 to 1."""
-        moment = self.latest
-        return None if moment is None or moment.done is None or not moment.total else min(1.0, moment.done / moment.total)
+        moment = self.counted
+        return None if moment is None or not moment.total else min(1.0, moment.done / moment.total)
 
 
 def view_tasks(run: Run, now: dt.datetime) -> Iterator[TaskView]:
@@ -96,7 +97,7 @@ def _view(run: Run, task_id: str, instances: list[TaskState], now: dt.datetime) 
     return TaskView(
         name=task_id, state=state, count=", ".join(f"{count} {name}" for name, count in counts.items()) if len(instances) > 1 else "",
         seconds=_seconds(instances, now), tries=max(task.tries for task in instances), record=record,
-        latest=curves.latest if curves else None, notes=curves.notes if curves else [],
+        latest=curves.latest if curves else None, counted=curves.counted if curves else None, notes=curves.notes if curves else [],
         charts=charts_of_metrics(curves.by_metric, "steps") if curves and task_id == "train" else [],
         workers=workers[:_MAX_WORKERS], num_hidden_workers=max(0, len(workers) - _MAX_WORKERS),
         dataset=_view_dataset(record) if task_id == "preprocess" and record else None)

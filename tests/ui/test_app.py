@@ -207,6 +207,21 @@ def test_a_page_goes_on_with_what_has_come_since(client, training):
     assert "13 of 300" in client("viewer").get(training.address("progress")).text
 
 
+def test_the_steps_stay_when_the_job_goes_on_to_what_has_none(client, training):
+    client("viewer").get(training.address("progress"))  # so that the next attempt is newer by the clock of the file system
+    steps = [moment(done=step, metrics={"loss": 0.01}) for step in range(280, 301)]
+    training.attempt("train", [*steps, moment(done=None, total=None, phase="candidate")])
+    page = client("viewer").get(training.address("progress")).text
+    assert "300 of 300" in page
+    assert "<dt>Now</dt><dd>candidate</dd>" in page
+
+
+def test_a_dag_of_ours_that_is_no_pipeline_is_not_among_the_models(client, whole_run):
+    page = client("viewer").get("/models").text
+    assert "pipeline digits" in page
+    assert "trainyard_models" not in page
+
+
 def test_a_finished_run_is_not_asked_for_again(client, whole_run):
     assert "data-live" not in client("viewer").get(whole_run.address("progress")).text
 

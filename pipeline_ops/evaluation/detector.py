@@ -1,0 +1,205 @@
+"""Evaluation of a detector: what `evaluate.py` does for a classifier, with boxes. COCO's figures, the gate, and a page with pictures.
+
+Both models are asked as they are served. Boxes are compared in pixels of the images as the data set has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline_ops.contracts.config_evaluate import Evaluate
+from pipeline_ops.contracts.errors import DataError, ExitCode
+from pipeline_ops.contracts.figures import METRICS, REPORT, ClassFigures, EvaluationFigures, ModelEvaluation
+from pipeline_ops.contracts.files import write_json, write_whole
+from pipeline_ops.contracts.job import Job
+from pipeline_ops.contracts.page import render_page
+from pipeline_ops.contracts.svg import short
+from pipeline_ops.evaluation.coco import DetectionEvaluation, Detections, Truths, evaluate_detections
+from pipeline_ops.evaluation.gate import NO_CHAMPION, Evidence, judge
+from pipeline_ops.evaluation.groups import Group
+from pipeline_ops.evaluation.inputs import Inputs
+from pipeline_ops.evaluation.leaks import find_leaks
+from pipeline_ops.evaluation.lineage import trace
+from pipeline_ops.evaluation.matching import MIN_SCORE, areas, match, size_of
+from pipeline_ops.evaluation.measures import largest_drift, read_drift
+from pipeline_ops.evaluation.pictures import data_uri
+from pipeline_ops.evaluation.svg import Line, line_chart
+from pipeline_ops.input.detections import OUTPUTS, TrueBoxes, read_true_boxes
+from pipeline_ops.input.served import EncodedBatch, ServedModel
+
+_NAMES = {"map": "ap", "map_50": "ap_50", "map_75": "ap_75", "map_small": "ap_small", "map_medium": "ap_medium", "map_large": "ap_large",
+          "mar_1": "ar_1", "mar_10": "ar_10", "mar_100": "ar_100"}
+"""Ours, as they are in most papers, and COCO's own, which mean the same."""
+_MOST_AT_ONCE = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What one model finds in one image: boxes float [D, 4] as fractions, classes, scores."""
+
+    boxes: np.ndarray
+    classes: np.ndarray
+    scores: np.ndarray
+
+    def sure(self) -> Answer:
+        """What scores so much that a person would be shown it."""
+        kept = self.scores >= MIN_SCORE
+        return Answer(self.boxes[kept], self.classes[kept], self.scores[kept])
+
+
+@dataclasses.dataclass
+class Mistakes:
+    """Counts at one threshold. `confusion[i][j]`: boxes of class i taken for class j; the last row and column stand for nothing at all."""
+
+    confusion: np.ndarray
+    by_size: dict[str, list[int]]
+    """For each size: boxes, and how many of them were found as what they are."""
+
+
+def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs, why_alone: str | None) -> ExitCode:
+    """Evaluates and leaves the artifact, whatever the verdict."""
+    find_leaks(inputs.dataset, inputs.champion, config.allowed_leaks)
+    scenes, answers = _ask(job, config, inputs, with_champion=why_alone is None)
+    size, names = inputs.dataset.figures.image_shape[:2], inputs.dataset.figures.class_names
+    evaluations = [_evaluate(scenes, found, size, names) for found in answers]
+    mistakes = count_mistakes(scenes, answers[0], size, len(names))
+    figures = _judge(config, inputs, len(scenes), evaluations, [count_mistakes(scenes, found, size, len(names)) for found in answers], why_alone)
+    with job.artifact() as draft:
+        write_json(draft.folder / METRICS, figures.model_dump(mode="json") | {"class_names": names, "by_size": mistakes.by_size})
+        write_whole(draft.folder / REPORT, _page(job, config, inputs, figures, evaluations[0], mistakes, scenes, answers[0]).encode())
+        draft.figures = figures.model_dump(mode="json")
+    return ExitCode.SUCCESS if figures.gate_passed else ExitCode.GATE_NOT_PASSED
+
+
+def _ask(job: Job, config: Evaluate, inputs: Inputs, with_champion: bool) -> tuple[list[TrueBoxes], list[list[Answer]]]:
+    """The test images, and for each model its answers in their order."""
+    num_classes = len(inputs.dataset.figures.class_names)
+    models = [ServedModel(inputs.challenger.saved_model, "the challenger", num_classes, OUTPUTS)]
+    if with_champion:
+        models.append(ServedModel(inputs.champion.saved_model, f"the champion (version {inputs.champion.version})", num_classes, OUTPUTS))
+    scenes = list(read_true_boxes(inputs.dataset.test_shards, inputs.dataset.removed_from_test_shards))
+    if len(scenes) != inputs.dataset.num_test_examples:
+        raise DataError(f"{inputs.dataset.uri}: the test shards hold {len(scenes)} examples, the manifest says {inputs.dataset.num_test_examples}")
+    answers: list[list[Answer]] = [[] for _ in models]
+    step = min(config.batch, _MOST_AT_ONCE)
+    for start in range(0, len(scenes), step):
+        part = scenes[start:start + step]
+        batch = EncodedBatch([scene.key for scene in part], np.array([scene.image for scene in part], object), np.full(len(part), -1))
+        for model, found in zip(models, answers, strict=True):
+            found += _answers(model.detect(batch))
+        job.progress.report("evaluate", start + len(part), len(scenes), "images")
+    return scenes, answers
+
+
+def _answers(outputs: dict[str, np.ndarray]) -> list[Answer]:
+    return [Answer(boxes[:count], classes[:count], scores[:count]) for boxes, classes, scores, count in
+            zip(outputs["boxes"], outputs["classes"], outputs["scores"], outputs["num_detections"], strict=True)]
+
+
+def _evaluate(scenes: Sequence[TrueBoxes], answers: Sequence[Answer], size: tuple[int, int], names: Sequence[str]) -> DetectionEvaluation:
+    def joined(parts: Sequence[np.ndarray], shape: tuple[int, ...] = (0,)) -> np.ndarray:
+        return np.concatenate([np.empty(shape), *parts])
+
+    def images(boxes: Sequence[np.ndarray]) -> np.ndarray:
+        return np.repeat(np.arange(len(boxes)), [len(each) for each in boxes])
+
+    scale = np.array([*size, *size], np.float64)
+    truths = Truths(images([scene.boxes for scene in scenes]), joined([scene.boxes for scene in scenes], (0, 4)) * scale,
+                    joined([scene.classes for scene in scenes]).astype(int), joined([scene.is_crowd for scene in scenes]).astype(bool))
+    found = Detections(images([answer.boxes for answer in answers]), joined([answer.boxes for answer in answers], (0, 4)) * scale,
+                       joined([answer.classes for answer in answers]).astype(int), joined([answer.scores for answer in answers]))
+    return evaluate_detections(truths, found, len(scenes), names)
+
+
+def count_mistakes(scenes: Sequence[TrueBoxes], answers: Sequence[Answer], size: tuple[int, int], num_classes: int) -> Mistakes:
+    """What a person would see at the threshold of a score."""
+    confusion, by_size = np.zeros((num_classes + 1, num_classes + 1), int), {name: [0, 0] for name in ("small", "medium", "large")}
+    for scene, answer in zip(scenes, (answer.sure() for answer in answers), strict=True):
+        found = match(scene.boxes, scene.classes, scene.is_crowd, answer.boxes, answer.classes, answer.scores)
+        class_of = {int(truth): int(answer.classes[i]) for i, truth in enumerate(found.truth_of) if truth >= 0}
+        for i, area in enumerate(areas(scene.boxes) * size[0] * size[1]):
+            if not scene.is_crowd[i]:
+                taken_for = class_of.get(i, num_classes)
+                confusion[scene.classes[i], taken_for] += 1
+                count = by_size[size_of(float(area))]
+                count[0], count[1] = count[0] + 1, count[1] + int(taken_for == scene.classes[i])
+        for i in np.flatnonzero((found.truth_of < 0) & ~found.is_ignored):
+            confusion[num_classes, answer.classes[i]] += 1
+    return Mistakes(confusion, by_size)
+
+
+def _judge(config: Evaluate, inputs: Inputs, num_examples: int, evaluations: Sequence[DetectionEvaluation], mistakes: Sequence[Mistakes],
+           why_alone: str | None) -> EvaluationFigures:
+    names = inputs.dataset.figures.class_names
+    sizes = [inputs.challenger.model_bytes, *([inputs.champion.model_bytes] if inputs.champion and why_alone is None else [])]
+    models = [_as_model(*each, names, size) for *each, size in zip(evaluations, mistakes, sizes, strict=True)]
+    challenger, champion = models[0], models[1] if len(models) > 1 else None
+    drift = largest_drift(read_drift(inputs.dataset.statistics))
+    rules = judge(config.gate, Evidence(Group("", "", num_examples, challenger, champion, None, None), (), drift, why_alone or NO_CHAMPION))
+    return EvaluationFigures(num_examples=num_examples, challenger=challenger, champion=champion,
+                             champion_version=inputs.champion.version if inputs.champion else None,
+                             gate_passed=all(rule.passed for rule in rules), rules=rules, drift=drift)
+
+
+def _as_model(evaluation: DetectionEvaluation, mistakes: Mistakes, names: Sequence[str], num_bytes: int) -> ModelEvaluation:
+    """COCO's figures that have a meaning here, and counts at the threshold for each class."""
+    metrics = {ours: evaluation.metrics[cocos] for ours, cocos in _NAMES.items() if evaluation.metrics[cocos] is not None}
+    confusion, classes = mistakes.confusion, []
+    for index, name in enumerate(names):
+        right, support, answered = (int(value) for value in (confusion[index, index], confusion[index].sum(), confusion[:, index].sum()))
+        precision, recall = right / answered if answered else 0.0, right / support if support else 0.0
+        classes.append(ClassFigures(name=name, precision=precision, recall=recall, support=support,
+                                    f1=2 * precision * recall / (precision + recall) if right else 0.0,
+                                    average_precision=evaluation.classes[index].average_precision))
+    return ModelEvaluation(metrics=metrics, classes=classes, confusion=confusion.tolist(), measures={"model_bytes": float(num_bytes)})
+
+
+def _page(job: Job, config: Evaluate, inputs: Inputs, figures: EvaluationFigures, evaluation: DetectionEvaluation, mistakes: Mistakes,
+          scenes: Sequence[TrueBoxes], answers: Sequence[Answer]) -> str:
+    here, names = Path(__file__).parent, inputs.dataset.figures.class_names
+    history = inputs.challenger.figures.history
+    losses = [Line("training", "line-a", [(epoch.epoch, epoch.metrics["loss"]) for epoch in history]),
+              Line("validation", "line-b", [(epoch.epoch, epoch.metrics["validation_loss"]) for epoch in history])]
+    return render_page(
+        here / "detector.html", [here / "report.css"], title=f"{job.request.pipeline}: gate {'passed' if figures.gate_passed else 'not passed'}",
+        pipeline=job.request.pipeline, figures=figures, class_names=[*names, "nothing"], classes=list(zip(figures.challenger.classes,
+        evaluation.classes, strict=True)), by_size=mistakes.by_size, pictures=pictures(scenes, answers, names, config.worst_mistakes),
+        loss=line_chart("Loss by epoch", losses), training=inputs.challenger.figures, lineage=trace(job.request, inputs), min_score=MIN_SCORE,
+        short=short)
+
+
+def pictures(scenes: Sequence[TrueBoxes], answers: Sequence[Answer], names: Sequence[str], count: int) -> list[dict[str, Any]]:
+    """Test images with truth and answer drawn on them, those with the most mistakes first; keys settle ties."""
+    drawn = [_picture(scene, answer.sure(), names) for scene, answer in zip(scenes, answers, strict=True)]
+    worst = sorted(drawn, key=lambda picture: (-picture["num_mistakes"], picture["key"]))[:count]
+    return [picture | {"image": data_uri(picture["image"])} for picture in worst]
+
+
+def _picture(scene: TrueBoxes, answer: Answer, names: Sequence[str]) -> dict[str, Any]:
+    found = match(scene.boxes, scene.classes, scene.is_crowd, answer.boxes, answer.classes, answer.scores)
+    hit = found.found_truths()
+    missed = [i for i in range(len(scene.boxes)) if i not in hit and not scene.is_crowd[i]]
+    boxes, counts = [], {"missed": len(missed), "false alarms": 0, "confused": 0}
+    boxes += [_drawn(scene.boxes[i], names[scene.classes[i]] + (" missed" if i in missed else ""), "truth-box") for i in range(len(scene.boxes))]
+    for i, truth in enumerate(found.truth_of):
+        name = f"{names[answer.classes[i]]} {answer.scores[i]:.2f}"
+        is_right = truth >= 0 and scene.classes[truth] == answer.classes[i]
+        kind = "right" if is_right or found.is_ignored[i] else "confused" if truth >= 0 else "false alarms"
+        if kind in counts:
+            counts[kind] += 1
+            boxes.append(_drawn(answer.boxes[i], name, "answer-box"))
+        else:
+            boxes.append(_drawn(answer.boxes[i], name, "right-box"))
+    return {"key": scene.key, "image": scene.image, "boxes": boxes, "num_mistakes": sum(counts.values()),
+            "text": ", ".join(f"{number} {kind}" for kind, number in counts.items() if number) or "all right"}
+
+
+def _drawn(box: np.ndarray, text: str, style: str) -> dict[str, Any]:
+    """In percent, as the style of the page's boxes wants it."""
+    ymin, xmin, ymax, xmax = (100 * float(edge) for edge in box)
+    return {"style": style, "text": text, "left": xmin, "top": ymin, "width": xmax - xmin, "height": ymax - ymin}

@@ -1,0 +1,60 @@
+"""Detections as a served model gives them, and true boxes as shards have them, for those who compare the two.
+
+Legend: N images, D detections of an image.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.shards import BOX_IS_CROWD, BOX_LABEL, BOX_XMAX, BOX_XMIN, BOX_YMAX, BOX_YMIN, ENCODED, KEY
+from pipeline_ops.input.served import reason_of
+from pipeline_ops.input.tensorflow_start import import_tensorflow
+
+OUTPUTS = ("boxes", "scores", "classes", "num_detections")
+"""Of a detector's `serving_default`; `figures.SAVED_MODEL` says what they are."""
+
+_EDGES = (BOX_YMIN, BOX_XMIN, BOX_YMAX, BOX_XMAX)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrueBoxes:
+    """One image and what is in it. `boxes` float [n, 4], ymin xmin ymax xmax as fractions; `classes` int [n]; `is_crowd` bool [n]."""
+
+    key: str
+    image: bytes
+    boxes: np.ndarray
+    classes: np.ndarray
+    is_crowd: np.ndarray
+
+
+def read_true_boxes(paths: Sequence[str], removed: Sequence[Sequence[int]] = ()) -> Iterator[TrueBoxes]:
+    """Every example of some shards, in their order. Raises DataError: a shard holds something that is not an example for detection."""
+    from pipeline_ops.input.records import read_records
+
+    tf = import_tensorflow()
+    features = {name: tf.io.FixedLenFeature([], tf.string) for name in (ENCODED, KEY)}
+    features |= {name: tf.io.VarLenFeature(tf.float32) for name in _EDGES}
+    features |= {name: tf.io.VarLenFeature(tf.int64) for name in (BOX_LABEL, BOX_IS_CROWD)}
+
+    def parse(serialized):
+        parsed = tf.io.parse_single_example(serialized, features)
+        corners = tf.stack([parsed[edge].values for edge in _EDGES], -1)
+        return parsed[KEY], parsed[ENCODED], corners, parsed[BOX_LABEL].values, parsed[BOX_IS_CROWD].values
+
+    try:
+        for key, image, boxes, classes, is_crowd in read_records(paths, removed).map(parse).prefetch(8).as_numpy_iterator():
+            yield TrueBoxes(key.decode("utf-8", "backslashreplace"), image, boxes, classes, is_crowd > 0)
+    except tf.errors.OpError as error:
+        raise DataError(f"{Path(paths[0]).parent}: a shard can't be read: {reason_of(error)}; run preprocess again") from error
+
+
+def pack(answer: Mapping[str, np.ndarray]) -> np.ndarray:
+    """float32 [N, D, 6]: ymin, xmin, ymax, xmax, score, class of each detection; 0 throughout in what is only padding."""
+    scores, classes = (np.asarray(answer[name], np.float32)[..., None] for name in ("scores", "classes"))
+    return np.concatenate([np.asarray(answer["boxes"], np.float32), scores, classes], axis=-1)

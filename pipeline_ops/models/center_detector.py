@@ -1,0 +1,60 @@
+"""A small detector without anchors: where the centre of an object is, a heat map says; how far it reaches, four distances.
+
+The idea is CenterNet's (Zhou, Wang and Krähenbühl 2019) with the box regression of FCOS (Tian et al. 2019), and a network small
+enough to learn on two CPU cores in minutes. Group normalisation, and not batch normalisation: it looks at one image at a time, so
+neither the number of workers nor a small batch changes what is learned, and no worker waits for another inside the network.
+
+Losses, targets and decoding are in `centers.py`.
+"""
+
+from __future__ import annotations
+
+from keras import Input, KerasTensor, Model, initializers, layers
+
+from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.models.centers import REACH_PIXELS, STRIDE, CenterHead
+
+_DEEPEST_STRIDE = 16
+_RARE = -3.5
+"""What the heat map's logits begin with: nearly every cell is no centre, and the first steps should not be spent on learning that."""
+
+
+def build(image_shape: tuple[int, int, int], num_classes: int, width: int = 16) -> Model:
+    """Images to {"heat": logits [B, G, H, classes], "sides": distances [B, G, H, 4]} on a grid of stride 4.
+
+    Args:
+      image_shape: height and width must be multiples of 16.
+      num_classes: one heat map for each.
+      width: channels of the first layer, a multiple of 8; 16 makes about 0.2 million parameters, 32 0.9 million, 48 2 million.
+    """
+    height, width_pixels, _ = image_shape
+    if height % _DEEPEST_STRIDE or width_pixels % _DEEPEST_STRIDE:
+        raise ConfigError(f"center_detector: height and width of the images must be multiples of {_DEEPEST_STRIDE}, got {height}x{width_pixels}; "
+                          "set them in preprocess.stages, with resize")
+    if width < 8 or width % 8:
+        raise ConfigError(f"train.model_parameters.width must be a multiple of 8, got {width}")
+    images = Input(image_shape, name="images")
+    features = _features(layers.Rescaling(1 / 128, -1)(images), width)
+    heat = layers.Conv2D(num_classes, 1, bias_initializer=initializers.Constant(_RARE), dtype="float32")(_conv(features, 3 * width))
+    sides = layers.Conv2D(4, 1, activation="softplus", dtype="float32")(_conv(features, 2 * width))
+    return Model(images, {"heat": heat, "sides": layers.Rescaling(REACH_PIXELS, dtype="float32")(sides)})
+
+
+def make_head(image_shape: tuple[int, int, int], num_classes: int, width: int = 16) -> CenterHead:
+    return CenterHead((image_shape[0] // STRIDE, image_shape[1] // STRIDE), num_classes)
+
+
+def _features(x: KerasTensor, width: int) -> KerasTensor:
+    """Down to stride 16 and back up to stride 4, with what was seen on the way down added."""
+    x = _conv(_conv(x, width, strides=2), 2 * width, strides=2)
+    quarter = _conv(x, 2 * width)
+    eighth = _conv(_conv(quarter, 3 * width, strides=2), 3 * width)
+    x = _conv(_conv(eighth, 4 * width, strides=2), 4 * width)
+    x = _conv(x, 4 * width, dilation=2)  # objects of more than a hundred pixels need a view of more than a hundred pixels
+    x = _conv(layers.Add()([layers.UpSampling2D(2)(_conv(x, 3 * width, kernel=1)), eighth]), 3 * width)
+    return _conv(layers.Add()([layers.UpSampling2D(2)(_conv(x, 2 * width, kernel=1)), quarter]), 3 * width)
+
+
+def _conv(x: KerasTensor, filters: int, kernel: int = 3, strides: int = 1, dilation: int = 1) -> KerasTensor:
+    x = layers.Conv2D(filters, kernel, strides, "same", dilation_rate=dilation, use_bias=False)(x)
+    return layers.ReLU()(layers.GroupNormalization(8)(x))

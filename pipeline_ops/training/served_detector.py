@@ -1,0 +1,22 @@
+"""A detector as it is served: boxes, with decoding and the suppression of double ones inside.
+
+Boxes are fractions of the height and width of the image that was sent, whatever its size: it is stretched to what the model takes.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from pipeline_ops.models.detection import Head
+from pipeline_ops.training.served_images import ServedImages
+
+
+class ServedDetector(ServedImages):
+    """Args: as ServedImages, and the head that knows what the model's outputs mean."""
+
+    def __init__(self, model: tf.Module, image_shape: tuple[int, int, int], head: Head):
+        super().__init__(model, image_shape)
+        self._head = head
+
+    def _answer(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self._head.detect(self.model(images, training=False))._asdict()

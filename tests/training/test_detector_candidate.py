@@ -1,0 +1,105 @@
+"""A detector as it is served: from the bytes of a file to boxes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline_ops.contracts.config_export import Export
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.figures import SAVED_MODEL
+from pipeline_ops.contracts.gang import TRAINED, CandidateSpec
+
+CLIENT = """
+import json, sys
+import tensorflow as tf
+model = tf.saved_model.load(sys.argv[1])
+images = tf.constant([open(path, "rb").read() for path in sys.argv[2:]])
+print(json.dumps({name: value.numpy().tolist() for name, value in model.signatures["serving_default"](image_bytes=images).items()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def candidate(scenes, make_job_in, tmp_path_factory):
+    """The artifact's folder, and the detector in memory that it was made of: of random weights, so that it finds a lot."""
+    import keras
+    from scenes import DIGIT_SCENES
+
+    from pipeline_ops.models import center_detector
+    from pipeline_ops.training.candidate import write_candidate
+    from pipeline_ops.training.state import write_arrays
+
+    folder = tmp_path_factory.mktemp("candidate")
+    (folder / "work").mkdir()
+    (folder / "made").mkdir()
+    job = make_job_in(folder, scenes, DIGIT_SCENES)(train__model_parameters={"width": 8})
+    keras.utils.set_random_seed(3)
+    model = center_detector.build((128, 128, 1), 10, 8)
+    weights = [w + np.float32(3.0) if w.shape == (10,) else w for w in model.get_weights()]
+    model.set_weights(weights)
+    write_arrays(folder / "work" / TRAINED, weights)
+    write_candidate(CandidateSpec(request=str(job.attempt.request), work=str(folder / "work"), folder=str(folder / "made")))
+    return folder / "made", model
+
+
+def write_images(folder: Path) -> list[Path]:
+    """A PNG and a JPEG of the size that the model takes, and a JPEG of another one."""
+    import cv2
+    from scenes import scene_example
+
+    image = scene_example("test", 3).image
+    files = [folder / "scene.png", folder / "scene.jpg", folder / "large.jpg"]
+    for file, pixels in zip(files, (image, image, cv2.resize(image, (300, 200))), strict=True):
+        assert cv2.imwrite(str(file), pixels)
+    return files
+
+
+def test_a_clean_process_gets_from_png_and_jpeg_bytes_what_the_model_in_memory_finds(candidate, tmp_path):
+    import tensorflow as tf
+
+    from pipeline_ops.models import center_detector
+
+    folder, model = candidate
+    files = write_images(tmp_path)
+    run = subprocess.run([sys.executable, "-c", CLIENT, str(folder / SAVED_MODEL), *map(str, files)], capture_output=True, text=True, check=True,
+                         cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "TF_CPP_MIN_LOG_LEVEL": "2"})
+    answer = {name: np.array(value) for name, value in json.loads(run.stdout.splitlines()[-1]).items()}
+    images = [tf.image.resize(tf.cast(tf.io.decode_image(file.read_bytes(), 1, expand_animations=False), tf.float32), (128, 128), antialias=True)
+              for file in files]
+    wanted = center_detector.make_head((128, 128, 1), 10, 8).detect(model(tf.stack(images), training=False))
+    assert set(answer) == {"boxes", "scores", "classes", "num_detections"}
+    assert answer["num_detections"].min() >= 5
+    for name, value in wanted._asdict().items():
+        assert answer[name] == pytest.approx(value.numpy(), abs=1e-5), name
+    assert answer["boxes"].min() >= 0 and answer["boxes"].max() <= 1
+
+
+def test_export_accepts_the_candidate_and_no_other(candidate):
+    from pipeline_ops.export.check import References, Rule
+
+    rule = Rule.of("saved_model", Export(model="scenes"))
+    references = References(candidate[0], candidate[0] / SAVED_MODEL, 10, "detection")
+    agreement = references.check_saved_model(rule)
+    assert agreement.num_checked == 30 and agreement.top1_agreement == 1.0 and agreement.max_difference <= 1e-4
+    references.outputs = references.outputs.copy()
+    references.outputs[3, 0, :4] += 0.01
+    with pytest.raises(DataError, match="is not the model that was trained: on 30 test images a number differs by"):
+        references.check_saved_model(rule)
+
+
+def test_two_detections_of_nearly_the_same_score_may_come_in_any_order():
+    from pipeline_ops.export.check import Rule, compare
+
+    rule = Rule.of("saved_model", Export(model="scenes"))
+    one = np.zeros([1, 3, 6], np.float32)
+    one[0, :2] = [[0.1, 0.1, 0.2, 0.2, 0.5, 1], [0.5, 0.5, 0.9, 0.9, 0.49999, 0]]
+    assert compare(one, one[:, [1, 0, 2]], rule, "it").max_difference < 1e-4
+    other = one.copy()
+    other[0, 0, 5] = 2
+    with pytest.raises(DataError):
+        compare(one, other, rule, "it")

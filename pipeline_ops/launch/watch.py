@@ -56,6 +56,8 @@ class Watch:
         self._started = time.monotonic()
         self._last_progress = dict.fromkeys(self._awaited, self._started)
         self._last_beat = dict.fromkeys(self._hosts, self._started)
+        self._stopped: dict[str, list[str]] = {}
+        """By host: who is stopped by a signal there, as its agent said last."""
         self._last_step: dict[str, int] = {}
         self._last_phase: dict[str, str] = {}
         self._ended: dict[str, int] = {}
@@ -81,6 +83,7 @@ class Watch:
             case "ended" if event.name in self._hosts:
                 self._ended.setdefault(event.name, event.code)
             case "alive":
+                self._stopped[host] = event.stopped
                 beating = [name for name, where in self._hosts.items() if where == host and self._is_living(name, event)]
                 self._last_beat |= dict.fromkeys(beating, time.monotonic())
 
@@ -153,14 +156,15 @@ class Watch:
         return Failure(f"{who} failed at step {step}: {status.message}; its log is {log}", status.exit_code)
 
     def _no_beat(self, limit_seconds: float) -> Failure | None:
+        """A chief that waits for a stopped server starves with it, and may seem silent first: the one that is stopped is to blame."""
         now = time.monotonic()
-        for name in self.living:
-            silent = now - self._last_beat[name]
-            if silent > limit_seconds:
-                return Failure(f"{name} on {self._hosts[name]} has given no sign of life for {silent:.0f} s (train.heartbeat_timeout_seconds is "
-                               f"{self._config.heartbeat_timeout_seconds}): it is stopped, or its machine hangs; its log is "
-                               f"{self._attempt.worker_log(name)}")
-        return None
+        silent = [name for name in self.living if now - self._last_beat[name] > limit_seconds]
+        if not silent:
+            return None
+        name = next((name for names in self._stopped.values() for name in names if name in self.living), silent[0])
+        return Failure(f"{name} on {self._hosts[name]} has given no sign of life for {now - self._last_beat[name]:.0f} s "
+                       f"(train.heartbeat_timeout_seconds is {self._config.heartbeat_timeout_seconds}): it is stopped, or its machine hangs; "
+                       f"its log is {self._attempt.worker_log(name)}")
 
     def _no_progress(self) -> Failure | None:
         now = time.monotonic()

@@ -28,8 +28,9 @@ def why_not() -> str | None:
     missing = [tool for tool in ("ip", "ssh", "ssh-keygen", "/usr/sbin/sshd") if not shutil.which(tool)]
     if missing:
         return f"{', '.join(missing)} not found: install iproute2, openssh-server and openssh-client"
-    probe = subprocess.run(["ip", "netns", "add", f"{PREFIX}-probe"], capture_output=True, text=True)
-    subprocess.run(["ip", "netns", "del", f"{PREFIX}-probe"], capture_output=True)
+    name = f"{PREFIX}-probe-{os.getpid()}"  # two test processes may look at the same time
+    probe = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
     return f"no network namespaces here: {probe.stderr.strip()}" if probe.returncode else None
 
 

@@ -75,6 +75,17 @@ def test_a_process_without_a_beat_is_named(tmp_path):
     assert "worker 1 on h2 has given no sign of life for 2 s" in scene.watch.failure().message
 
 
+def test_of_two_silent_processes_the_stopped_one_is_named(tmp_path):
+    """The chief starves where it waits for a stopped server."""
+    scene = Scene(tmp_path, strategy="parameter_server", parameter_servers=1, heartbeat_timeout_seconds=2)
+    scene.reports("chief", "train", 1)
+    while scene.watch.failure() is None:
+        scene.watch.note("h1", Event(event="alive", names=["worker 0", "ps 0"], stopped=["ps 0"]))
+        scene.watch.note("h2", Event(event="alive", names=["worker 1"]))
+        time.sleep(0.1)
+    assert scene.watch.failure().message.startswith("ps 0 on h1 has given no sign of life")
+
+
 def test_a_process_that_joins_is_alive_unless_it_is_stopped(tmp_path):
     """TensorFlow waits for the peers there with the interpreter's lock in its hand."""
     scene = Scene(tmp_path, heartbeat_timeout_seconds=2)

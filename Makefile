@@ -29,7 +29,7 @@ ui: install data ## keep the embedded Airflow up until Ctrl-C
 	@$(VENV)/bin/trainyard ui
 
 test: install-dev ## what CI runs
-	@$(PYTHON) -m pytest -m "not slow" $(ARGS)
+	@$(PYTHON) -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 
 test-all: install-dev ## with the slow tests
 	@$(PYTHON) -m pytest $(ARGS)

@@ -32,13 +32,14 @@ ALONE = {"train__strategy": "one_device", "train__workers": 1}
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    """Its processes find the modules beside this file, as a user's package would be found."""
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), before])
-    fleet = Fleet(LocalLauncher(), "watching", tmp_path_factory.mktemp("host"))
-    yield fleet
-    fleet.close()
-    os.environ["PYTHONPATH"] = before
+    """Its processes find the modules beside this file, as a user's package would be found; so does whoever plans a job here."""
+    folder = str(Path(__file__).parent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")])))
+        fleet = Fleet(LocalLauncher(), "watching", tmp_path_factory.mktemp("host"))
+        yield fleet
+        fleet.close()
 
 
 def train(job, fleet, **options) -> TrainingState:
@@ -74,7 +75,7 @@ def broken_dataset(dataset, tmp_path_factory) -> str:
 
 
 @pytest.fixture
-def make_broken(broken_dataset, make_job_in, tmp_path):
+def make_broken(broken_dataset, make_job_in, tmp_path, fleet):
     make = make_job_in(tmp_path, broken_dataset)
     return lambda name, **more: make(name, **QUICK, train__loss="own_watchers:loss", **more)
 

@@ -57,15 +57,18 @@ class PiecewiseOptimizer:
             for index, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
                 slots = {name: values[number][index] for name, values in self.slots.items()}
                 self._apply_to(piece, part, slots, learning_rate, step)
-        self.iterations.assign_add(tf.ones_like(step))
+        self.iterations.assign(step + 1)
 
     def _apply_to(self, weight: tf.Variable, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor, step: tf.Tensor) -> None:
+        """Each variable is read once and written once, after that: in a step that DTensor compiles, a read may come before an earlier write."""
+        value = weight.read_value()
         if self._config.weight_decay:
-            weight.assign_sub(weight.read_value() * self._config.weight_decay * rate)
-        weight.assign_add(self._momentum_step(gradient, slots, rate) if self._config.name == "sgd" else _adam_step(gradient, slots, rate, step))
+            value -= value * self._config.weight_decay * rate
+        value += self._momentum_step(gradient, slots, rate) if self._config.name == "sgd" else _adam_step(gradient, slots, rate, step)
+        weight.assign(value)
         if _AVERAGES in slots:
             kept = tf.cast(step != 0, tf.float32) * self._config.average_weights
-            slots[_AVERAGES].assign(kept * slots[_AVERAGES].read_value() + (1 - kept) * weight.read_value())
+            slots[_AVERAGES].assign(kept * slots[_AVERAGES].read_value() + (1 - kept) * value)
 
     def _momentum_step(self, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor) -> tf.Tensor:
         if not self._config.momentum:

@@ -40,6 +40,7 @@ class Ring:
     def __init__(self, worker: int, workers: int, to_next: socket.socket, from_previous: socket.socket, timeout_seconds: float):
         self._worker, self._workers, self._timeout_seconds = worker, workers, timeout_seconds
         self._to_next, self._from_previous = to_next, from_previous
+        self._received = np.empty(0, np.float32)
         for peer in (to_next, from_previous):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer.setblocking(False)
@@ -53,7 +54,7 @@ class Ring:
         total = np.array(vector)
         ends = [len(total) * part // self._workers for part in range(self._workers + 1)]
         parts = [total[start:end] for start, end in zip(ends, ends[1:], strict=False)]
-        received = np.empty(max(map(len, parts)), total.dtype)
+        received = self._room_for(max(map(len, parts)))
         for turn in range(self._workers - 1):  # adds up: in the end, this worker has the whole sum of the part after its own
             part = parts[(self._worker - turn - 1) % self._workers]
             self._exchange(parts[(self._worker - turn) % self._workers], received[: len(part)])
@@ -61,6 +62,12 @@ class Ring:
         for turn in range(self._workers - 1):  # passes the sums on
             self._exchange(parts[(self._worker - turn + 1) % self._workers], parts[(self._worker - turn) % self._workers])
         return total
+
+    def _room_for(self, count: int) -> np.ndarray:
+        """The same memory every time: fresh memory costs more than what is done with it."""
+        if len(self._received) < count:
+            self._received = np.empty(count, np.float32)
+        return self._received
 
     def _exchange(self, outgoing: np.ndarray, incoming: np.ndarray) -> None:
         """Sends one array and fills another, both at once: two workers that only send would wait for each other for ever."""

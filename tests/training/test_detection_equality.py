@@ -15,7 +15,11 @@ from pipeline_ops.launch.local import LocalLauncher
 STEPS = 30
 SGD = {"name": "sgd", "learning_rate": 3e-5, "momentum": 0.9, "clip": {"global_norm": 10.0}}
 """And not Adam, which divides by the size of a gradient, and so makes much of the last digit of a small one."""
-SMALL = {"center_detector": {"width": 8}}
+SMALL = {
+    "center_detector": {"width": 8},
+    "retinanet": {"backbone": "MobileNetV2", "backbone_parameters": {"alpha": 0.35}, "width": 16, "depth": 1, "normalization": "group",
+                  "frozen_batch_normalization": True, "anchor_scale": 2.0},
+}
 MODELS = pytest.mark.parametrize("model", SMALL)
 
 

@@ -68,9 +68,9 @@ class Detection:
     def _room(self, labels: tf.RaggedTensor) -> int | None:
         room = self._head.max_boxes
         if room is not None:
-            most = tf.reduce_max(tf.concat([labels.row_lengths(), [0]], 0))
+            most = tf.reduce_max(tf.concat([labels.row_lengths(), tf.zeros([1], labels.row_lengths().dtype)], 0))
             rule = f"train.model_parameters.max_boxes is {room}, and an image has more boxes; raise it"
-            tf.debugging.assert_less_equal(most, tf.constant(room, tf.int64), rule)
+            tf.debugging.assert_less_equal(most, tf.cast(room, most.dtype), rule)
         return room
 
     def batch_sums(self, outputs: Any, labels: Boxes, training: bool) -> tf.Tensor:

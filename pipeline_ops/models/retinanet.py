@@ -128,7 +128,8 @@ def _predictions(pyramid: list[KerasTensor], name: str, values: int, width: int,
     random = initializers.RandomNormal(stddev=0.01)  # section 4.1: "all new conv layers except the final one ... sigma = 0.01"
     convs = [layers.Conv2D(width, 3, padding="same", use_bias=normalization == "none", name=f"{name}_{number}",
                            kernel_initializer=random.clone()) for number in range(depth)]
-    normalizations = [layers.GroupNormalization(width // _GROUP) if normalization == "group" else layers.Identity() for _ in range(depth)]
+    normalizations = [layers.GroupNormalization(width // _GROUP, name=f"{name}_{number}_normalization") if normalization == "group"
+                      else layers.Identity() for number in range(depth)]
     last = layers.Conv2D(PER_CELL * values, 3, padding="same", kernel_initializer=random.clone(), bias_initializer=bias, dtype="float32",
                          name=f"{name}_last")
     flat = []

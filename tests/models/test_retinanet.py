@@ -39,7 +39,7 @@ def test_the_network_of_the_paper_has_its_size_and_says_one_percent_for_everythi
     outputs = model(tf.zeros([1, 64, 64, 3]), training=False)
     anchors = len(retinanet.make_head((64, 64, 3), 80).anchors)
     assert outputs["deltas"].shape == (1, anchors, 4) and outputs["logits"].shape == (1, anchors, 80)
-    assert tf.sigmoid(outputs["logits"]).numpy() == pytest.approx(0.01, rel=0.1)
+    assert tf.sigmoid(outputs["logits"]).numpy() == pytest.approx(0.01, rel=0.3)
 
 
 def test_levels_lie_in_the_order_of_the_anchors():

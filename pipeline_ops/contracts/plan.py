@@ -84,9 +84,11 @@ KINDS: Mapping[str, JobKind] = {
         lambda config: ["pipeline_ops/evaluation", "pipeline_ops/contracts/places.py", "pipeline_ops/input/served.py",
                         "pipeline_ops/input/detections.py", "pipeline_ops/input/records.py", *_PAGE]),
     "export": JobKind(
-        "pipeline_ops.export.export", ("train", "evaluate"), _TENSORFLOW,
-        lambda config: [*(f"pipeline_ops/export/{name}.py" for name in ("export", "check", "card", "conversion", "convert", "formats", "warmup")),
-                        "pipeline_ops/input/served.py", "pipeline_ops/input/detections.py"]),
+        "pipeline_ops.export.export", ("train", "evaluate"), (*_TENSORFLOW, "jinja2"),
+        lambda config: [*(f"pipeline_ops/export/{name}.py" for name in ("export", "check", "card", "conversion", "convert", "formats", "publication",
+                                                                        "warmup")),
+                        "pipeline_ops/export/publication.html", "pipeline_ops/contracts/page.py", "pipeline_ops/input/served.py",
+                        "pipeline_ops/input/detections.py"]),
 }
 
 

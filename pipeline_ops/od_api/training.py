@@ -144,13 +144,27 @@ def _changes(config: Reader, section: Reader) -> dict[str, Any]:
         if option.has("random_horizontal_flip"):
             option.mark("random_horizontal_flip")
             changes["flip_left_right"] = True
+        if option.has("random_vertical_flip"):
+            option.mark("random_vertical_flip")
+            changes["flip_top_bottom"] = True
+        if option.has("random_image_scale"):
+            option.mark("random_image_scale")
+            inner = option.message("random_image_scale")
+            least, most = inner.take("min_scale_ratio", float, 0.5), inner.take("max_scale_ratio", float, 2.0)
+            changes["scale"] = {"least": min(1.0, max(0.1, least)), "most": max(1.0, min(10.0, most))}
         if option.has("random_adjust_brightness"):
             option.mark("random_adjust_brightness")
             changes["brightness"] = min(1.0, option.message("random_adjust_brightness").take("max_delta", float, 0.2))
-        if option.has("random_adjust_contrast"):
-            option.mark("random_adjust_contrast")
-            inner = option.message("random_adjust_contrast")
-            least, most = inner.take("min_delta", float, 0.8), inner.take("max_delta", float, 1.25)
-            changes["contrast"] = min(0.99, max(0.0, round(max(1 - least, most - 1), 6)))
-            config.note(f"{option.path('random_adjust_contrast')}: a factor of {least:g} to {most:g} became 1 -/+ {changes['contrast']:g}")
+        for name in ("contrast", "saturation"):
+            if option.has(f"random_adjust_{name}"):
+                option.mark(f"random_adjust_{name}")
+                changes[name] = _stretch(config, option.message(f"random_adjust_{name}"), option.path(f"random_adjust_{name}"))
     return changes
+
+
+def _stretch(config: Reader, inner: Reader, path: str) -> float:
+    """The API draws a factor from a range; ours is as far from 1 to both sides."""
+    least, most = inner.take("min_delta", float, 0.8), inner.take("max_delta", float, 1.25)
+    stretch = min(0.99, max(0.0, round(max(1 - least, most - 1), 6)))
+    config.note(f"{path}: a factor of {least:g} to {most:g} became 1 -/+ {stretch:g}")
+    return stretch

@@ -118,6 +118,24 @@ def test_an_average_of_the_weights_is_on_where_the_api_has_it_on(tmp_path):
     assert converted(tmp_path, text.replace("use_moving_average: false", "")).sections["train"]["optimizer"]["average_weights"] == 0.9999
 
 
+@pytest.mark.parametrize(("option", "wanted"), [
+    ("random_horizontal_flip { }", {"flip_left_right": True}),
+    ("random_vertical_flip { keypoint_flip_permutation: 1 }", {"flip_top_bottom": True}),
+    ("random_image_scale { min_scale_ratio: 0.8 max_scale_ratio: 1.2 }", {"scale": {"least": 0.8, "most": 1.2}}),
+    ("random_adjust_brightness { max_delta: 0.3 }", {"brightness": 0.3}),
+    ("random_adjust_contrast { }", {"contrast": 0.25}),
+    ("random_adjust_saturation { min_delta: 0.6 max_delta: 1.1 }", {"saturation": 0.4}),
+    ("random_black_patches { }", None),
+])
+def test_random_changes(tmp_path, option, wanted):
+    text = (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace("num_steps", f"data_augmentation_options {{ {option} }} num_steps")
+    found = converted(tmp_path, text)
+    assert found.sections["train"].get("input", {}).get("augment") == wanted
+    assert [leaf.path.rpartition(".")[2] for leaf in found.left if "augmentation" in leaf.path] == {
+        "random_black_patches { }": ["random_black_patches"],
+        "random_vertical_flip { keypoint_flip_permutation: 1 }": ["keypoint_flip_permutation"]}.get(option, [])
+
+
 @pytest.mark.parametrize(("resizer", "stage", "channels"), [
     ("fixed_shape_resizer { height: 320 width: 640 }", {"height": 320, "width": 640}, 3),
     ("fixed_shape_resizer { height: 300 width: 300 }", {"height": 320, "width": 320}, 3),

@@ -61,7 +61,7 @@ def read_records(config: Reader) -> Records:
     parts = [{"files": relative(path)} for path in train] + [{"files": relative(path), "split": "test"} for path in test]
     source: dict[str, Any] = {"type": "tfrecord", "path": folder, "task": "detection", "parts": parts}
     for path in map(_absolute, label_maps):
-        source |= {"label_map": relative(path), "class_names": _class_names(config, path)}
+        source |= {"label_map": relative(path), "class_names": _class_names(path)}
     split = {"train": 1 - _VALIDATION, "validation": _VALIDATION, "test": 0} if test else {"train": 0.8, "validation": 0.1, "test": 0.1}
     config.note(f"of the training records, {split['validation']:.0%} become the validation split" +
                 ("; the evaluation set is the test split" if test else " and as many the test split: there is no evaluation set"))
@@ -148,12 +148,10 @@ def _common_folder(paths: Sequence[str]) -> str:
     return folder
 
 
-def _class_names(config: Reader, path: str) -> list[str]:
-    """In the order of the label map's numbers. Raises ConfigError: there is no such file, or no such map."""
+def _class_names(path: str) -> list[str]:
+    """In the order of the label map's numbers. Raises ConfigError: there is no such file; DataError: it is no label map."""
     try:
         names = parse_label_map(Path(path).read_bytes(), path)
     except OSError as error:
         raise ConfigError(f"pipeline.config: label_map_path: {path} can't be read: {error.strerror}; correct the path") from error
-    except Exception as error:
-        raise ConfigError(str(error)) from error
     return list(dict.fromkeys(names[number] for number in sorted(names)))

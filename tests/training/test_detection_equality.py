@@ -22,7 +22,7 @@ SMALL = {
     "retinanet": {"backbone": "MobileNetV2", "backbone_parameters": {"alpha": 0.35}, "width": 16, "depth": 1, "normalization": "group",
                   "frozen_batch_normalization": True, "anchor_scale": 2.0},
 }
-MODELS = pytest.mark.parametrize("model", SMALL)
+MODELS = pytest.mark.parametrize("model", ["center_detector", pytest.param("retinanet", marks=pytest.mark.slow)])
 
 
 @pytest.fixture(scope="module")

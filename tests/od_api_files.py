@@ -64,6 +64,7 @@ train_config {
   data_augmentation_options { random_horizontal_flip { } }
   data_augmentation_options { random_crop_image { min_object_covered: 0.0 min_aspect_ratio: 0.75 } }
   sync_replicas: true
+  gradient_clipping_by_norm: 10.0
   optimizer {
     momentum_optimizer {
       learning_rate { cosine_decay_learning_rate { learning_rate_base: 0.01 total_steps: 30 warmup_learning_rate: 0.001 warmup_steps: 10 } }

@@ -5,6 +5,7 @@
     <root>/artifacts/<pipeline>/<job>/.<fingerprint>.lock             held by the one job that makes it
     <root>/runs/<pipeline>/<run id>/<task>.json                       how a task of a run ended
     <root>/runs/<pipeline>/<run id>/trials.json                       how the trials of a search ended
+    <root>/runs/<pipeline>/<run id>/notices/<event>.json              what people are told of the run, and who has been told
     <root>/runs/<pipeline>/<run id>/<task>/attempt-<id>/              request, status, progress and logs of one job process
     <root>/models/<model>/<version>/                                  published models (`registry.py`), unless export.registry is elsewhere
     <root>/fetched/                                                   copies of published models that are kept elsewhere
@@ -54,6 +55,9 @@ class Layout:
 
     def search_result(self, run_id: str) -> Path:
         return self.run(run_id) / "trials.json"
+
+    def notices(self, run_id: str) -> Path:
+        return self.run(run_id) / "notices"
 
     def newest_attempt(self, run_id: str, task: str) -> Attempt | None:
         """Of the job processes that a task has started, the last one."""

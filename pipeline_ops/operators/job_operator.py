@@ -28,6 +28,7 @@ from pipeline_ops.contracts.plan import JOBS, KINDS, JobPlan, plan_job
 from pipeline_ops.contracts.records import TaskRecord, write_record
 from pipeline_ops.contracts.request import Status
 from pipeline_ops.operators.assets import tell
+from pipeline_ops.operators.notices import tell_drift, tell_gate
 from pipeline_ops.operators.process import JobHandle, ProgressLog, start_job
 from pipeline_ops.operators.trigger import JobTrigger
 
@@ -74,6 +75,7 @@ class JobOperator(BaseOperator):
             if plan.is_cached:
                 self.log.info("Nothing to do: %s. %s", plan.reason, plan.manifest)
                 self._record(config, context, TaskRecord(state="success", cached=True, reason=plan.reason, manifest=str(plan.manifest)))
+                self.announce(config, context, str(plan.manifest))
                 return str(plan.manifest)
             self.log.info("Starting the job, because: %s", plan.reason)
             self._handle = start_job(plan, Layout(config.root, config.pipeline), self.record_name)
@@ -88,6 +90,9 @@ class JobOperator(BaseOperator):
 
     def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
         """For subclasses: raises if there is nothing to be done with what the earlier tasks have left."""
+
+    def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
+        """For subclasses: tells people of what the job has found, or had found before."""
 
     def on_kill(self) -> None:
         """Called when the task is killed before it has deferred; afterwards it is the trigger's turn."""
@@ -105,6 +110,8 @@ class JobOperator(BaseOperator):
         plain = load_config(self.config_file)
         if changed := [job for job in JOBS if config.interpreter(job) != plain.interpreter(job)]:
             raise AirflowFailException(f"{changed[0]}.python can't be chosen for a run; it is for the author of {self.config_file}")
+        if config.notify != plain.notify:
+            raise AirflowFailException(f"notify can't be chosen for a run; it is for the author of {self.config_file}")
 
     def _manifests(self, config: PipelineConfig, context: Mapping[str, Any]) -> dict[str, str]:
         """What the earlier tasks have left; one that a person has marked a success has left nothing."""
@@ -155,6 +162,7 @@ class JobOperator(BaseOperator):
                             attempt=str(handle.attempt.folder), exit_code=status.exit_code)
         self._record(config, context, record)
         tell(context, config, self.job, status.manifest)
+        self.announce(config, context, status.manifest)
         self.log.info("%s: %s", status.exit_code.name, status.manifest)
         return status.manifest
 
@@ -180,6 +188,9 @@ class PreprocessOperator(JobOperator):
     job = "preprocess"
     ui_color = "#2f6f9f"
 
+    def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
+        tell_drift(config, context, manifest)
+
 
 class TrainOperator(JobOperator):
     """Shards to a candidate model, by a gang of workers."""
@@ -193,6 +204,9 @@ class EvaluateOperator(JobOperator):
 
     job = "evaluate"
     ui_color = "#a3744f"
+
+    def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
+        tell_gate(config, context, manifest)
 
 
 class ExportOperator(JobOperator):

@@ -25,7 +25,7 @@ from pipeline_ops.contracts.figures import EvaluationFigures
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.plan import JOBS, KINDS, JobPlan, plan_job
-from pipeline_ops.contracts.records import TaskRecord, write_record
+from pipeline_ops.contracts.records import TaskRecord, read_record, write_record
 from pipeline_ops.contracts.request import Status
 from pipeline_ops.operators.assets import tell
 from pipeline_ops.operators.notices import tell_drift, tell_gate
@@ -98,6 +98,14 @@ class JobOperator(BaseOperator):
         """Called when the task is killed before it has deferred; afterwards it is the trigger's turn."""
         if self._handle:
             self._handle.end()
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """Called by Airflow's provider of OpenLineage, where it is installed, when the task has ended; None where it has left nothing."""
+        from pipeline_ops.operators.lineage import lineage_of
+
+        config = self._config(task_instance.get_template_context())
+        record = read_record(Layout(config.root, config.pipeline).task_record(task_instance.run_id, self.record_name))
+        return lineage_of(config, record.manifest) if record and record.manifest else None
 
     def _config(self, context: Mapping[str, Any]) -> PipelineConfig:
         try:

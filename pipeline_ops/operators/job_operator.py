@@ -27,6 +27,7 @@ from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.plan import JOBS, KINDS, JobPlan, plan_job
 from pipeline_ops.contracts.records import TaskRecord, read_record, write_record
 from pipeline_ops.contracts.request import Status
+from pipeline_ops.contracts.warm_start import check_warm_start
 from pipeline_ops.operators.assets import tell
 from pipeline_ops.operators.notices import tell_drift, tell_gate
 from pipeline_ops.operators.process import JobHandle, ProgressLog, start_job
@@ -195,6 +196,13 @@ class PreprocessOperator(JobOperator):
 
     job = "preprocess"
     ui_color = "#2f6f9f"
+
+    def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
+        """A run that can't train shall not preprocess first."""
+        try:
+            check_warm_start(config)
+        except TrainyardError as error:
+            self._fail(config, context, Status(exit_code=error.exit_code, message=str(error)), None)
 
     def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
         tell_drift(config, context, manifest)

@@ -9,6 +9,7 @@
     <root>/runs/<pipeline>/<run id>/<task>/attempt-<id>/              request, status, progress and logs of one job process
     <root>/models/<model>/<version>/                                  published models (`registry.py`), unless export.registry is elsewhere
     <root>/fetched/                                                   copies of published models that are kept elsewhere
+    <root>/watched/<pipeline>.json                                    how the raw files were when a watcher last told of them
     <root>/listings/                                                  digests of raw files, so that only changed ones are read
 """
 
@@ -64,6 +65,10 @@ class Layout:
         folders = self.attempts(run_id, task).glob("attempt-*")
         newest = max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
         return newest and Attempt(newest)
+
+    @property
+    def watched(self) -> Path:
+        return self.root / "watched" / f"{self.pipeline}.json"
 
     @property
     def listings(self) -> Path:

@@ -22,7 +22,7 @@ from pipeline_ops.contracts.interpreter import versions_in
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import NAME, Input, Manifest, find_damage, read_manifest
 from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own
-from pipeline_ops.contracts.raw_folder import list_folder
+from pipeline_ops.contracts.raw_folder import list_folder, refuse_interval
 from pipeline_ops.contracts.reference import find_reference
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.request import Request
@@ -121,6 +121,8 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     """
     if job == "preprocess" and config.preprocess.dataset:
         return _plan_given(config, run_id, config.preprocess.dataset)
+    if job == "preprocess":
+        refuse_interval(config)
     kind, section = KINDS[job], getattr(config, job)
     layout = Layout(config.root, config.pipeline)
     inputs = {name: _as_input(manifests[name]) for name in kind.reads}

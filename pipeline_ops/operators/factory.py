@@ -49,7 +49,7 @@ def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config
     config = load_config(file)
     check(config)
     check_notifiers(config.notify, config.file)
-    with DAG(config.pipeline, description=config.description, schedule=timetable_of(config.schedule), start_date=_START, catchup=False,
+    with DAG(config.pipeline, description=config.description, schedule=timetable_of(config), start_date=_START, catchup=False,
              max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
              tags=["trainyard", *config.tags], doc_md=_describe(config), params=form_params(config),
              default_args={"owner": config.owner, "retry_delay": _RETRY_DELAY}, fail_fast=False, **terms_of_dag(config)) as dag:

@@ -109,8 +109,9 @@ class JobOperator(BaseOperator):
         return lineage_of(config, record.manifest) if record and record.manifest else None
 
     def _config(self, context: Mapping[str, Any]) -> PipelineConfig:
+        run = context["dag_run"]
         try:
-            return load_config(self.config_file, context["dag_run"].conf)
+            return of_interval(load_config(self.config_file, run.conf), run)
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
 
@@ -240,6 +241,14 @@ class ExportOperator(JobOperator):
 
 APPROVE = "approve"
 """The id of the task that asks a person, where the config has `evaluate.approval`."""
+
+
+def of_interval(config: PipelineConfig, run: Any) -> PipelineConfig:
+    """The config of a run whose raw data lie where its data interval says. A run by hand may have none, and is refused when it is planned."""
+    start, end, source = getattr(run, "data_interval_start", None), getattr(run, "data_interval_end", None), config.preprocess.source
+    if not source.has_interval or start is None or end is None:
+        return config
+    return load_config(config.file, (run.conf or {}) | {"preprocess.source.path": source.path_of(start, end)})
 
 
 def skip_unless_passed(config: PipelineConfig, context: Mapping[str, Any], evaluation: str) -> EvaluationFigures:

@@ -99,13 +99,16 @@ def test_a_run_that_failed_and_a_run_that_is_late_are_told_once_each(airflow, fo
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_files_that_arrive_start_one_run_for_each_change_and_their_watcher_holds_no_slot(airflow, folder):
+    def runs() -> list[str]:
+        return [run["dag_run_id"] for run in airflow._call("GET", "/api/v2/dags/watching/dagRuns?order_by=id")["dag_runs"]]
+
     wait_for((folder / "root" / "watched" / "watching.json").exists)
     for count in (1, 2):
         (folder / "raw" / f"{count}.png").write_bytes(b"an image")
-        wait_for(lambda count=count: len(airflow.active_runs("watching")) == count)
+        wait_for(lambda count=count: len(runs()) == count)
+        airflow.fail_run("watching", runs()[-1])  # Airflow makes no run for an asset while a pipeline has as many as it may have
     time.sleep(5)  # five more looks, and nothing new
-    assert len(airflow.active_runs("watching")) == 2
-    assert all(run.startswith("asset_triggered__") for run in airflow.active_runs("watching"))
+    assert [run.partition("__")[0] for run in runs()] == ["asset_triggered"] * 2
     assert airflow._call("GET", "/api/v2/pools/default_pool")["occupied_slots"] == 0
 
 

@@ -37,6 +37,9 @@ DIVERGED = "diverged"
 """Training: where steps diverged, `step-000000123.tfrecord` with the examples of each, and a .json beside it that names them."""
 REPORT = "report.html"
 METRICS = "metrics.json"
+"""Evaluation: the page for a person and what a program may want to know. Export has both again, with what was published in them."""
+PUBLICATION = "<!-- publication -->"
+"""Evaluation: the place in its report where export tells what was published. No text of the page can look like it: all of it is escaped."""
 
 
 def files_of_saved_model(training: Manifest) -> list[ManifestFile]:

@@ -34,6 +34,7 @@ JOBS = ("preprocess", "train", "evaluate", "export")
 _PAGE = ("pipeline_ops/contracts/page.py", "pipeline_ops/contracts/page.css", "pipeline_ops/contracts/page_head.html",
          "pipeline_ops/contracts/svg.py")
 """What the pages of two jobs share."""
+_INPUT = ("augment", "augment_scenes", "changes", "dataset", "detections", "draws", "mosaic", "records", "sources", "windows")
 _ONNX = ("onnx", "onnxruntime", "tf2onnx")
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 
@@ -75,11 +76,9 @@ KINDS: Mapping[str, JobKind] = {
                         *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
-        lambda config: ["pipeline_ops/training", "pipeline_ops/input/dataset.py", "pipeline_ops/input/sources.py", "pipeline_ops/input/augment.py",
-                        "pipeline_ops/input/detections.py",
-                        "pipeline_ops/input/records.py", "pipeline_ops/contracts/model_catalogue.py", "pipeline_ops/models/__init__.py",
-                        "pipeline_ops/models/own.py", "pipeline_ops/models/task.py", "pipeline_ops/models/classification.py",
-                        *_code_of_model(config.train.model)]),
+        lambda config: ["pipeline_ops/training", *(f"pipeline_ops/input/{name}.py" for name in _INPUT),
+                        "pipeline_ops/contracts/model_catalogue.py", "pipeline_ops/models/__init__.py", "pipeline_ops/models/own.py",
+                        "pipeline_ops/models/task.py", "pipeline_ops/models/classification.py", *_code_of_model(config.train.model)]),
     "evaluate": JobKind(
         "pipeline_ops.evaluation.evaluate", ("preprocess", "train"), (*_TENSORFLOW, "jinja2", "pillow"),
         lambda config: ["pipeline_ops/evaluation", "pipeline_ops/contracts/places.py", "pipeline_ops/input/served.py",

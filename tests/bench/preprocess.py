@@ -80,7 +80,7 @@ def run_ours(raw: Path, folder: Path, stages: list, workers: int) -> Cost:
     config_file = folder / "bench.yaml"
     config_file.write_text(yaml.safe_dump({
         "pipeline": "bench", "storage": {"root": str(folder / "root")},
-        "preprocess": {"source": {"type": "image_folder", "path": str(raw)}, "stages": stages, "shards": 21,
+        "preprocess": {"source": {"type": "image_folder", "path": str(raw)}, "stages": stages, "shards": 21, "duplicates": "keep",
                        "split": {"train": 0.34, "validation": 0.33, "test": 0.33}, "runner": {"mode": "multi_processing", "workers": workers}},
         "train": {"model": "digits_cnn"}, "evaluate": {"gate": [{"metric": "accuracy", "at_least": 0.5}]}, "export": {"model": "bench"}}))
     plan = plan_job("preprocess", load_config(config_file), "bench", {})  # lists and digests all files: the operator's time

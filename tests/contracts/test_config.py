@@ -55,6 +55,7 @@ def test_the_digits_example_is_valid():
 def test_what_is_left_out_has_a_default(load):
     config = load()
     assert (config.train.workers, config.train.global_batch, config.preprocess.shards, config.schedule.cron) == (1, 64, 8, None)
+    assert config.preprocess.duplicates == "remove_exact"
 
 
 def test_paths_are_relative_to_the_file(load, tmp_path):

@@ -65,7 +65,7 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
 
 @pytest.mark.parametrize("old, new, message", [
     ("  model: digits_cnn", "  model: digits_cnn\n  epoch: 3", "small.yaml:8: train.epoch: unknown key; the nearest valid name is 'epochs'"),
-    ("pipeline: small", "pipeline: small\nzzz: 1", "small.yaml:2: zzz: unknown key; valid names are description, evaluate, export, owner, "),
+    ("pipeline: small", "pipeline: small\nzzz: 1", "small.yaml:2: zzz: unknown key; valid names are deadline_seconds, description, evaluate, "),
     ("  model: digits_cnn", "  model: digits_cnn\n  epochs: many", "small.yaml:8: train.epochs: input should be a valid integer, got 'many'"),
     ("  model: digits_cnn", "  model: digits_cnn\n  epochs: 2.0", "small.yaml:8: train.epochs: input should be a valid integer, got 2.0"),
     ("  model: digits_cnn", "  model: digits_cnn\n  epochs: 0", "small.yaml:8: train.epochs: input should be greater than or equal to 1, got 0"),

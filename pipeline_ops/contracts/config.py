@@ -99,11 +99,13 @@ class PipelineConfig(Section):
         for rule in self.evaluate.gate:
             if rule.metric not in get_args(Measure) and (rule.metric in get_args(DetectionMetric)) != is_detector:
                 raise ValueError(f"evaluate.gate: {rule.metric} is not for {task_of(self.train.model)}, which the model {self.train.model} is for")
-            if is_detector and (rule.confidence is not None or rule.metric == "latency_milliseconds"):
-                raise ValueError(f"evaluate.gate: {rule.metric}: confidence and latency are measured of classifiers only")
-        if is_detector and (self.evaluate.slices or self.export.formats != ["saved_model"]):
-            raise ValueError("evaluate.slices and export.formats other than saved_model are for classifiers, got them with the detector "
-                             f"{self.train.model}")
+            if is_detector and rule.confidence is not None:
+                raise ValueError(f"evaluate.gate: {rule.metric}: a confidence is for classifiers, whose examples can be drawn again")
+        if is_detector and self.evaluate.slices:
+            raise ValueError(f"evaluate.slices are for classifiers, got them with the detector {self.train.model}")
+        if is_detector and "tflite_int8" in self.export.formats:
+            raise ValueError("export.formats: tflite_int8 is for classifiers: in eight bits, the edges of a box have no place to be exact; got it "
+                             f"with the detector {self.train.model}, which can be tflite")
 
     @property
     def file(self) -> Path:

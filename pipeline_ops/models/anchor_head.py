@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.models.anchors import PER_CELL, Matches, decode, encode, grid_shapes, make_anchors, match
-from pipeline_ops.models.boxes import Boxes, Detections, suppress
+from pipeline_ops.models.boxes import Boxes, Detections, Suppress, suppress
 
 BoxLoss = Literal["smooth_l1", "giou"]
 
@@ -26,7 +26,7 @@ _ALPHA, _GAMMA = 0.25, 2.0
 _BETA = 0.11
 """Where smooth L1 turns from a parabola into a line: Detectron's RETINANET.BBOX_REG_BETA."""
 _CANDIDATES = 1000
-"""So many of the best scores of a level are looked at."""
+"""So many of the best scores of a level are looked at, and then so many of all levels together: the portable suppression compares all with all."""
 _AT_ONCE = 2
 """So many images are matched at once: each takes some 60 MB of memory at 640x640 pixels and 100 boxes."""
 
@@ -89,14 +89,16 @@ class AnchorHead:
         classes = tf.gather(tf.pad(labels.classes, [[0, 0], [0, 1]], constant_values=-1), box, batch_dims=1)
         return AnchorTargets(tf.where(is_object, classes, -1), tf.gather(padded, box, batch_dims=1), is_object, is_ignored)
 
-    def detect(self, outputs: dict[str, tf.Tensor]) -> Detections:
-        """The best of each level, overlapping ones of a class suppressed."""
+    def detect(self, outputs: dict[str, tf.Tensor], how: Suppress = suppress) -> Detections:
+        """The best of the best of each level, overlapping ones of a class suppressed."""
         scores = tf.sigmoid(tf.cast(outputs["logits"], tf.float32))
         best, anchors, classes = (tf.concat(parts, axis=1) for parts in zip(*map(self._best_of, self._levels(scores)), strict=True))
+        best, places = tf.math.top_k(best, min(_CANDIDATES, best.shape[1]))
+        anchors, classes = (tf.gather(each, places, batch_dims=1) for each in (anchors, classes))
         deltas = tf.gather(tf.cast(outputs["deltas"], tf.float32), anchors, batch_dims=1)
         corners = decode(deltas, tf.gather(tf.constant(self.anchors), anchors))
         height, width = self.image_size
-        return suppress(corners / tf.constant([height, width, height, width], tf.float32), best, classes, self.num_classes)
+        return how(corners / tf.constant([height, width, height, width], tf.float32), best, classes, self.num_classes)
 
     def _levels(self, scores: tf.Tensor) -> list[tuple[int, tf.Tensor]]:
         """The first anchor of each level, and the level's scores [B, A of the level, C]."""

@@ -60,6 +60,21 @@ def test_perfect_outputs_mean_the_boxes_that_they_were_made_of():
         assert answers[label] == pytest.approx(box, abs=1e-2)
 
 
+def test_other_formats_find_the_same():
+    import tensorflow as tf
+
+    from pipeline_ops.models.boxes import suppress_portably
+
+    random = np.random.default_rng(2)
+    anchors = len(head().anchors)
+    outputs = {"logits": tf.constant(random.normal(-2, 2, (2, anchors, CLASSES)), tf.float32),
+               "deltas": tf.constant(random.normal(0, 0.2, (2, anchors, 4)), tf.float32)}
+    wanted, found = head().detect(outputs), tf.function(lambda: head().detect(outputs, suppress_portably))()
+    assert wanted.num_detections.numpy().min() > 50
+    for name in wanted._fields:
+        assert getattr(found, name).numpy() == pytest.approx(getattr(wanted, name).numpy(), abs=1e-6), name
+
+
 @pytest.mark.parametrize(("box_loss", "box_wanted"), [("smooth_l1", 2 * (0.05**2 / 0.22) + 2 * (0.3 - 0.055)), ("giou", None)])
 def test_the_losses_by_hand(box_loss, box_wanted):
     """Every anchor says 0.1 for class 0 and nothing else; the boxes of all are off by (0.05, -0.05, 0.3, -0.3)."""
@@ -101,6 +116,32 @@ def test_an_image_without_boxes_is_learned_from_too(boxes, classes):
     loss, class_loss, iou, count = head().sums(imagined, truth).numpy()
     assert (iou, count) == (0, 0)
     assert loss == class_loss > 10
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_the_sums_of_parts_of_a_batch_add_up_to_those_of_the_whole(parts):
+    """So that it makes no difference among how many workers a batch is divided; each pads to as many boxes as its own images have."""
+    import tensorflow as tf
+
+    from pipeline_ops.models.boxes import Boxes
+
+    random = np.random.default_rng(3)
+    anchors, counts = len(head().anchors), [0, 1, 5, 2, 3, 0, 1, 4]
+    low = random.uniform(0, 0.5, (8, 5, 2))
+    corners, classes = np.concatenate([low, low + random.uniform(0.1, 0.5, (8, 5, 2))], -1), random.integers(0, CLASSES, (8, 5))
+    crowd = random.random((8, 5)) < 0.2
+    outputs = {"logits": random.normal(-2, 2, (8, anchors, CLASSES)), "deltas": random.normal(0, 0.5, (8, anchors, 4))}
+
+    def sums(images):
+        most = max(counts[image] for image in images)
+        room = np.array([[number < counts[image] for number in range(most)] for image in images], bool).reshape(len(images), most)
+        truth = Boxes(tf.constant(corners[images][:, :most] * room[..., None], tf.float32),
+                      tf.constant(np.where(room, classes[images][:, :most], -1), tf.int32), tf.constant(crowd[images][:, :most] & room))
+        return head().sums({name: tf.constant(values[images], tf.float32) for name, values in outputs.items()}, truth).numpy()
+
+    whole = sums(np.arange(8))
+    assert whole[3] > 20
+    assert sum(map(sums, np.split(np.arange(8), parts))) == pytest.approx(whole, rel=1e-5)
 
 
 def test_padding_is_no_box():

@@ -38,6 +38,7 @@ class CenterHead:
     grid: tuple[int, int]
     num_classes: int
     metrics = ("heat_loss", "box_iou")
+    max_boxes = None
 
     def sums(self, outputs: dict[str, tf.Tensor], labels: Boxes) -> tf.Tensor:
         """float32 [4]: the sums of the loss, of the heat map's part of it and of the boxes' IoU, and the number of boxes."""

@@ -10,12 +10,12 @@ object and one with a hundred must not weigh the same.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
 from pipeline_ops.contracts.shards import BOX_IS_CROWD, BOX_LABEL, BOX_XMAX, BOX_XMIN, BOX_YMAX, BOX_YMIN, ENCODED
-from pipeline_ops.models.boxes import Boxes, Detections, Suppress, suppress
+from pipeline_ops.models.boxes import Boxes, Detections
 
 _EDGES = (BOX_YMIN, BOX_XMIN, BOX_YMAX, BOX_XMAX)
 _FEATURES = {
@@ -37,7 +37,14 @@ class Head(Protocol):
         """As `Task.batch_sums`; the last one is what the others are divided by."""
         ...
 
-    def detect(self, outputs: Any, how: Suppress = suppress) -> Detections: ...
+    def detect(self, outputs: Any) -> Detections: ...
+
+
+@runtime_checkable
+class PortableHead(Head, Protocol):
+    """A head whose detections can also be made of operations that TFLite and ONNX have."""
+
+    def detect_portably(self, outputs: Any) -> Detections: ...
 
 
 class Detection:

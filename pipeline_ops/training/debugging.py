@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,17 +13,19 @@ import tensorflow as tf
 from pipeline_ops.contracts.errors import ConfigError
 
 DUMP = "debugger"
-"""In TensorBoard's folder."""
+"""In TensorBoard's folder; a folder for each worker in it, because TensorBoard's debugger reads the records of one process only."""
 _DETECTED = re.compile(r"Detected Infinity or NaN.*? op \S+", re.S)
 _PLACE = re.compile(r"\+ (\S+ \(L\d+\) \S+)")
 
 
-def turn_on(switches: Sequence[str], board: Path) -> None:
-    """What each does is said in `config_watching.py`."""
+def turn_on(switches: Sequence[str], board: Path, worker: str) -> None:
+    """What each does is said in `config_watching.py`. Records of an incarnation that was lost give way to those of the next."""
     if "determinism" in switches:
         tf.config.experimental.enable_op_determinism()
     if "dump" in switches:
-        tf.debugging.experimental.enable_dump_debug_info(str(board / DUMP), tensor_debug_mode="FULL_HEALTH", circular_buffer_size=-1)
+        records = board / DUMP / worker.replace(" ", "-")
+        shutil.rmtree(records, ignore_errors=True)
+        tf.debugging.experimental.enable_dump_debug_info(str(records), tensor_debug_mode="FULL_HEALTH", circular_buffer_size=-1)
     if "numerics" in switches:
         tf.debugging.enable_check_numerics()
     if "eager" in switches:

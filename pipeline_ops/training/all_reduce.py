@@ -12,7 +12,6 @@ from pipeline_ops.training.ring import Gather, join_ring
 AllReduce = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 """Called in a replica: the sums of its tensors over all replicas, in the same order. Their shapes must be known."""
 
-
 _ROW_BYTES = 128
 """What is said is made this long, or a multiple, so that a gather is traced once."""
 

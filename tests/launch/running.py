@@ -34,10 +34,14 @@ QUICK = {"train__epochs": 6, "train__checkpoint_every_steps": INTERVAL, "train__
 
 
 def config_with_hosts(folder: Path, content: dict) -> Path:
-    """A pipeline beside a hosts file `lab`. One core for each worker: another number of threads is another order of summing up."""
+    """A pipeline beside a hosts file `lab`, and beside modules of a user's own.
+
+    One core for each worker: another number of threads is another order of summing up.
+    """
     (folder / "hosts").mkdir(parents=True, exist_ok=True)
     (folder / "hosts" / "lab.yaml").write_text(yaml.safe_dump(content))
     shutil.copy(Path(__file__).with_name("holding.py"), folder)
+    shutil.copytree(Path(__file__).parents[1] / "own" / "acme_vision", folder / "acme_vision", dirs_exist_ok=True)
     return Path(shutil.copy(DIGITS, folder / "digits.yaml"))
 
 

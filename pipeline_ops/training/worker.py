@@ -27,7 +27,7 @@ from pipeline_ops.training.agreement import restore_together
 from pipeline_ops.training.all_reduce import make_gather
 from pipeline_ops.training.callbacks import end_epoch
 from pipeline_ops.training.checkpoints import Checkpoints
-from pipeline_ops.training.debugging import naming_operations, turn_on
+from pipeline_ops.training.debugging import debugging
 from pipeline_ops.training.divergence import DivergedError, batch_file, decide, is_sound, loss_of, save_batch
 from pipeline_ops.training.loop import Taken, snapshot
 from pipeline_ops.training.optimizer import schedule_factor
@@ -57,11 +57,10 @@ def run_worker(spec: WorkerSpec) -> Training:
         serve(cluster_resolver(spec))
     request = read_request(spec.request)
     config = Train.model_validate(request.config)
-    turn_on(config.debug, Path(spec.work) / TENSORBOARD, spec.name)
-    chosen = make_strategy(config, spec)
-    progress.report("building", message=f"strategy {chosen.name}{', because ' + chosen.reason if chosen.reason else ''}")
-    training = Training(spec, request, config, chosen, progress)
-    with naming_operations(config.debug):
+    with debugging(config.debug, Path(spec.work) / TENSORBOARD, spec.name):
+        chosen = make_strategy(config, spec)
+        progress.report("building", message=f"strategy {chosen.name}{', because ' + chosen.reason if chosen.reason else ''}")
+        training = Training(spec, request, config, chosen, progress)
         training.run()
     return training
 

@@ -16,7 +16,7 @@ EVERYWHERE = {"pydantic"}  # the language of the contracts
 BORDERS: dict[str, tuple[set[str], set[str]]] = {
     # package: (our packages, other distributions) that it may import at any place of any file
     "pipeline_ops/contracts": ({"contracts"}, {"yaml", "fsspec", "google_crc32c", "jinja2", "markupsafe"}),
-    "pipeline_ops/operators": ({"contracts", "operators"}, {"airflow"}),
+    "pipeline_ops/operators": ({"contracts", "operators"}, {"airflow", "asgiref", "openlineage"}),
     "pipeline_ops/launch": ({"contracts", "launch"}, set()),
     "pipeline_ops/training": ({"contracts", "training", "models", "input"}, TENSORFLOW | {"PIL"}),
     "pipeline_ops/models": ({"contracts", "models"}, TENSORFLOW),

@@ -107,6 +107,10 @@ def _refuse_labels(train: Train) -> None:
 
 def _refuse_for_detection(train: Train) -> None:
     if task_of(train.model) != "detection":
+        if train.input.augment.mosaic:
+            raise ValueError(f"input.augment.mosaic: four images have four labels, and {train.model} gives one; it is for detectors")
+        if "least_visible" in train.input.augment.model_fields_set:
+            raise ValueError(f"input.augment.least_visible is about boxes, and {train.model} is no detector")
         return
     for name in ("loss", "metrics", "class_weights", "label_smoothing"):
         if getattr(train, name):

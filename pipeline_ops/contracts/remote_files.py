@@ -66,31 +66,37 @@ class RemoteFolder:
           ConfigError: they may not be read.
           MachineError: one is gone or has changed since it was listed, or the store can't be reached.
         """
-        paths = [self._object(file) for file in files]
+        contents = self._fetch(files)
+        contents |= self._fetch([file for file in files if isinstance(contents[file.key], FileNotFoundError)])  # a store may have been wrong
+        return [self._checked(file, contents[file.key]) for file in files]
+
+    def _fetch(self, files: Sequence[RawFile]) -> dict[str, bytes | Exception]:
+        """By key, by ranges: a name is then taken as it is, brackets and all, and no driver asks for the size first."""
+        filled = [file for file in files if file.num_bytes]  # an empty object has no range
         with translated(self.uri):
-            found = self._driver.cat(paths, on_error="return")
-        return [self._checked(file, path, found[path]) for file, path in zip(files, paths, strict=True)]
+            found = self._driver.cat_ranges([self._object(file) for file in filled], 0, [file.num_bytes for file in filled], on_error="return")
+        return {file.key: b"" for file in files} | {file.key: content for file, content in zip(filled, found, strict=True)}
 
     def read_beginning(self, file: RawFile, num_bytes: int) -> bytes:
         """As much of a file as this, without asking whether it is still the one that was listed."""
         with _of_one_file(file), translated(self / file.key):
             return self._driver.cat_file(self._object(file), start=0, end=min(num_bytes, file.num_bytes))
 
-    def _checked(self, file: RawFile, path: str, content: bytes | Exception) -> bytes:
+    def _checked(self, file: RawFile, content: bytes | Exception) -> bytes:
         with _of_one_file(file), translated(self / file.key):
             if isinstance(content, Exception):
                 raise content
-            if not self._is_as_listed(file, path, content):
+            if not self._is_as_listed(file, content):
                 raise MachineError(f"{file.key} has changed since the run started; retry")
         return content
 
-    def _is_as_listed(self, file: RawFile, path: str, content: bytes) -> bool:
+    def _is_as_listed(self, file: RawFile, content: bytes) -> bool:
         """By the content, where the mark is its MD5; else the store is asked once more, now that the content is here."""
         if len(content) != file.num_bytes:
             return False
         if _MD5.fullmatch(file.version) and hashlib.md5(content, usedforsecurity=False).hexdigest() == file.version:
             return True
-        return _mark_of(self._driver.info(path)) == file.version
+        return _mark_of(self._driver.info(self._object(file))) == file.version
 
     @property
     def _driver(self) -> fsspec.AbstractFileSystem:
@@ -109,8 +115,8 @@ class RemoteFolder:
 def _of_one_file(file: RawFile) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError:
-        raise MachineError(f"{file.key} could not be read: it was there when the run started, so retry") from None
+    except FileNotFoundError as error:
+        raise MachineError(f"{file.key} could not be read: it was there when the run started, so retry ({error})") from error
 
 
 def _raw_file(path: str, entry: Mapping[str, Any]) -> RawFile | None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from pipeline_ops.contracts.shards import BOX_IS_CROWD, BOX_LABEL, BOX_XMAX, BOX_XMIN, BOX_YMAX, BOX_YMIN, ENCODED
-from pipeline_ops.models.boxes import Boxes, Detections
+from pipeline_ops.models.boxes import Boxes, Detections, Suppress, suppress
 
 _EDGES = (BOX_YMIN, BOX_XMIN, BOX_YMAX, BOX_XMAX)
 _FEATURES = {
@@ -35,7 +35,7 @@ class Head(Protocol):
         """As `Task.batch_sums`; the last one is what the others are divided by."""
         ...
 
-    def detect(self, outputs: Any) -> Detections: ...
+    def detect(self, outputs: Any, how: Suppress = suppress) -> Detections: ...
 
 
 class Detection:

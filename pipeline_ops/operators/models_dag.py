@@ -31,7 +31,7 @@ def make_models_dag(configs: Sequence[PipelineConfig]) -> DAG:
         "action": Param(ROLL_BACK, type="string", enum=[ROLL_BACK, PROMOTE], title="Action",
                         description="roll back puts the champion before the present one back in service; promote puts any version there"),
         "version": Param(None, type=["null", "integer"], minimum=1, title="Version", description="for promote: the number of the version"),
-        "reason": Param("", type="string", title="Reason", description="is kept with the move"),
+        "reason": Param(None, type=["null", "string"], title="Reason", description="is kept with the move"),  # empty and required can't be sent
     }
     with DAG(DAG_ID, description="Rolls a model back to the champion before, or promotes a version.", schedule=None, start_date=_START,
              catchup=False, max_active_runs=1, tags=["trainyard"], params=params, doc_md=__doc__) as dag:

@@ -123,6 +123,15 @@ def test_objects_are_fetched_a_few_ahead_and_some_may_be_left_out(remote):
     assert [reader.read(file) for file in files[::7]] == [remote[1].files.cat_file(f"{remote[1].uri}/{file.key}") for file in files[::7]]
 
 
+def test_a_name_is_taken_as_it_is_and_an_object_may_be_empty(store):
+    contents = {"a[1].png": b"brackets", "a1.png": b"one", "b*?.png": b"star", "empty.png": b"", "per%20cent+.png": b"signs"}
+    for name, content in contents.items():
+        store.put(name, content)
+    files = store.folder.list_files().files
+    assert sorted(store.folder.read(files)) == sorted(contents.values())
+    assert store.folder.read([]) == []
+
+
 # What can go wrong
 
 

@@ -254,11 +254,11 @@ def test_a_picture_that_is_dropped_gets_its_classes_drawn_and_no_name_of_a_class
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_boxes_are_drawn_over_the_picture_where_a_model_answers_with_boxes(server, tmp_path):
-    """What a detector would answer is given to the page by the test: there is no detector yet."""
+    """What a detector answers is given to the page by the test; a real one is asked in `evaluation/test_detector.py`."""
     from playwright.sync_api import sync_playwright
 
-    detections = {"detection_boxes": [[0.1, 0.2, 0.5, 0.6], [0.4, 0.5, 0.9, 1.0], [0.0, 0.0, 0.1, 0.1]], "detection_scores": [0.9, 0.8, 0.1],
-                  "detection_classes": [3, 0, 5], "num_detections": 3}
+    detections = {"boxes": [[0.1, 0.2, 0.5, 0.6], [0.4, 0.5, 0.9, 1.0], [0.0, 0.0, 0.1, 0.1]], "scores": [0.9, 0.8, 0.1], "classes": [3, 0, 5],
+                  "num_detections": 3}
     (tmp_path / "digit.png").write_bytes(server.encoded[0])
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])

@@ -103,3 +103,20 @@ def test_two_detections_of_nearly_the_same_score_may_come_in_any_order():
     other[0, 0, 5] = 2
     with pytest.raises(DataError):
         compare(one, other, rule, "it")
+
+
+def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_images():
+    from pipeline_ops.export.check import Rule, compare
+
+    config = Export(model="scenes", box_agreement=0.9)
+    one = np.zeros([20, 3, 6], np.float32)
+    one[:, 0] = [0.1, 0.1, 0.2, 0.2, 0.9, 1]
+    other = one + np.float32([0, 0, 0, 0, 1e-5, 0]) * (one > 0)
+    other[4, 0, :4] += 0.05
+    agreement = compare(one, other, Rule.of("tflite", config, "detection"), "the format tflite")
+    assert agreement.top1_agreement == 0.95 and 0 < agreement.max_difference <= 1e-4
+    with pytest.raises(DataError, match="the SavedModel is not the model that was trained"):
+        compare(one, other, Rule.of("saved_model", config, "detection"), "the SavedModel")
+    other[5:9, 0, :4] += 0.05
+    with pytest.raises(DataError, match=r"75\.0% of the answers are the same, where export\.box_agreement asks for 90\.0%"):
+        compare(one, other, Rule.of("tflite", config, "detection"), "the format tflite")

@@ -109,7 +109,8 @@ def _refuse_for_detection(train: Train) -> None:
     if task_of(train.model) != "detection":
         if train.input.augment.mosaic:
             raise ValueError(f"input.augment.mosaic: four images have four labels, and {train.model} gives one; it is for detectors")
-        if "least_visible" in train.input.augment.model_fields_set:
+        augment = train.input.augment
+        if augment.least_visible != type(augment).model_fields["least_visible"].default:  # the trigger form sends every value, also untouched ones
             raise ValueError(f"input.augment.least_visible is about boxes, and {train.model} is no detector")
         return
     for name in ("loss", "metrics", "class_weights", "label_smoothing"):

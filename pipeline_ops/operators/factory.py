@@ -51,7 +51,7 @@ def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config
     check_notifiers(config.notify, config.file)
     with DAG(config.pipeline, description=config.description, schedule=timetable_of(config), start_date=_START, catchup=False,
              max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
-             tags=["trainyard", *config.tags], doc_md=_describe(config), params=form_params(config),
+             tags=["trainyard", *config.tags], doc_md=_describe(config),
              default_args={"owner": config.owner, "retry_delay": _RETRY_DELAY}, fail_fast=False, **terms_of_dag(config)) as dag:
         tasks = [_add_search(config) if config.search and operator is TrainOperator else
                  operator(config_file=str(config.file), outlets=outlets_of(config, operator.job), **_terms(getattr(config, operator.job)),
@@ -63,6 +63,7 @@ def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config
             tasks.insert(-1, ApproveOperator(config_file=str(config.file), approval=config.evaluate.approval, **terms_of_tasks(config)))
         for earlier, later in zip(tasks, tasks[1:], strict=False):
             earlier >> (dag.get_task("trial") if config.search and later.task_id == "train" else later)
+    dag.params.update(form_params(config))  # only now: each task gets a copy of what the DAG has, and Airflow checks every copy
     return dag
 
 

@@ -5,6 +5,7 @@ A field is named by its dotted path in the YAML, so what the form sends is a set
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -44,7 +45,7 @@ def form_params(config: PipelineConfig) -> dict[str, Param]:
 
 def _fields(section: Section, path: str, suggestions: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Param]]:
     """Key and param of a section's own fields, of the sections in it, and of a task at last of what is operational."""
-    properties = type(section).model_json_schema()["properties"]
+    properties = _properties(type(section))
     inner, operational = [], []
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), f"{path}.{name}"
@@ -63,6 +64,11 @@ def _fields(section: Section, path: str, suggestions: Mapping[str, Mapping[str, 
     for value, key in inner:
         yield from _fields(value, key, suggestions)
     yield from operational
+
+
+@functools.cache  # the same for all pipelines, and a hundredth of a second each time
+def _properties(section: type[Section]) -> dict[str, Any]:
+    return section.model_json_schema()["properties"]
 
 
 def _choice_of_hosts(config: PipelineConfig) -> dict[str, Any]:

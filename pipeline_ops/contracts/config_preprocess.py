@@ -38,7 +38,8 @@ class Split(Section):
 
     train: float = Field(gt=0, lt=1)
     validation: float = Field(gt=0, lt=1)
-    test: float = Field(gt=0, lt=1)
+    test: float = Field(ge=0, lt=1)
+    """0 where the source itself says what is for the test."""
     seed: int = 0
     group_by: Literal["parent_folder", "regex"] | None = None
     """What is never torn apart: the images of one folder, or those in whose keys `group_regex` finds the same text."""
@@ -165,4 +166,7 @@ class Preprocess(TaskSection):
     rejects: Rejects = Rejects()
     schema: SchemaRules = SchemaRules()
     drift: Drift = Drift()
+    dataset: str | None = operational(None, pattern="^[0-9a-f]{6,32}$")
+    """A data set that was made before, by the beginning of its version, as events of the asset have it: it is taken as it is, and nothing is
+    preprocessed. Null: what the raw files are now. One that is not there fails the first task, which says what there is."""
     runner: BeamRunner = operational(BeamRunner())

@@ -94,8 +94,8 @@ class Train(TaskSection):
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """So much of each label is spread over all classes, in training only."""
     warm_start: str | None = operational(None)
-    """The weights to begin with: champion (the model in service, if there is one yet), or the path of a SavedModel's folder or of a
-    file of weights (.npz, .h5 or .keras). The head is left out where it has another number of classes."""
+    """The weights to begin with: champion (the model in service, if there is one yet), `version 3` of the published ones, or the path of a
+    SavedModel's folder or of a file of weights (.npz, .h5 or .keras). The head is left out where it has another number of classes."""
     early_stopping: EarlyStopping | None = None
     reduce_learning_rate: ReduceLearningRate | None = None
     best_checkpoint: BestCheckpoint | None = BestCheckpoint()

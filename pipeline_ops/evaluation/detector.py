@@ -23,7 +23,7 @@ from pipeline_ops.evaluation.inputs import Inputs
 from pipeline_ops.evaluation.leaks import find_leaks
 from pipeline_ops.evaluation.lineage import trace
 from pipeline_ops.evaluation.matching import Answer, areas, match, size_of
-from pipeline_ops.evaluation.measures import largest_drift, read_drift
+from pipeline_ops.evaluation.measures import largest_drift, latencies_milliseconds, read_drift
 from pipeline_ops.evaluation.report import read_rejected
 from pipeline_ops.input.detections import OUTPUTS, TrueBoxes, read_true_boxes
 from pipeline_ops.input.served import EncodedBatch, ServedModel
@@ -46,33 +46,45 @@ class Mistakes:
 def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs, why_alone: str | None) -> ExitCode:
     """Evaluates and leaves the artifact, whatever the verdict."""
     leaks = find_leaks(inputs.dataset, inputs.champion, config.allowed_leaks)
-    scenes, answers = _ask(job, config, inputs, with_champion=why_alone is None)
+    models, scenes = _load(inputs, with_champion=why_alone is None), _read(inputs)
+    answers = _ask(job, config, models, scenes)
     size, names = inputs.dataset.figures.image_shape[:2], inputs.dataset.figures.class_names
     evaluations = [_evaluate(scenes, found, size, names) for found in answers]
-    mistakes = count_mistakes(scenes, answers[0], size, len(names))
-    figures = _judge(config, inputs, len(scenes), evaluations, [count_mistakes(scenes, found, size, len(names)) for found in answers], why_alone)
+    mistakes = [count_mistakes(scenes, found, size, len(names)) for found in answers]
+    measures = _measure(config, inputs, models, scenes)
+    judged = [_as_model(*each, names) for each in zip(evaluations, mistakes, measures, strict=True)]
+    figures = _judge(config, inputs, len(scenes), judged, why_alone)
     with job.artifact() as draft:
         write_json(draft.folder / METRICS, figures.model_dump(mode="json") | {
-            "class_names": names, "by_size": mistakes.by_size, "leaks": dataclasses.asdict(leaks),
+            "class_names": names, "by_size": mistakes[0].by_size, "leaks": dataclasses.asdict(leaks),
             "precision_at_recall": [_precisions(evaluation) for evaluation in evaluations]})
         write_whole(draft.folder / REPORT, render_detector(DetectorData(
             pipeline=job.request.pipeline, figures=figures, training=inputs.challenger.figures, dataset=inputs.dataset.figures,
             rejected=read_rejected(inputs.dataset.quarantine), drift=read_drift(inputs.dataset.statistics), leaks=leaks,
-            lineage=trace(job.request, inputs), why_alone=why_alone, evaluations=evaluations, by_size=mistakes.by_size,
+            lineage=trace(job.request, inputs), why_alone=why_alone, evaluations=evaluations, by_size=mistakes[0].by_size,
             pictures=pictures(scenes, answers[0], names, config.worst_mistakes))).encode())
         draft.figures = figures.model_dump(mode="json")
     return ExitCode.SUCCESS if figures.gate_passed else ExitCode.GATE_NOT_PASSED
 
 
-def _ask(job: Job, config: Evaluate, inputs: Inputs, with_champion: bool) -> tuple[list[TrueBoxes], list[list[Answer]]]:
-    """The test images, and for each model its answers in their order."""
+def _load(inputs: Inputs, with_champion: bool) -> list[ServedModel]:
     num_classes = len(inputs.dataset.figures.class_names)
     models = [ServedModel(inputs.challenger.saved_model, "the challenger", num_classes, OUTPUTS)]
     if with_champion:
         models.append(ServedModel(inputs.champion.saved_model, f"the champion (version {inputs.champion.version})", num_classes, OUTPUTS))
+    return models
+
+
+def _read(inputs: Inputs) -> list[TrueBoxes]:
+    """The test images."""
     scenes = list(read_true_boxes(inputs.dataset.test_shards, inputs.dataset.removed_from_test_shards))
     if len(scenes) != inputs.dataset.num_test_examples:
         raise DataError(f"{inputs.dataset.uri}: the test shards hold {len(scenes)} examples, the manifest says {inputs.dataset.num_test_examples}")
+    return scenes
+
+
+def _ask(job: Job, config: Evaluate, models: Sequence[ServedModel], scenes: Sequence[TrueBoxes]) -> list[list[Answer]]:
+    """For each model its answers in the order of the images."""
     answers: list[list[Answer]] = [[] for _ in models]
     step = min(config.batch, _MOST_AT_ONCE)
     for start in range(0, len(scenes), step):
@@ -81,7 +93,17 @@ def _ask(job: Job, config: Evaluate, inputs: Inputs, with_champion: bool) -> tup
         for model, found in zip(models, answers, strict=True):
             found += _answers(model.detect(batch))
         job.progress.report("evaluate", start + len(part), len(scenes), "images")
-    return scenes, answers
+    return answers
+
+
+def _measure(config: Evaluate, inputs: Inputs, models: Sequence[ServedModel], scenes: Sequence[TrueBoxes]) -> list[dict[str, float]]:
+    """Of each model as it is served."""
+    found = [{"model_bytes": float(model.model_bytes)} for model in (inputs.challenger, inputs.champion)[: len(models)]]
+    if config.measures_latency:
+        images = np.array([scene.image for scene in scenes[:_MOST_AT_ONCE]], object)
+        for measures, latency in zip(found, latencies_milliseconds(models, images), strict=True):
+            measures["latency_milliseconds"] = latency
+    return found
 
 
 def _answers(outputs: dict[str, np.ndarray]) -> list[Answer]:
@@ -121,11 +143,7 @@ def count_mistakes(scenes: Sequence[TrueBoxes], answers: Sequence[Answer], size:
     return Mistakes(confusion, by_size)
 
 
-def _judge(config: Evaluate, inputs: Inputs, num_examples: int, evaluations: Sequence[DetectionEvaluation], mistakes: Sequence[Mistakes],
-           why_alone: str | None) -> EvaluationFigures:
-    names = inputs.dataset.figures.class_names
-    sizes = [inputs.challenger.model_bytes, *([inputs.champion.model_bytes] if inputs.champion and why_alone is None else [])]
-    models = [_as_model(*each, names, size) for *each, size in zip(evaluations, mistakes, sizes, strict=True)]
+def _judge(config: Evaluate, inputs: Inputs, num_examples: int, models: Sequence[ModelEvaluation], why_alone: str | None) -> EvaluationFigures:
     challenger, champion = models[0], models[1] if len(models) > 1 else None
     drift = largest_drift(read_drift(inputs.dataset.statistics))
     rules = judge(config.gate, Evidence(Group("", "", num_examples, challenger, champion, None, None), (), drift, why_alone or NO_CHAMPION))
@@ -139,7 +157,7 @@ def _precisions(evaluation: DetectionEvaluation) -> dict[str, list[float]]:
     return {each.name: [round(float(value), 4) for value in each.precisions] for each in evaluation.classes if each.precisions is not None}
 
 
-def _as_model(evaluation: DetectionEvaluation, mistakes: Mistakes, names: Sequence[str], num_bytes: int) -> ModelEvaluation:
+def _as_model(evaluation: DetectionEvaluation, mistakes: Mistakes, measures: dict[str, float], names: Sequence[str]) -> ModelEvaluation:
     """COCO's figures that have a meaning here, and counts at the threshold for each class."""
     metrics = {ours: evaluation.metrics[cocos] for ours, cocos in _NAMES.items() if evaluation.metrics[cocos] is not None}
     confusion, classes = mistakes.confusion, []
@@ -149,4 +167,4 @@ def _as_model(evaluation: DetectionEvaluation, mistakes: Mistakes, names: Sequen
         classes.append(ClassFigures(name=name, precision=precision, recall=recall, support=support,
                                     f1=2 * precision * recall / (precision + recall) if right else 0.0,
                                     average_precision=evaluation.classes[index].average_precision))
-    return ModelEvaluation(metrics=metrics, classes=classes, confusion=confusion.tolist(), measures={"model_bytes": float(num_bytes)})
+    return ModelEvaluation(metrics=metrics, classes=classes, confusion=confusion.tolist(), measures=measures)

@@ -87,7 +87,11 @@ def _picture(scene: TrueBoxes, answer: Answer, names: Sequence[str]) -> dict[str
         else:
             boxes.append(_drawn(answer.boxes[i], name, "right-box"))
     return {"key": scene.key, "image": scene.image, "boxes": boxes, "num_mistakes": sum(counts.values()),
-            "text": ", ".join(f"{number} {kind}" for kind, number in counts.items() if number) or "all right"}
+            "text": ", ".join(f"{number} {_counted(kind, number)}" for kind, number in counts.items() if number) or "all right"}
+
+
+def _counted(kind: str, number: int) -> str:
+    return "false alarm" if (kind, number) == ("false alarms", 1) else kind
 
 
 def _drawn(box: np.ndarray, text: str, style: str) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from pipeline_ops.contracts.files import read_json, write_json, write_whole
 from pipeline_ops.contracts.page import render_part
 from pipeline_ops.contracts.shards import Task
 
+_NAMES = {"saved_model": "SavedModel", "tflite": "TFLite", "tflite_int8": "TFLite, eight bits", "onnx": "ONNX"}
+
 
 def write_report(folder: Path, evaluation: Path, task: Task, model: ModelFigures, outcome: str) -> None:
     """Writes both files of a run.
@@ -32,6 +34,7 @@ def write_report(folder: Path, evaluation: Path, task: Task, model: ModelFigures
     page = (evaluation / REPORT).read_text(encoding="utf-8")
     if page.count(PUBLICATION) != 1:
         raise DataError(f"{evaluation / REPORT}: has no place for what was published; run the evaluation again")
-    section = render_part(Path(__file__).with_name("publication.html"), model=model, outcome=outcome, is_detector=task == "detection")
+    section = render_part(Path(__file__).with_name("publication.html"), model=model, outcome=outcome, names=_NAMES,
+                          is_detector=task == "detection")
     write_whole(folder / REPORT, page.replace(PUBLICATION, section).encode())
     write_json(folder / METRICS, {**read_json(evaluation / METRICS), "publication": {"outcome": outcome, **model.model_dump(mode="json")}})

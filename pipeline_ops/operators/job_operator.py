@@ -25,9 +25,11 @@ from pipeline_ops.contracts.figures import EvaluationFigures
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.plan import JOBS, KINDS, JobPlan, plan_job
-from pipeline_ops.contracts.records import TaskRecord, write_record
+from pipeline_ops.contracts.records import TaskRecord, read_record, write_record
 from pipeline_ops.contracts.request import Status
+from pipeline_ops.contracts.warm_start import check_warm_start
 from pipeline_ops.operators.assets import tell
+from pipeline_ops.operators.notices import tell_drift, tell_gate
 from pipeline_ops.operators.process import JobHandle, ProgressLog, start_job
 from pipeline_ops.operators.trigger import JobTrigger
 
@@ -74,6 +76,7 @@ class JobOperator(BaseOperator):
             if plan.is_cached:
                 self.log.info("Nothing to do: %s. %s", plan.reason, plan.manifest)
                 self._record(config, context, TaskRecord(state="success", cached=True, reason=plan.reason, manifest=str(plan.manifest)))
+                self.announce(config, context, str(plan.manifest))
                 return str(plan.manifest)
             self.log.info("Starting the job, because: %s", plan.reason)
             self._handle = start_job(plan, Layout(config.root, config.pipeline), self.record_name)
@@ -89,14 +92,26 @@ class JobOperator(BaseOperator):
     def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
         """For subclasses: raises if there is nothing to be done with what the earlier tasks have left."""
 
+    def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
+        """For subclasses: tells people of what the job has found, or had found before."""
+
     def on_kill(self) -> None:
         """Called when the task is killed before it has deferred; afterwards it is the trigger's turn."""
         if self._handle:
             self._handle.end()
 
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """Called by Airflow's provider of OpenLineage, where it is installed, when the task has ended; None where it has left nothing."""
+        from pipeline_ops.operators.lineage import lineage_of
+
+        config = self._config(task_instance.get_template_context())
+        record = read_record(Layout(config.root, config.pipeline).task_record(task_instance.run_id, self.record_name))
+        return lineage_of(config, record.manifest) if record and record.manifest else None
+
     def _config(self, context: Mapping[str, Any]) -> PipelineConfig:
+        run = context["dag_run"]
         try:
-            return load_config(self.config_file, context["dag_run"].conf)
+            return of_interval(load_config(self.config_file, run.conf), run)
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
 
@@ -105,6 +120,8 @@ class JobOperator(BaseOperator):
         plain = load_config(self.config_file)
         if changed := [job for job in JOBS if config.interpreter(job) != plain.interpreter(job)]:
             raise AirflowFailException(f"{changed[0]}.python can't be chosen for a run; it is for the author of {self.config_file}")
+        if config.notify != plain.notify:
+            raise AirflowFailException(f"notify can't be chosen for a run; it is for the author of {self.config_file}")
 
     def _manifests(self, config: PipelineConfig, context: Mapping[str, Any]) -> dict[str, str]:
         """What the earlier tasks have left; one that a person has marked a success has left nothing."""
@@ -155,6 +172,7 @@ class JobOperator(BaseOperator):
                             attempt=str(handle.attempt.folder), exit_code=status.exit_code)
         self._record(config, context, record)
         tell(context, config, self.job, status.manifest)
+        self.announce(config, context, status.manifest)
         self.log.info("%s: %s", status.exit_code.name, status.manifest)
         return status.manifest
 
@@ -180,6 +198,16 @@ class PreprocessOperator(JobOperator):
     job = "preprocess"
     ui_color = "#2f6f9f"
 
+    def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
+        """A run that can't train shall not preprocess first."""
+        try:
+            check_warm_start(config)
+        except TrainyardError as error:
+            self._fail(config, context, Status(exit_code=error.exit_code, message=str(error)), None)
+
+    def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
+        tell_drift(config, context, manifest)
+
 
 class TrainOperator(JobOperator):
     """Shards to a candidate model, by a gang of workers."""
@@ -193,6 +221,9 @@ class EvaluateOperator(JobOperator):
 
     job = "evaluate"
     ui_color = "#a3744f"
+
+    def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
+        tell_gate(config, context, manifest)
 
 
 class ExportOperator(JobOperator):
@@ -210,6 +241,14 @@ class ExportOperator(JobOperator):
 
 APPROVE = "approve"
 """The id of the task that asks a person, where the config has `evaluate.approval`."""
+
+
+def of_interval(config: PipelineConfig, run: Any) -> PipelineConfig:
+    """The config of a run whose raw data lie where its data interval says. A run by hand may have none, and is refused when it is planned."""
+    start, end, source = getattr(run, "data_interval_start", None), getattr(run, "data_interval_end", None), config.preprocess.source
+    if not source.has_interval or start is None or end is None:
+        return config
+    return load_config(config.file, (run.conf or {}) | {"preprocess.source.path": source.path_of(start, end)})
 
 
 def skip_unless_passed(config: PipelineConfig, context: Mapping[str, Any], evaluation: str) -> EvaluationFigures:

@@ -53,9 +53,9 @@ def test_every_format_is_measured_and_agrees_with_the_trained_model(published):
 def test_a_format_answers_for_any_number_of_images_without_the_model(published, dataset, name):
     _, images, labels = read_examples(shard_paths(dataset, read_manifest(dataset), "test"))
     batch = (255 * images).reshape(-1, 16, 16, 1).astype(np.float32)
-    classify = load_format(name, published / PATHS[name])
-    assert np.mean(classify(batch).argmax(axis=-1) == labels) > 0.8
-    assert classify(batch[:1]).shape == (1, 10)
+    ask = load_format(name, published / PATHS[name])
+    assert np.mean(ask(batch)["probabilities"].argmax(axis=-1) == labels) > 0.8
+    assert ask(batch[:1])["probabilities"].shape == (1, 10)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:tensorflow.lite.python.interpreter")
@@ -109,7 +109,8 @@ def test_the_page_of_the_run_shows_size_latency_and_agreement_of_every_format(pu
     rows = [Page(row).text for row in section.split("<tr>")[2:]]
     assert "Published as version 1 of digits" in section and "Version 1 is in service." in section and PUBLICATION not in page.read_text()
     for row, each in zip(rows, figures(published).formats, strict=True):
-        for cell in (each.name.replace("_", " "), each.path, f"{each.num_bytes:,}", f"{1000 * each.latency_seconds:.2f} ms",
+        for cell in ({"saved_model": "SavedModel", "onnx": "ONNX"}.get(each.name, "TFLite"), each.path, f"{each.num_bytes:,}",
+                     f"{1000 * each.latency_seconds:.3f} ms",
                      f"{100 * each.top1_agreement:.1f} %", f"of 16; {100 * each.min_top1_agreement:.0f} % asked", f"{each.max_difference:.2g}",
                      f"{each.tolerance:g} allowed"):
             assert cell in row

@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline_ops.cli.arguments import load_checked
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.files import write_whole
-from pipeline_ops.od_api.convert import Converted, convert
+
+if TYPE_CHECKING:
+    from pipeline_ops.od_api.convert import Converted
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -26,6 +29,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 
 def import_od_api(arguments: argparse.Namespace) -> int:
+    from pipeline_ops.od_api.convert import convert
+
     out: Path | None = arguments.out
     if out is not None and out.exists():
         raise ConfigError(f"{out}: is there already; choose another name, or remove it")

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.models.anchors import PER_CELL, Matches, decode, encode, grid_shapes, make_anchors, match
-from pipeline_ops.models.boxes import Boxes, Detections, Suppress, suppress
+from pipeline_ops.models.boxes import Boxes, Detections, suppress, suppress_portably
 
 BoxLoss = Literal["smooth_l1", "giou"]
 
@@ -89,8 +89,16 @@ class AnchorHead:
         classes = tf.gather(tf.pad(labels.classes, [[0, 0], [0, 1]], constant_values=-1), box, batch_dims=1)
         return AnchorTargets(tf.where(is_object, classes, -1), tf.gather(padded, box, batch_dims=1), is_object, is_ignored)
 
-    def detect(self, outputs: dict[str, tf.Tensor], how: Suppress = suppress) -> Detections:
+    def detect(self, outputs: dict[str, tf.Tensor]) -> Detections:
         """The best of the best of each level, overlapping ones of a class suppressed."""
+        return suppress(*self._candidates(outputs), self.num_classes)
+
+    def detect_portably(self, outputs: dict[str, tf.Tensor]) -> Detections:
+        """The same, of operations that TFLite and ONNX have."""
+        return suppress_portably(*self._candidates(outputs))
+
+    def _candidates(self, outputs: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Boxes, scores and classes, as `suppress` takes them."""
         scores = tf.sigmoid(tf.cast(outputs["logits"], tf.float32))
         best, anchors, classes = (tf.concat(parts, axis=1) for parts in zip(*map(self._best_of, self._levels(scores)), strict=True))
         best, places = tf.math.top_k(best, min(_CANDIDATES, best.shape[1]))
@@ -98,7 +106,7 @@ class AnchorHead:
         deltas = tf.gather(tf.cast(outputs["deltas"], tf.float32), anchors, batch_dims=1)
         corners = decode(deltas, tf.gather(tf.constant(self.anchors), anchors))
         height, width = self.image_size
-        return how(corners / tf.constant([height, width, height, width], tf.float32), best, classes, self.num_classes)
+        return corners / tf.constant([height, width, height, width], tf.float32), best, classes
 
     def _levels(self, scores: tf.Tensor) -> list[tuple[int, tf.Tensor]]:
         """The first anchor of each level, and the level's scores [B, A of the level, C]."""

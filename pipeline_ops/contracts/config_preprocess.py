@@ -38,7 +38,8 @@ class Split(Section):
 
     train: float = Field(gt=0, lt=1)
     validation: float = Field(gt=0, lt=1)
-    test: float = Field(gt=0, lt=1)
+    test: float = Field(ge=0, lt=1)
+    """0 where the source itself says what is for the test."""
     seed: int = 0
     group_by: Literal["parent_folder", "regex"] | None = None
     """What is never torn apart: the images of one folder, or those in whose keys `group_regex` finds the same text."""

@@ -60,6 +60,9 @@ def _refuse_normalization(train: Train) -> None:
         return
     if not is_own(train.model) and not CATALOGUE[train.model].has_batch_normalization:
         raise ValueError(f"synchronized_batch_normalization: the model {train.model} has no batch normalisation")
+    if train.model_parameters.get("frozen_batch_normalization"):
+        raise ValueError("synchronized_batch_normalization: with model_parameters.frozen_batch_normalization there are no statistics to synchronise; "
+                         "use one of the two")
     if train.strategy == "parameter_server":
         raise ValueError("synchronized_batch_normalization: the workers of parameter_server don't wait for one another, so there is nothing to "
                          "synchronise; each step normalises over its whole batch")

@@ -17,8 +17,8 @@ takes `images` (float32 [N, H, W, C] in 0..255), `examples` takes `examples` (st
 return `probabilities` (float32 [N, classes]) and `classes` (int64 [N]). `decode` takes `image_bytes` and returns `images`.
 
 A detector returns `boxes` (float32 [N, 100, 4]: ymin, xmin, ymax, xmax as fractions of the image that was sent), `scores` (float32 [N, 100], the
-best first), `classes` (int64 [N, 100]: indexes into the class names) and `num_detections` (int32 [N]); what comes after so many is 0. It has a
-fifth signature, `portable`: as `images`, of operations that TFLite and ONNX have."""
+best first), `classes` (int64 [N, 100]: indexes into the class names) and `num_detections` (int32 [N]); what comes after so many is 0. Those whose
+head can be made of what TFLite and ONNX have, have a fifth signature for that, `portable`: as `images`."""
 LEAST_SCORE = 0.01
 """What scores less is no detection. So low, because average precision also looks at what a detector is unsure of."""
 WEIGHTS = "weights.npz"

@@ -51,6 +51,7 @@ function show(url, prediction) {
   picture.src = url;
   at("bars").replaceChildren();
   at("boxes").replaceChildren();
+  at("names").replaceChildren();
   at("json").textContent = JSON.stringify(prediction, null, 1);
   at("result").hidden = false;
   if (prediction.probabilities) showClasses(prediction.probabilities);
@@ -76,6 +77,9 @@ function showBoxes({ boxes, scores, classes }) {
     title.textContent = `${name} ${percent(share)}`;
     drawn.append(title);
     at("boxes").append(drawn);
+    const tag = labelled("tag", name);
+    [tag.style.left, tag.style.top] = [`${100 * left}%`, `${100 * top}%`];
+    at("names").append(tag);
     addBar(name, share);
   }
 }

@@ -7,7 +7,6 @@ Legend: B batch, N boxes of an image (padded), K candidates, D detections.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -48,19 +47,15 @@ class Detections(NamedTuple):
     num_detections: tf.Tensor
 
 
-Suppress = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, int], Detections]
-"""Of boxes of one class that overlap by more than half, the best one stays.
-
-Args:
-  boxes: float32 [B, K, 4]; what lies outside of the image is cut off.
-  scores: float32 [B, K].
-  classes: int32 [B, K].
-  num_classes: of the data set.
-"""
-
-
 def suppress(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, num_classes: int) -> Detections:
-    """As `Suppress`, by TensorFlow's own operation."""
+    """Of boxes of one class that overlap by more than half, the best one stays.
+
+    Args:
+      boxes: float32 [B, K, 4]; what lies outside of the image is cut off.
+      scores: float32 [B, K].
+      classes: int32 [B, K].
+      num_classes: of the data set.
+    """
     by_class = scores[..., None] * tf.one_hot(classes, num_classes)
     found = tf.image.combined_non_max_suppression(
         boxes[:, :, None, :], by_class, max_output_size_per_class=MAX_DETECTIONS, max_total_size=MAX_DETECTIONS,
@@ -68,8 +63,8 @@ def suppress(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, num_classe
     return Detections(found.nmsed_boxes, found.nmsed_scores, tf.cast(found.nmsed_classes, tf.int64), found.valid_detections)
 
 
-def suppress_portably(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, num_classes: int) -> Detections:
-    """As `Suppress`, of operations that TFLite and ONNX have, too. It compares all boxes with all, where TensorFlow's own operation stops early.
+def suppress_portably(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor) -> Detections:
+    """As `suppress`, of operations that TFLite and ONNX have, too. It compares all boxes with all, where TensorFlow's own operation stops early.
 
     Who is hidden follows from who is kept among the better ones, so: keep all, drop what those that are kept hide, and again, until nothing
     changes. After n rounds the n best are settled, and nearly always all of them.

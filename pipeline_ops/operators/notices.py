@@ -23,7 +23,7 @@ from asgiref.sync import sync_to_async
 
 from pipeline_ops.contracts.config import PipelineConfig, load_config
 from pipeline_ops.contracts.config_notify import Event, Notify
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.errors import ConfigError, MachineError
 from pipeline_ops.contracts.figures import EvaluationFigures, RuleVerdict
 from pipeline_ops.contracts.files import create_whole, exclusive_lock, write_whole
 from pipeline_ops.contracts.fingerprint import digest_of
@@ -47,7 +47,8 @@ def terms_of_dag(config: PipelineConfig) -> dict[str, Any]:
     terms = terms_of_tasks(config)
     if config.deadline_seconds is not None:
         callback = AsyncCallback(tell_late, {"config_file": str(config.file)})
-        terms["deadline"] = DeadlineAlert(DeadlineReference.DAGRUN_QUEUED_AT, dt.timedelta(seconds=config.deadline_seconds), callback)
+        terms["deadline"] = DeadlineAlert(DeadlineReference.DAGRUN_QUEUED_AT, dt.timedelta(seconds=config.deadline_seconds), callback,
+                                         name="deadline_seconds")
     return terms
 
 
@@ -105,7 +106,10 @@ def _tell(config: PipelineConfig, context: Mapping[str, Any], run_id: str, event
         create_whole(outbox / f"{event}.json", notice.model_dump_json(indent=2).encode())
     except FileExistsError:
         _log.info("%s of this run has been told before", event)
-    _send_all(config.notify, context, outbox)
+    try:
+        _send_all(config.notify, context, outbox)
+    except MachineError as error:
+        _log.error("%s stays in %s: %s", event, outbox, error)
 
 
 def _is_wanted(config: PipelineConfig, event: Event) -> bool:

@@ -92,8 +92,9 @@ def test_a_run_waits_for_a_person_and_holds_up_no_other(airflow, workshop, tmp_p
     not_passed = api.trigger("digits", {"evaluate.top_k": 4})
     forgotten = api.trigger("digits", {"evaluate.top_k": 3, "evaluate.approval.timeout_seconds": 1})
     wait_for(lambda: states(api, rejected).get("approve") == "awaiting_input")
-    answer(api, rejected, "Reject")
-    for run_id in (rejected, not_passed, forgotten):
+    for run_id in (not_passed, forgotten, rejected):
+        if run_id == rejected:  # the last: an answer within the second in which it was asked for takes Airflow by surprise, and it fails the task
+            answer(api, rejected, "Reject")
         wait_for(lambda run_id=run_id: api.run("digits", run_id)["state"] == "success")
         assert states(api, run_id)["export"] == "skipped"
     assert reason(rejected) == f"trained, not published: rejected by {USER}"

@@ -52,7 +52,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def airflow(folder, whole_module_survivors, own_package):
-    argv = [sys.executable, str(Path(__file__).parent / "holder.py"), str(folder), str(folder / "failing.yaml")]
+    argv = [sys.executable, str(Path(__file__).parent / "holder.py"), "--schedules", str(folder), str(folder / "failing.yaml")]
     environment = {**whole_module_survivors.environment, "PYTHONPATH": os.environ["PYTHONPATH"]}
     holder = subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert [holder.stdout.readline() for _ in range(2)][1].startswith("up ")
@@ -117,6 +117,10 @@ def test_files_that_arrive_start_one_run_for_each_change_and_their_watcher_holds
 def test_a_backfill_makes_a_run_for_each_day_and_each_looks_into_its_own_folder(airflow, folder):
     days = {"dag_id": "daily", "from_date": "2026-01-05T00:00:00Z", "to_date": "2026-01-06T00:00:00Z", "max_active_runs": 2}
     airflow._call("POST", "/api/v2/backfills", days)
-    found = wait_for(lambda: len(letters(folder, "daily")) >= 2 and letters(folder, "daily"))
-    looked = [letter["verdict"].partition(f"{folder}/days/")[2][:10] for letter in found if letter["run_id"].startswith("backfill__")]
-    assert looked == ["2026-01-05", "2026-01-06"]
+
+    def looked() -> list[str]:
+        told = [letter["verdict"] for letter in letters(folder, "daily") if letter["run_id"].startswith("backfill__")]
+        return [verdict.partition(f"{folder}/days/")[2][:10] for verdict in told]
+
+    wait_for(lambda: len(looked()) == 2)
+    assert looked() == ["2026-01-05", "2026-01-06"]

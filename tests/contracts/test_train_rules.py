@@ -43,6 +43,10 @@ from pipeline_ops.contracts.config_train import Train
     ({"optimizer": {"clip": {"norm": 1.0, "value": 1.0}}}, "exactly one of global_norm, norm and value must be given, got norm and value"),
     ({"optimizer": {"schedule": {"type": "piecewise", "boundaries_steps": [5], "factors": [1.0, 2.0]}}}, "as boundaries_steps (1), got 2"),
     ({"optimizer": {"schedule": {"type": "piecewise", "boundaries_steps": [5, 5], "factors": [1.0, 2.0]}}}, "must be positive and ascending"),
+    ({"optimizer": {"name": "adam", "weight_decay": 0.1}}, "weight_decay is for the optimizers adamw and sgd, got it with adam"),
+    ({"model": "retinanet", "synchronized_batch_normalization": True, "model_parameters": {"frozen_batch_normalization": True},
+      "best_checkpoint": None}, "there are no statistics to synchronise"),
+    ({"model": "retinanet", "model_parameters": {"backbones": "A"}, "best_checkpoint": None}, "the model retinanet has no parameter backbones"),
 ])
 def test_what_cannot_work_is_refused_with_the_reason(options, reason):
     with pytest.raises(ValidationError) as refused:
@@ -57,6 +61,8 @@ def test_what_cannot_work_is_refused_with_the_reason(options, reason):
     {"strategy": "sharded_layers", "devices_per_worker": 2, "sharding": {"*/kernel": 1}},
     {"strategy": "tpu", "tpu": "my-tpu", "devices_per_worker": 8, "global_batch": 64},
     {"model": "resnet50", "synchronized_batch_normalization": True, "workers": 2},
+    {"model": "retinanet", "synchronized_batch_normalization": True, "workers": 2, "best_checkpoint": {"monitor": "validation_box_iou"}},
+    {"optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-3}},
     {"metrics": ["a.b:top3"], "best_checkpoint": {"monitor": "validation_top3"}},
     {"workers": 3, "global_batch": 64},
     {"input": {"augment": {"flip_top_bottom": True, "scale": {"most": 1.5}, "saturation": 0.2}}},

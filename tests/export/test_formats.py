@@ -110,7 +110,7 @@ def test_the_page_of_the_run_shows_size_latency_and_agreement_of_every_format(pu
     assert "Published as version 1 of digits" in section and "Version 1 is in service." in section and PUBLICATION not in page.read_text()
     for row, each in zip(rows, figures(published).formats, strict=True):
         for cell in ({"saved_model": "SavedModel", "onnx": "ONNX"}.get(each.name, "TFLite"), each.path, f"{each.num_bytes:,}",
-                     f"{1000 * each.latency_seconds:.2f} ms",
+                     f"{1000 * each.latency_seconds:.3f} ms",
                      f"{100 * each.top1_agreement:.1f} %", f"of 16; {100 * each.min_top1_agreement:.0f} % asked", f"{each.max_difference:.2g}",
                      f"{each.tolerance:g} allowed"):
             assert cell in row

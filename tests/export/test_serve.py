@@ -271,6 +271,7 @@ def test_boxes_are_drawn_over_the_picture_where_a_model_answers_with_boxes(serve
         drawn = page.locator("#boxes rect").first.bounding_box()
         picture = page.locator("#picture").bounding_box()
         assert page.locator("#boxes rect").count() == 2 and page.locator("#bars li").count() == 2
+        assert page.locator("#names .tag").all_inner_texts() == ["3", HOSTILE]  # class 0 has the hostile name
         assert drawn["x"] - picture["x"] == pytest.approx(0.2 * picture["width"], abs=2)
         assert drawn["height"] == pytest.approx(0.4 * picture["height"], abs=3)
         if folder := os.environ.get("TRAINYARD_SCREENSHOTS"):

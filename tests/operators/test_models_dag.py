@@ -55,6 +55,12 @@ def test_any_version_can_be_promoted_with_a_reason(config):
     assert Registry(config.registry).history()[-1].reason == "asked for by sales"
 
 
+def test_a_misspelt_key_that_comes_by_rest_moves_nothing(config):
+    with pytest.raises(AirflowFailException, match="acton: unknown key; the nearest valid name is 'action'"):
+        trigger(config, acton=PROMOTE)
+    assert Registry(config.registry).champion().number == 2
+
+
 @pytest.mark.parametrize("changes, complaint", [({"action": PROMOTE}, "give the number of the version; there are 1, 2, 3"),
                                                 ({"action": PROMOTE, "version": 9}, "there is no version 9; there are 1, 2, 3")])
 def test_what_can_not_be_done_fails_for_good_and_says_why(config, changes, complaint):

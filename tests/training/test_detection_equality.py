@@ -17,8 +17,12 @@ SGD = {"name": "sgd", "learning_rate": 3e-5, "momentum": 0.9, "clip": {"global_n
 """And not Adam, which divides by the size of a gradient, and so makes much of the last digit of a small one."""
 AUGMENT = {"flip_left_right": True, "scale": {"least": 0.8, "most": 1.25}, "brightness": 0.1, "contrast": 0.1, "mosaic": 0.5}
 """Everything that moves boxes: each worker has to change its examples as any other would have."""
-SMALL = {"center_detector": {"width": 8}}
-MODELS = pytest.mark.parametrize("model", SMALL)
+SMALL = {
+    "center_detector": {"width": 8},
+    "retinanet": {"backbone": "MobileNetV2", "backbone_parameters": {"alpha": 0.35}, "width": 16, "depth": 1, "normalization": "group",
+                  "frozen_batch_normalization": True, "anchor_scale": 2.0},
+}
+MODELS = pytest.mark.parametrize("model", ["center_detector", pytest.param("retinanet", marks=pytest.mark.slow)])
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,8 @@ def terms_of_dag(config: PipelineConfig) -> dict[str, Any]:
     terms = terms_of_tasks(config)
     if config.deadline_seconds is not None:
         callback = AsyncCallback(tell_late, {"config_file": str(config.file)})
-        terms["deadline"] = DeadlineAlert(DeadlineReference.DAGRUN_QUEUED_AT, dt.timedelta(seconds=config.deadline_seconds), callback)
+        terms["deadline"] = DeadlineAlert(DeadlineReference.DAGRUN_QUEUED_AT, dt.timedelta(seconds=config.deadline_seconds), callback,
+                                         name="deadline_seconds")
     return terms
 
 

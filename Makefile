@@ -76,6 +76,7 @@ $(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
 	@$(PIP) install --quiet --compile --no-deps --require-hashes -r requirements-dev.txt
 	@.ci/browser
 	@.ci/hosts
+	@.ci/services
 	@touch $@
 
 # Whole or absent: it takes its name by a rename.

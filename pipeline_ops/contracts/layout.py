@@ -95,6 +95,16 @@ class Attempt:
         return self.folder / "request.json"
 
     @property
+    def process(self) -> Path:
+        """Which process it is."""
+        return self.folder / "process.json"
+
+    @property
+    def unwanted(self) -> Path:
+        """Tells the job to end, and why (`wanted.py`)."""
+        return self.folder / "unwanted.json"
+
+    @property
     def status(self) -> Path:
         return self.folder / "status.json"
 

@@ -64,8 +64,8 @@ class Chain:
         conf = {"storage.root": str(self._root), "train.strategy": "one_device", "train.workers": 1, "train.early_stopping": None,
                 "train.reduce_learning_rate": None, "train.best_checkpoint": None, "evaluate.gate": [gate]}
         manifests = {"preprocess": dataset}
-        context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests[task_ids]), "run_id": run_id,
-                   "dag_run": SimpleNamespace(conf=conf | {f"train.{key}": value for key, value in train.items()}),
+        context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests[task_ids], id="1", max_tries=2), "run_id": run_id,
+                   "dag_run": SimpleNamespace(conf=conf | {f"train.{key}": value for key, value in train.items()}, clear_number=0),
                    "outlet_events": defaultdict(lambda: SimpleNamespace(add=lambda asset, extra: self.announced.append(extra["version"])))}
         for operator in (TrainOperator, EvaluateOperator, ExportOperator):
             task = operator(config_file=str(CONFIG))

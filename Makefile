@@ -37,7 +37,7 @@ test-all: install-dev ## with the slow tests
 check: install-dev ## lint
 	@$(PYTHON) -m ruff check .
 
-bench: install data ## compare the chain with a plain script, the preprocess job with a hand-written program, deltas with full runs, training with fit and, where TORCH names a Python that has it, PyTorch, evaluation with model.predict and pycocotools, and export by format
+bench: install data ## compare the chain with a plain script, the preprocess job with a hand-written program, deltas with full runs, training with fit and, where TORCH names a Python that has it, PyTorch, evaluation with model.predict and pycocotools, export by format, and an Airflow with 200 pipelines
 	@$(PYTHON) tests/bench/chain.py
 	@$(PYTHON) tests/bench/preprocess.py $(ARGS)
 	@$(PYTHON) tests/bench/deltas.py
@@ -45,6 +45,7 @@ bench: install data ## compare the chain with a plain script, the preprocess job
 	@$(PYTHON) tests/bench/training.py $(if $(TORCH),--torch $(TORCH))
 	@$(PYTHON) tests/bench/training_state.py
 	@$(PYTHON) tests/bench/export.py
+	@$(PYTHON) tests/bench/dags.py
 
 lock: ## lock the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate -o requirements.txt pyproject.toml
@@ -75,6 +76,7 @@ $(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
 	@$(PIP) install --quiet --compile --no-deps --require-hashes -r requirements-dev.txt
 	@.ci/browser
 	@.ci/hosts
+	@.ci/services
 	@touch $@
 
 # Whole or absent: it takes its name by a rename.

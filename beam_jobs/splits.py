@@ -49,7 +49,7 @@ def split_of(key: str, split: Split) -> str:
     position = hash_of(b"split", split.seed, key) / 2**64
     if position < split.train:
         return "train"
-    return "validation" if position < split.train + split.validation else "test"
+    return "validation" if position < split.train + split.validation or not split.test else "test"  # the sum may be a little below 1
 
 
 def _unit_of(record: Record, split: Split) -> str:

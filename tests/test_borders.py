@@ -16,7 +16,7 @@ EVERYWHERE = {"pydantic"}  # the language of the contracts
 BORDERS: dict[str, tuple[set[str], set[str]]] = {
     # package: (our packages, other distributions) that it may import at any place of any file
     "pipeline_ops/contracts": ({"contracts"}, {"yaml", "fsspec", "google_crc32c", "jinja2", "markupsafe"}),
-    "pipeline_ops/operators": ({"contracts", "operators"}, {"airflow"}),
+    "pipeline_ops/operators": ({"contracts", "operators"}, {"airflow", "asgiref", "openlineage"}),
     "pipeline_ops/launch": ({"contracts", "launch"}, set()),
     "pipeline_ops/training": ({"contracts", "training", "models", "input"}, TENSORFLOW | {"PIL"}),
     "pipeline_ops/models": ({"contracts", "models"}, TENSORFLOW),
@@ -25,7 +25,8 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/export": ({"contracts", "export", "models", "input"}, TENSORFLOW | {"google", "onnxruntime", "tf2onnx"}),
     "pipeline_ops/cli/compare.py": ({"contracts", "cli", "evaluation"}, {"rich"}),
     "pipeline_ops/ui": ({"contracts", "ui"}, {"airflow", "fastapi", "sqlalchemy", "jinja2", "markupsafe"}),
-    "pipeline_ops/cli": ({"contracts", "cli", "launch", "beam_jobs.stages", "beam_jobs"}, {"httpx", "rich", "yaml"}),
+    "pipeline_ops/od_api": ({"contracts", "od_api", "beam_jobs"}, {"yaml"}),
+    "pipeline_ops/cli": ({"contracts", "cli", "launch", "od_api", "beam_jobs.stages", "beam_jobs"}, {"httpx", "rich", "yaml"}),
     "beam_jobs/sources/tfds.py": ({"contracts", "beam_jobs"}, {"tensorflow_datasets"}),
     "beam_jobs/sources/digit_scenes_builder.py": ({"contracts", "beam_jobs"}, {"tensorflow_datasets", "apache_beam"}),
     "beam_jobs": ({"contracts", "beam_jobs"},

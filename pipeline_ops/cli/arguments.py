@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.config_notify import check_notifiers
 from pipeline_ops.contracts.config_text import parse_value
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.own_code import code_of
@@ -36,12 +37,17 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> PipelineConfig:
-    """The config, its stages and the modules of its model checked as well. Raises ConfigError with a line for each thing that is wrong."""
+    """The config; its stages, the modules of its model and its notifiers are checked as well.
+
+    Raises:
+      ConfigError: with a line for each thing that is wrong.
+    """
     from beam_jobs.stages import check_stages
 
     config = load_config(file, overrides)
     check_stages(config.preprocess, config.file)
     code_of(config.train, config.file.parent)
+    check_notifiers(config.notify, config.file)
     return config
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline_ops.cli.arguments import add_config, add_overrides, load_checked, parse_overrides
 from pipeline_ops.contracts.config import PipelineConfig
+from pipeline_ops.contracts.config_evaluate import Approval
 from pipeline_ops.contracts.figures import EvaluationFigures
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.plan import JOBS, KINDS, plan_job
@@ -19,7 +20,7 @@ _NO_RUN = "explain"  # the run id takes no part in a fingerprint
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """What would become of one task: `runs`, `cached` or `skipped`."""
+    """What would become of one task: `runs`, `cached` or `skipped`; of `approve`, `asks` or `skipped`."""
 
     task: str
     verdict: str
@@ -57,9 +58,21 @@ def forecasts(config: PipelineConfig, overrides: Mapping[str, Any] | None = None
             yield from _forecast_trials(config, overrides, manifests, runs)
             continue
         forecast = _forecast(job, config, manifests, runs)
+        if job == "export" and config.evaluate.approval:
+            yield _forecast_approval(config.evaluate.approval, forecast, "evaluate" in runs)
         if forecast.verdict == "runs":
             runs.append(job)
         yield forecast
+
+
+def _forecast_approval(approval: Approval, export: Forecast, if_passed: bool) -> Forecast:
+    """A person is asked only where something is to be published."""
+    if export.verdict == "cached":
+        return Forecast("approve", "skipped", "nothing to ask: this model is published already")
+    if export.verdict == "skipped":
+        return Forecast("approve", "skipped", export.reason)
+    asks = f"a person, for {approval.timeout_seconds} s; without an answer: {approval.without_answer}"
+    return Forecast("approve", "asks", f"{asks}; only if the gate is passed" if if_passed else asks)
 
 
 def _forecast_trials(config: PipelineConfig, overrides: Mapping[str, Any], manifests: dict[str, str], runs: list[str]) -> Iterator[Forecast]:

@@ -27,6 +27,7 @@ from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.errors import DataError, ExitCode, TrainyardError
 from pipeline_ops.contracts.layout import Attempt, Layout
 from pipeline_ops.contracts.plan import JOBS
+from pipeline_ops.contracts.raw_folder import refuse_interval
 from pipeline_ops.contracts.search import plan_trials
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_source(config: PipelineConfig) -> None:
-    """Raises DataError if there is no local folder of raw data: better now than after Airflow has started."""
+    """Raises DataError if there is no local folder of raw data, ConfigError if it is not said which: better now than after Airflow has started."""
+    refuse_interval(config)
     folder = config.raw_folder
     if isinstance(folder, Path) and not folder.is_dir():
         raise DataError(f"{folder}: no such folder; it is named by preprocess.source.path in {config.file}")

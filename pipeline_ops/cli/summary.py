@@ -5,14 +5,14 @@ The names are a contract with scripts. All of them are always there: what a run 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from pipeline_ops.cli.watch import RunView, TaskView
 from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.figures import REPORT, EvaluationFigures, ModelFigures, TrainingFigures
+from pipeline_ops.contracts.figures import EvaluationFigures, ModelFigures, TrainingFigures
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import Manifest, read_manifest
+from pipeline_ops.contracts.records import find_report
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.search import read_search
 from pipeline_ops.contracts.shards import SPLITS, DatasetFigures, shards_of
@@ -93,5 +93,5 @@ def _model(config: PipelineConfig, manifest: Manifest | None) -> dict[str, Any]:
 
 
 def _report(run: RunView) -> str | None:
-    uri = _uri(run.task("evaluate"))
-    return str(Path(uri).parent / REPORT) if uri else None
+    file = find_report(_uri(run.task("evaluate")), _uri(run.task("export")))
+    return str(file) if file else None

@@ -22,6 +22,7 @@ from pydantic import Field, field_validator, model_validator
 from pipeline_ops.contracts.checking import checked
 from pipeline_ops.contracts.config_evaluate import DetectionMetric, Evaluate, Measure
 from pipeline_ops.contracts.config_export import Export
+from pipeline_ops.contracts.config_notify import Notify
 from pipeline_ops.contracts.config_preprocess import Preprocess
 from pipeline_ops.contracts.config_schedule import Schedule
 from pipeline_ops.contracts.config_search import Search
@@ -64,6 +65,10 @@ class PipelineConfig(Section):
     """Several trainings with different parameters, of which the best goes on. Null: one training."""
     evaluate: Evaluate
     export: Export
+    notify: list[Notify] = []
+    """Who is told of a run that failed, was not published, drifted or is late."""
+    deadline_seconds: int | None = Field(None, ge=1)
+    """How long after it was queued a run should have ended; if it has not, those in `notify` with the event `late` are told, and it goes on."""
 
     _file: Path = Path()
 
@@ -76,7 +81,17 @@ class PipelineConfig(Section):
         if self.train.class_weights and self.preprocess.balance == "none":
             raise ValueError("train.class_weights needs a data set that has them; set preprocess.balance: by_class")
         self._refuse_for_detection()
+        self._refuse_intervals_without_clock()
+        is_told = any("late" in notify.events for notify in self.notify)
+        if is_told != (self.deadline_seconds is not None):
+            raise ValueError("deadline_seconds and an entry of notify with the event late belong together, got one without the other")
         return self
+
+    def _refuse_intervals_without_clock(self) -> None:
+        schedule = self.schedule
+        if self.preprocess.source.has_interval and (schedule.cron is None or schedule.assets or schedule.watch_seconds):
+            raise ValueError(f"preprocess.source.path is {self.preprocess.source.path}, and only runs that the clock starts have a data interval: "
+                             "give schedule a cron expression, and nothing else")
 
     def _refuse_for_detection(self) -> None:
         """Metrics and formats of the other task."""
@@ -84,11 +99,13 @@ class PipelineConfig(Section):
         for rule in self.evaluate.gate:
             if rule.metric not in get_args(Measure) and (rule.metric in get_args(DetectionMetric)) != is_detector:
                 raise ValueError(f"evaluate.gate: {rule.metric} is not for {task_of(self.train.model)}, which the model {self.train.model} is for")
-            if is_detector and (rule.confidence is not None or rule.metric == "latency_milliseconds"):
-                raise ValueError(f"evaluate.gate: {rule.metric}: confidence and latency are measured of classifiers only")
-        if is_detector and (self.evaluate.slices or self.export.formats != ["saved_model"]):
-            raise ValueError("evaluate.slices and export.formats other than saved_model are for classifiers, got them with the detector "
-                             f"{self.train.model}")
+            if is_detector and rule.confidence is not None:
+                raise ValueError(f"evaluate.gate: {rule.metric}: a confidence is for classifiers, whose examples can be drawn again")
+        if is_detector and self.evaluate.slices:
+            raise ValueError(f"evaluate.slices are for classifiers, got them with the detector {self.train.model}")
+        if is_detector and "tflite_int8" in self.export.formats:
+            raise ValueError("export.formats: tflite_int8 is for classifiers: in eight bits, the edges of a box have no place to be exact; got it "
+                             f"with the detector {self.train.model}, which can be tflite")
 
     @property
     def file(self) -> Path:

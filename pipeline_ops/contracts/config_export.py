@@ -38,6 +38,8 @@ class Export(TaskSection):
     """The model's name in the registry."""
     tolerance: float = Field(1e-4, gt=0, le=1)
     """The largest difference of a probability that is still the same model."""
+    box_agreement: float = Field(0.95, ge=0, le=1)
+    """Of a detector in another format than saved_model: the smallest share of test images that get the same boxes."""
     formats: list[FormatName] = ["saved_model"]
     """What is published; saved_model is always among it, onnx needs trainyard[onnx]. Each is checked against the trained model."""
     int8: Int8 = Int8()

@@ -9,21 +9,38 @@ from pydantic import Field
 from pipeline_ops.contracts.section import Section, operational
 
 
+class Scale(Section):
+    """By what images are scaled, anything between the two being equally likely. Where one gets larger, a random part of it is shown; where it gets
+    smaller, it lies at a random place."""
+
+    least: float = Field(1.0, ge=0.1, le=1)
+    most: float = Field(1.0, ge=1, le=10)
+
+
 class Augment(Section):
-    """Random changes of training images, drawn from (seed, epoch, example): no worker and no restart changes them."""
+    """Random changes of training images, drawn from (seed, epoch, example): no worker and no restart changes them.
+
+    Boxes go with the pixels. What comes into sight from beyond an image is its edge, repeated; for a detector it is grey, of the value 128.
+    """
 
     flip_left_right: bool = False
     """Mirrors every second image."""
+    flip_top_bottom: bool = False
+    """Turns every second image upside down."""
     shift: float = Field(0.0, ge=0, le=0.5)
-    """Moves an image by up to this fraction of its height and width; the edge is repeated where it came from."""
+    """Moves an image by up to this fraction of its height and width; a mosaic's parts lie at random places anyway."""
+    scale: Scale | None = None
+    """Enlarges images, or makes them smaller."""
     brightness: float = Field(0.0, ge=0, le=1)
     """Adds up to this fraction of the range of values, or takes it away."""
     contrast: float = Field(0.0, ge=0, lt=1)
     """Stretches values away from the image's mean, or pulls them to it, by up to this fraction."""
-
-    @property
-    def is_on(self) -> bool:
-        return self != Augment()
+    saturation: float = Field(0.0, ge=0, le=1)
+    """Stretches the colours of a pixel away from their mean, or pulls them to it, by up to this fraction."""
+    mosaic: float = Field(0.0, ge=0, le=1)
+    """For detectors: this share of the examples is made of four images, which meet at a random point."""
+    least_visible: float = Field(0.3, gt=0, le=1)
+    """For detectors: of an object with less than this part of its box in sight, nothing is learned."""
 
 
 class Input(Section):
@@ -31,7 +48,8 @@ class Input(Section):
 
     augment: Augment = Augment()
     cache: Literal["none", "memory", "disk"] = operational("memory")
-    """Where decoded training images are kept from one epoch to the next: each worker's memory, or a file that a host's workers share."""
+    """Where decoded training images are kept from one epoch to the next: each worker's memory, or, for classification, a file that a host's
+    workers share."""
     cache_limit_mib: int = operational(256, ge=1)
     """A split whose decoded images need more than this is not cached, and the log says so."""
     stage: Literal["auto", "always"] = operational("auto")

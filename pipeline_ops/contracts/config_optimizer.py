@@ -87,7 +87,8 @@ class Optimizer(Section):
     momentum: float = Field(0.0, ge=0, lt=1)
     """For sgd."""
     weight_decay: float = Field(0.0, ge=0, lt=1)
-    """For adamw."""
+    """For adamw and sgd: in each step every weight loses so much of itself, times the learning rate. With sgd and a momentum of 0.9,
+    a penalty of w * |weights|**2 / 2 in the loss, as papers have it, is about a weight_decay of 10 * w."""
     schedule: AnySchedule = Constant()
     """How the learning rate changes with the steps. `reduce_learning_rate` multiplies what comes out."""
     clip: Clip | None = None
@@ -99,6 +100,6 @@ class Optimizer(Section):
     def _fits(self) -> Optimizer:
         if self.momentum and self.name != "sgd":
             raise ValueError(f"momentum is for the optimizer sgd, got it with {self.name}")
-        if self.weight_decay and self.name != "adamw":
-            raise ValueError(f"weight_decay is for the optimizer adamw, got it with {self.name}")
+        if self.weight_decay and self.name == "adam":
+            raise ValueError("weight_decay is for the optimizers adamw and sgd, got it with adam")
         return self

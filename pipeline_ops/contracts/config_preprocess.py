@@ -38,7 +38,8 @@ class Split(Section):
 
     train: float = Field(gt=0, lt=1)
     validation: float = Field(gt=0, lt=1)
-    test: float = Field(gt=0, lt=1)
+    test: float = Field(ge=0, lt=1)
+    """0 where the source itself says what is for the test."""
     seed: int = 0
     group_by: Literal["parent_folder", "regex"] | None = None
     """What is never torn apart: the images of one folder, or those in whose keys `group_regex` finds the same text."""
@@ -154,8 +155,9 @@ class Preprocess(TaskSection):
     """Shards of each split; with `shard_megabytes` at least so many. A split with fewer records has one for each."""
     shard_megabytes: float | None = Field(None, gt=0, le=100_000)
     """How large a shard may become: of raw bytes, in units of 10**6; null for as many as `shards` says."""
-    duplicates: Literal["keep", "remove_exact", "remove_near"] = "keep"
-    """What becomes of equal or nearly equal images: of each kind one stays, the one in test before that in train."""
+    duplicates: Literal["keep", "remove_exact", "remove_near"] = "remove_exact"
+    """What becomes of equal or nearly equal images: of each kind one stays, the one in test before that in train. With `keep` all stay, and
+    evaluation refuses a model that has seen more of the test split than `evaluate.allowed_leaks`."""
     near_bits: int = Field(4, ge=0, le=8)
     """For duplicates: remove_near. In how many of 64 bits the perceptual hashes of near images differ at most."""
     balance: Literal["none", "by_class"] = "none"
@@ -164,4 +166,7 @@ class Preprocess(TaskSection):
     rejects: Rejects = Rejects()
     schema: SchemaRules = SchemaRules()
     drift: Drift = Drift()
+    dataset: str | None = operational(None, pattern="^[0-9a-f]{6,32}$")
+    """A data set that was made before, by the beginning of its version, as events of the asset have it: it is taken as it is, and nothing is
+    preprocessed. Null: what the raw files are now. One that is not there fails the first task, which says what there is."""
     runner: BeamRunner = operational(BeamRunner())

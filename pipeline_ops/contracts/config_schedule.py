@@ -3,6 +3,7 @@
     schedule: "0 3 * * *"                                  the clock, in UTC
     schedule: {assets: [raw_digits]}                       another DAG has an event of this asset
     schedule: {assets: [raw_digits], cron: "0 3 * * *"}    whichever comes first
+    schedule: {watch_seconds: 60}                          files have come, gone or changed where the raw data lie
     schedule: null                                         nothing: runs by hand only
 """
 
@@ -28,10 +29,13 @@ class AssetName(Section):
 
 
 class Schedule(Section):
-    """What starts a run: the clock, an event of any of the assets, or whichever comes first."""
+    """What starts a run: the clock, an event of any of the assets, a change of the raw files, or whichever comes first."""
 
     cron: str | None = None
     assets: list[AssetName] = []
+    watch_seconds: int | None = Field(None, ge=1, le=86_400)
+    """How often Airflow's triggerer looks at the names, sizes and times of the raw files. When they have changed, and then not any more from one look
+    to the next, a run starts: once for each change. No worker is held by it."""
 
     @model_validator(mode="before")
     @classmethod

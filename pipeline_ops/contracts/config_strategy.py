@@ -60,6 +60,9 @@ def _refuse_normalization(train: Train) -> None:
         return
     if not is_own(train.model) and not CATALOGUE[train.model].has_batch_normalization:
         raise ValueError(f"synchronized_batch_normalization: the model {train.model} has no batch normalisation")
+    if train.model_parameters.get("frozen_batch_normalization"):
+        raise ValueError("synchronized_batch_normalization: with model_parameters.frozen_batch_normalization there are no statistics to synchronise; "
+                         "use one of the two")
     if train.strategy == "parameter_server":
         raise ValueError("synchronized_batch_normalization: the workers of parameter_server don't wait for one another, so there is nothing to "
                          "synchronise; each step normalises over its whole batch")
@@ -107,6 +110,11 @@ def _refuse_labels(train: Train) -> None:
 
 def _refuse_for_detection(train: Train) -> None:
     if task_of(train.model) != "detection":
+        if train.input.augment.mosaic:
+            raise ValueError(f"input.augment.mosaic: four images have four labels, and {train.model} gives one; it is for detectors")
+        augment = train.input.augment
+        if augment.least_visible != type(augment).model_fields["least_visible"].default:  # the trigger form sends every value, also untouched ones
+            raise ValueError(f"input.augment.least_visible is about boxes, and {train.model} is no detector")
         return
     for name in ("loss", "metrics", "class_weights", "label_smoothing"):
         if getattr(train, name):

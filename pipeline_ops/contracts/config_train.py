@@ -10,7 +10,7 @@ from pipeline_ops.contracts.config_input import Input
 from pipeline_ops.contracts.config_optimizer import Optimizer
 from pipeline_ops.contracts.config_strategy import Strategy, refuse_impossible
 from pipeline_ops.contracts.config_watching import DebugSwitch, Divergence, Tensorboard
-from pipeline_ops.contracts.model_catalogue import CATALOGUE, check_function, check_model, is_own
+from pipeline_ops.contracts.model_catalogue import CATALOGUE, check_function, check_model, is_own, task_of
 from pipeline_ops.contracts.section import Section, TaskSection, operational
 
 Monitor = Annotated[str, Field(pattern=r"^validation_[a-z][a-z0-9_]*$")]
@@ -38,7 +38,8 @@ class ReduceLearningRate(Section):
 class BestCheckpoint(Section):
     """The weights of the epoch with the best figure become the challenger, not those of the last epoch."""
 
-    monitor: Monitor = "validation_accuracy"
+    monitor: Monitor | None = None
+    """Null: `validation_accuracy`, and for a detector `validation_loss`."""
     keep: int = operational(1, ge=1, le=1000)
     """The weights of so many of the best epochs stay in the folder of checkpoints until training is done."""
 
@@ -93,8 +94,8 @@ class Train(TaskSection):
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """So much of each label is spread over all classes, in training only."""
     warm_start: str | None = operational(None)
-    """The weights to begin with: champion (the model in service, if there is one yet), or the path of a SavedModel's folder or of a
-    file of weights (.npz, .h5 or .keras). The head is left out where it has another number of classes."""
+    """The weights to begin with: champion (the model in service, if there is one yet), `version 3` of the published ones, or the path of a
+    SavedModel's folder or of a file of weights (.npz, .h5 or .keras). The head is left out where it has another number of classes."""
     early_stopping: EarlyStopping | None = None
     reduce_learning_rate: ReduceLearningRate | None = None
     best_checkpoint: BestCheckpoint | None = BestCheckpoint()
@@ -150,6 +151,13 @@ class Train(TaskSection):
         return [*known, *(path.partition(":")[2] for path in self.metrics)]
 
     @property
+    def best_monitor(self) -> str | None:
+        """The figure that the best epoch is chosen by; None where the last one counts."""
+        if self.best_checkpoint is None:
+            return None
+        return self.best_checkpoint.monitor or ("validation_loss" if task_of(self.model) == "detection" else "validation_accuracy")
+
+    @property
     def fewest_workers(self) -> int:
         return self.min_workers or self.workers
 
@@ -161,5 +169,5 @@ class Train(TaskSection):
         known = [f"validation_{name}" for name in ("loss", *self.metric_names)]
         for name in ("early_stopping", "reduce_learning_rate", "best_checkpoint"):
             section = getattr(self, name)
-            if section is not None and section.monitor not in known:
+            if section is not None and section.monitor not in (None, *known):
                 raise ValueError(f"{name}.monitor must be one of {', '.join(known)}, got {section.monitor}")

@@ -17,7 +17,8 @@ takes `images` (float32 [N, H, W, C] in 0..255), `examples` takes `examples` (st
 return `probabilities` (float32 [N, classes]) and `classes` (int64 [N]). `decode` takes `image_bytes` and returns `images`.
 
 A detector returns `boxes` (float32 [N, 100, 4]: ymin, xmin, ymax, xmax as fractions of the image that was sent), `scores` (float32 [N, 100], the
-best first), `classes` (int64 [N, 100]: indexes into the class names) and `num_detections` (int32 [N]); what comes after so many is 0."""
+best first), `classes` (int64 [N, 100]: indexes into the class names) and `num_detections` (int32 [N]); what comes after so many is 0. Those whose
+head can be made of what TFLite and ONNX have, have a fifth signature for that, `portable`: as `images`."""
 LEAST_SCORE = 0.01
 """What scores less is no detection. So low, because average precision also looks at what a detector is unsure of."""
 WEIGHTS = "weights.npz"
@@ -37,6 +38,9 @@ DIVERGED = "diverged"
 """Training: where steps diverged, `step-000000123.tfrecord` with the examples of each, and a .json beside it that names them."""
 REPORT = "report.html"
 METRICS = "metrics.json"
+"""Evaluation: the page for a person and what a program may want to know. Export has both again, with what was published in them."""
+PUBLICATION = "<!-- publication -->"
+"""Evaluation: the place in its report where export tells what was published. No text of the page can look like it: all of it is escaped."""
 
 
 def files_of_saved_model(training: Manifest) -> list[ManifestFile]:
@@ -172,7 +176,9 @@ class FormatFigures(Figures):
 
     `path` is below the version's folder, "" for the SavedModel itself. `max_difference` is that of a probability and
     `top1_agreement` the share of equal answers over `num_checked` real test images, both against the model in memory at
-    training. `latency_seconds` is the median for one image (of the SavedModel, from encoded bytes), `seconds` what making it cost.
+    training. Of a detector, `top1_agreement` is the share of images with the same boxes, and `max_difference` that of a score or an
+    edge; where not all images have to agree, of those that do. `latency_seconds` is the median for one image (of the SavedModel, from
+    encoded bytes), `seconds` what making it cost.
     """
 
     name: str

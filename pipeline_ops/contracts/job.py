@@ -4,8 +4,8 @@
         run_job(preprocess)
 
 `preprocess(job)` fills the folder that `job.artifact()` opens, and returns a code that leaves a manifest. Everything
-around that is here: the lock (two processes never make the same artifact), the deadline, SIGTERM, and the table from
-exceptions to exit codes.
+around that is here: the lock (two processes never make the same artifact), the deadline, SIGTERM, the end of a job that
+nobody wants any more, and the table from exceptions to exit codes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pipeline_ops.contracts.layout import Attempt, lock_file, work_folder
 from pipeline_ops.contracts.manifest import NAME, Manifest, ManifestFile, list_files, write_manifest
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import Request, Status, read_request, write_status
+from pipeline_ops.contracts.wanted import while_wanted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +92,7 @@ def run_request(work: Callable[[Job], ExitCode], path: Path) -> ExitCode:
     attempt = Attempt(path.parent)
     try:
         request = read_request(path)
-        with _deadline(request.deadline_seconds, attempt):
+        with while_wanted(attempt), _deadline(request.deadline_seconds, attempt):
             status = _do_once(work, Job(request, attempt, ProgressWriter(attempt.progress)))
     except TrainyardError as error:
         status = Status(exit_code=error.exit_code, message=str(error))

@@ -5,9 +5,11 @@
     <root>/artifacts/<pipeline>/<job>/.<fingerprint>.lock             held by the one job that makes it
     <root>/runs/<pipeline>/<run id>/<task>.json                       how a task of a run ended
     <root>/runs/<pipeline>/<run id>/trials.json                       how the trials of a search ended
+    <root>/runs/<pipeline>/<run id>/notices/<event>.json              what people are told of the run, and who has been told
     <root>/runs/<pipeline>/<run id>/<task>/attempt-<id>/              request, status, progress and logs of one job process
     <root>/models/<model>/<version>/                                  published models (`registry.py`), unless export.registry is elsewhere
     <root>/fetched/                                                   copies of published models that are kept elsewhere
+    <root>/watched/<pipeline>.json                                    how the raw files were when a watcher last told of them
     <root>/listings/                                                  digests of raw files, so that only changed ones are read
 """
 
@@ -55,11 +57,18 @@ class Layout:
     def search_result(self, run_id: str) -> Path:
         return self.run(run_id) / "trials.json"
 
+    def notices(self, run_id: str) -> Path:
+        return self.run(run_id) / "notices"
+
     def newest_attempt(self, run_id: str, task: str) -> Attempt | None:
         """Of the job processes that a task has started, the last one."""
         folders = self.attempts(run_id, task).glob("attempt-*")
         newest = max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
         return newest and Attempt(newest)
+
+    @property
+    def watched(self) -> Path:
+        return self.root / "watched" / f"{self.pipeline}.json"
 
     @property
     def listings(self) -> Path:
@@ -84,6 +93,16 @@ class Attempt:
     @property
     def request(self) -> Path:
         return self.folder / "request.json"
+
+    @property
+    def process(self) -> Path:
+        """Which process it is."""
+        return self.folder / "process.json"
+
+    @property
+    def unwanted(self) -> Path:
+        """Tells the job to end, and why (`wanted.py`)."""
+        return self.folder / "unwanted.json"
 
     @property
     def status(self) -> Path:

@@ -119,6 +119,14 @@ def list_raw_files(folder: Path, indexes: Path) -> Listing:
     return Listing(folder, tuple(files))
 
 
+def list_stats(folder: Path) -> list[tuple[str, os.stat_result]]:
+    """The key of each file and what the disk says of it, in any order. Raises as `list_raw_files` does."""
+    try:
+        return [(key_of(relative), entry.stat()) for relative, entry in _walk(os.fsencode(folder))]
+    except OSError as error:
+        raise _unreadable(error, os.fsencode(folder)) from None
+
+
 def _read_index(file: Path) -> dict[str, str]:
     """By key: size, mtime and ctime in nanoseconds, and digest."""
     try:

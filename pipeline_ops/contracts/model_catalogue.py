@@ -44,12 +44,13 @@ def _backbone(name: str, *parameters: str, has_batch_normalization: bool = True)
     return CatalogueModel("backbones", (*parameters, "dropout"), {"name": name}, has_batch_normalization)
 
 
-def _detector(module: str, *parameters: str, metrics: tuple[str, ...], head: str, has_batch_normalization: bool = False) -> CatalogueModel:
-    return CatalogueModel(module, parameters, {}, has_batch_normalization, "detection", metrics, ("detection", "boxes", head))
+def _detector(module: str, *parameters: str, metrics: tuple[str, ...], files: tuple[str, ...],
+              has_batch_normalization: bool = False) -> CatalogueModel:
+    return CatalogueModel(module, parameters, {}, has_batch_normalization, "detection", metrics, ("detection", "boxes", *files))
 
 
 CATALOGUE: Mapping[str, CatalogueModel] = {
-    "center_detector": _detector("center_detector", "width", metrics=("heat_loss", "box_iou"), head="centers"),
+    "center_detector": _detector("center_detector", "width", metrics=("heat_loss", "box_iou"), files=("centers",)),
     "digits_cnn": CatalogueModel("digits_cnn"),
     "dense": CatalogueModel("dense", ("units", "hidden_layers")),
     "convnext_tiny": _backbone("ConvNeXtTiny", has_batch_normalization=False),
@@ -64,6 +65,9 @@ CATALOGUE: Mapping[str, CatalogueModel] = {
     "resnet50": _backbone("ResNet50"),
     "resnet50_v2": _backbone("ResNet50V2"),
     "resnet101_v2": _backbone("ResNet101V2"),
+    "retinanet": _detector(
+        "retinanet", "backbone", "backbone_parameters", "width", "depth", "normalization", "frozen_batch_normalization", "anchor_scale", "box_loss",
+        "max_boxes", metrics=("class_loss", "box_iou"), files=("anchor_head", "anchors", "backbones"), has_batch_normalization=True),
     "xception": _backbone("Xception"),
 }
 

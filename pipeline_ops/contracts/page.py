@@ -26,7 +26,12 @@ def render_page(template: Path, styles: Sequence[Path] = (), **values: Any) -> s
       styles: style sheets of the page's own, which come after the shared one.
       values: what the template needs; a name that it lacks is an error.
     """
+    style = Markup("".join(file.read_text(encoding="utf-8") for file in (STYLE, *styles)))
+    return render_part(template, style=style, **values)
+
+
+def render_part(template: Path, **values: Any) -> str:
+    """As `render_page`, for a part that is put into a page."""
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader([template.parent, _HERE]), autoescape=True, undefined=jinja2.StrictUndefined,
                                      trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    style = Markup("".join(file.read_text(encoding="utf-8") for file in (STYLE, *styles)))
-    return environment.get_template(template.name).render(style=style, **values)
+    return environment.get_template(template.name).render(**values)

@@ -13,6 +13,7 @@ from pathlib import Path
 from pipeline_ops.contracts import foreign, own_code
 from pipeline_ops.contracts.callback_code import callback_code
 from pipeline_ops.contracts.config import PipelineConfig
+from pipeline_ops.contracts.datasets import find_dataset
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.figures import LAST_EVALUATION, TEST_SPLIT, ModelFigures
 from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint, digest_code
@@ -21,7 +22,7 @@ from pipeline_ops.contracts.interpreter import versions_in
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import NAME, Input, Manifest, find_damage, read_manifest
 from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own
-from pipeline_ops.contracts.raw_folder import list_folder
+from pipeline_ops.contracts.raw_folder import list_folder, refuse_interval
 from pipeline_ops.contracts.reference import find_reference
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.request import Request
@@ -34,6 +35,7 @@ JOBS = ("preprocess", "train", "evaluate", "export")
 _PAGE = ("pipeline_ops/contracts/page.py", "pipeline_ops/contracts/page.css", "pipeline_ops/contracts/page_head.html",
          "pipeline_ops/contracts/svg.py")
 """What the pages of two jobs share."""
+_INPUT = ("augment", "augment_scenes", "changes", "dataset", "detections", "draws", "mosaic", "records", "sources", "windows")
 _ONNX = ("onnx", "onnxruntime", "tf2onnx")
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 
@@ -75,19 +77,19 @@ KINDS: Mapping[str, JobKind] = {
                         *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
     "train": JobKind(
         "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
-        lambda config: ["pipeline_ops/training", "pipeline_ops/input/dataset.py", "pipeline_ops/input/sources.py", "pipeline_ops/input/augment.py",
-                        "pipeline_ops/input/detections.py",
-                        "pipeline_ops/input/records.py", "pipeline_ops/contracts/model_catalogue.py", "pipeline_ops/models/__init__.py",
-                        "pipeline_ops/models/own.py", "pipeline_ops/models/task.py", "pipeline_ops/models/classification.py",
-                        *_code_of_model(config.train.model)]),
+        lambda config: ["pipeline_ops/training", *(f"pipeline_ops/input/{name}.py" for name in _INPUT),
+                        "pipeline_ops/contracts/model_catalogue.py", "pipeline_ops/models/__init__.py", "pipeline_ops/models/own.py",
+                        "pipeline_ops/models/task.py", "pipeline_ops/models/classification.py", *_code_of_model(config.train.model)]),
     "evaluate": JobKind(
         "pipeline_ops.evaluation.evaluate", ("preprocess", "train"), (*_TENSORFLOW, "jinja2", "pillow"),
         lambda config: ["pipeline_ops/evaluation", "pipeline_ops/contracts/places.py", "pipeline_ops/input/served.py",
                         "pipeline_ops/input/detections.py", "pipeline_ops/input/records.py", *_PAGE]),
     "export": JobKind(
-        "pipeline_ops.export.export", ("train", "evaluate"), _TENSORFLOW,
-        lambda config: [*(f"pipeline_ops/export/{name}.py" for name in ("export", "check", "card", "conversion", "convert", "formats", "warmup")),
-                        "pipeline_ops/input/served.py", "pipeline_ops/input/detections.py"]),
+        "pipeline_ops.export.export", ("train", "evaluate"), (*_TENSORFLOW, "jinja2"),
+        lambda config: [*(f"pipeline_ops/export/{name}.py" for name in ("export", "check", "card", "conversion", "convert", "formats", "publication",
+                                                                        "warmup")),
+                        "pipeline_ops/export/publication.html", "pipeline_ops/contracts/page.py", "pipeline_ops/input/served.py",
+                        "pipeline_ops/input/detections.py"]),
 }
 
 
@@ -116,7 +118,12 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
 
     Raises:
       DataError: an input is missing or is not what its manifest says.
+      ConfigError: it asks for a data set, a version or a file that is not there.
     """
+    if job == "preprocess" and config.preprocess.dataset:
+        return _plan_given(config, run_id, config.preprocess.dataset)
+    if job == "preprocess":
+        refuse_interval(config)
     kind, section = KINDS[job], getattr(config, job)
     layout = Layout(config.root, config.pipeline)
     inputs = {name: _as_input(manifests[name]) for name in kind.reads}
@@ -153,6 +160,16 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)
     return dataclasses.replace(_decide(request, layout), python=config.interpreter(job))
+
+
+def _plan_given(config: PipelineConfig, run_id: str, version: str) -> JobPlan:
+    """A data set that is there is taken, whatever it was made of."""
+    path = find_dataset(Layout(config.root, config.pipeline), version)
+    manifest = read_manifest(path)
+    request = Request(job="preprocess", pipeline=config.pipeline, run_id=run_id, config_file=str(config.file),
+                      config=config.preprocess.model_dump(mode="json"), inputs=manifest.inputs, root=str(config.root), artifact=str(path.parent),
+                      fingerprint=manifest.fingerprint, deadline_seconds=config.preprocess.timeout_seconds)
+    return JobPlan(request, path, True, f"preprocess.dataset asks for the data set {version}")
 
 
 def _foreign(job: str, config: PipelineConfig) -> tuple[dict[str, str], dict[str, str]]:

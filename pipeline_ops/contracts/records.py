@@ -7,7 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from pipeline_ops.contracts.figures import REPORT
 from pipeline_ops.contracts.files import read_json, write_json
+from pipeline_ops.contracts.manifest import read_manifest
 
 
 class TaskRecord(BaseModel):
@@ -32,3 +34,13 @@ def write_record(path: Path, record: TaskRecord) -> None:
 def read_record(path: Path) -> TaskRecord | None:
     value = read_json(path)
     return None if value is None else TaskRecord.model_validate(value)
+
+
+def find_report(evaluate: str | None, export: str | None) -> Path | None:
+    """The page of a run, by the URIs of the manifests of its evaluation and its export: export's, which also says what was published, if it is
+    about this very evaluation, and else the evaluation's own. None where there is none."""
+    if evaluate is None:
+        return None
+    is_of_this = export is not None and Path(export).exists() and read_manifest(export).inputs["evaluate"].uri == evaluate
+    file = Path(export if is_of_this else evaluate).parent / REPORT
+    return file if file.is_file() else None

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.errors import TrainyardError
 from pipeline_ops.contracts.fingerprint import Fingerprint, digest_of
 from pipeline_ops.contracts.generations import BASE
@@ -22,6 +22,9 @@ from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import NAME, Input, Manifest, find_damage, read_manifest
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.shards import SCHEMA, STATISTICS
+
+if TYPE_CHECKING:
+    from pipeline_ops.contracts.config import PipelineConfig
 
 REFERENCES = ("champion_data", "previous_data")
 """What the reference is called among the inputs of a preprocess job; there is one of them at most."""

@@ -117,8 +117,7 @@ def check_trials(file: Path | str, overrides: Mapping[str, Any] | None, trials: 
 
 
 def monitor_of(config: PipelineConfig) -> str:
-    best = config.train.best_checkpoint
-    return config.search.monitor or (best.monitor if best else "validation_loss")
+    return config.search.monitor or config.train.best_monitor or "validation_loss"
 
 
 def result_of(trial: Trial, manifest: str, monitor: str) -> Result:

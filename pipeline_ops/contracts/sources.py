@@ -7,6 +7,8 @@ itself are relative to it, so that one folder holds everything that the fingerpr
 from __future__ import annotations
 
 import re
+import string
+from datetime import datetime
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -21,12 +23,30 @@ class Source(Section):
     """What every source has. Where the raw data lie is not fingerprinted: the digest of their contents is."""
 
     path: str = operational(...)
-    """The folder that holds all of the raw data, or a URI such as s3://bucket/folder; everything below it is in the fingerprint."""
+    """The folder that holds all of the raw data, or a URI such as s3://bucket/folder; everything below it is in the fingerprint. Where the data
+    come by day or by hour, `raw/{start:%Y-%m-%d}` has the start of the run's data interval in it (`{end}` its end), which backfills need."""
 
     @property
     def folder(self) -> str:
         """The folder whose files are listed: a path, relative like `path`, or a URI."""
         return self.path
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether it depends on the run's data interval where the raw data lie."""
+        return bool(_fields_of(self.path))
+
+    def path_of(self, start: datetime, end: datetime) -> str:
+        """The path for one data interval."""
+        return self.path.format(start=start, end=end)
+
+    @field_validator("path")
+    @classmethod
+    def _names_the_interval(cls, value: str) -> str:
+        if unknown := _fields_of(value) - {"start", "end"}:
+            raise ValueError("only the start and the end of a run's data interval can stand in brackets, such as {start:%Y-%m-%d}, "
+                             f"got {min(unknown)!r}")
+        return value
 
     @field_validator("path")
     @classmethod
@@ -34,6 +54,11 @@ class Source(Section):
         if "://" in value and not is_known(value):
             raise ValueError(f"must be a local folder, or a URI of an object store such as s3://bucket/folder, got {value}")
         return value
+
+
+def _fields_of(path: str) -> set[str]:
+    """What stands in brackets. Raises ValueError where one is open."""
+    return {field for _, field, _, _ in string.Formatter().parse(path) if field is not None}
 
 
 def _local(value: str) -> str:

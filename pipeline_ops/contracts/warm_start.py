@@ -1,11 +1,13 @@
 """What `train.warm_start` means for a plan: which weights a training begins with, as an input whose digest is in the fingerprint.
 
 `champion` is the model in service when the training is planned. An unchanged second run asks the same question as the first and finds
-it answered: where the champion itself came out of this very training, what that one began with counts again.
+it answered: where the champion itself came out of this very training, what that one began with counts again. `version 3` is that version, in
+service or not.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pipeline_ops.contracts.config import PipelineConfig
@@ -18,6 +20,7 @@ from pipeline_ops.contracts.registry import Registry
 CHAMPION = "champion"
 WARM_START = "warm_start"
 """The input's name in requests, manifests and fingerprints."""
+_VERSION = re.compile(r"version (\d+)")
 
 
 def find_warm_start(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
@@ -33,7 +36,13 @@ def find_warm_start(config: PipelineConfig, fingerprint: Fingerprint) -> Input |
     source = config.train.warm_start
     if source is None:
         return None
-    return _champion(config, fingerprint) if source == CHAMPION else _at(config.path(source))
+    return _champion(config, fingerprint) if source == CHAMPION else _named(config, source)
+
+
+def check_warm_start(config: PipelineConfig) -> None:
+    """For the first task of a run, hours before the training begins. Raises ConfigError as `find_warm_start` does."""
+    if config.train.warm_start not in (None, CHAMPION):
+        _named(config, config.train.warm_start)
 
 
 def with_warm_start(fingerprint: Fingerprint, warm_start: Input | None) -> Fingerprint:
@@ -54,9 +63,21 @@ def _champion(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
     return Input(uri=champion.uri, digest=manifest.digest)
 
 
+def _named(config: PipelineConfig, source: str) -> Input:
+    if not (number := _VERSION.fullmatch(source)):
+        return _at(config.path(source))
+    versions = Registry(config.registry).versions()
+    for version in versions:
+        if version.number == int(number[1]):
+            return Input(uri=version.uri, digest=version.manifest().digest)
+    raise ConfigError(f"train.warm_start: there is no {source} of the model {config.export.model}; there are "
+                      f"{', '.join(str(version.number) for version in versions) or 'none'}")
+
+
 def _at(path: Path) -> Input:
     if path.is_dir():
         return Input(uri=str(path), digest=digest_of([file.model_dump() for file in list_files(path)]))
     if path.is_file():
         return Input(uri=str(path), digest=crc32c_of(path))
-    raise ConfigError(f"train.warm_start: there is no {path}; give champion, the folder of a SavedModel, or a file of weights")
+    raise ConfigError(f"train.warm_start: there is no {path}; give champion, a published one such as `version 3`, the folder of a SavedModel, or a "
+                      "file of weights")

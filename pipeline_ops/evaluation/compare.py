@@ -27,6 +27,8 @@ from pipeline_ops.evaluation.svg import Line, line_chart, share_chart
 
 _JOBS = ("preprocess", "train", "evaluate")
 _MAX_CLASSES = 100
+_HEADLINES = {"classification": ("accuracy", "accuracy"), "detection": ("map_50", "mAP@0.5")}
+"""The metric that stands on top, and its name, by task."""
 _STYLES = ("champion", "validation")
 """Of the first run and of the second one, in all drawings."""
 
@@ -106,7 +108,8 @@ def render_comparison(pipeline: str, first: ComparedRun, second: ComparedRun) ->
     """The page, as text to be written in UTF-8. The same runs give the same bytes."""
     here = Path(__file__).parent
     return render_page(
-        here / "compare.html", [here / "report.css"], title=f"{pipeline}: {first.name} and {second.name}", pipeline=pipeline, runs=(first, second),
+        here / "compare.html", [here / "report.css"], headline=_HEADLINES[second.training.task],
+        title=f"{pipeline}: {first.name} and {second.name}", pipeline=pipeline, runs=(first, second),
         line_styles=_STYLES, has_one_test_split=have_one_test_split(first, second), metrics=metric_rows(first, second),
         facts=fact_rows(first, second), changes=changes(first, second), charts=_charts(first, second), classes=_class_rows(first, second))
 

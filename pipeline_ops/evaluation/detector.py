@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,39 +15,23 @@ from pipeline_ops.contracts.errors import DataError, ExitCode
 from pipeline_ops.contracts.figures import METRICS, REPORT, ClassFigures, EvaluationFigures, ModelEvaluation
 from pipeline_ops.contracts.files import write_json, write_whole
 from pipeline_ops.contracts.job import Job
-from pipeline_ops.contracts.page import render_page
-from pipeline_ops.contracts.svg import short
 from pipeline_ops.evaluation.coco import DetectionEvaluation, Detections, Truths, evaluate_detections
+from pipeline_ops.evaluation.detector_page import DetectorData, pictures, render_detector
 from pipeline_ops.evaluation.gate import NO_CHAMPION, Evidence, judge
 from pipeline_ops.evaluation.groups import Group
 from pipeline_ops.evaluation.inputs import Inputs
 from pipeline_ops.evaluation.leaks import find_leaks
 from pipeline_ops.evaluation.lineage import trace
-from pipeline_ops.evaluation.matching import MIN_SCORE, areas, match, size_of
-from pipeline_ops.evaluation.measures import largest_drift, read_drift
-from pipeline_ops.evaluation.pictures import data_uri
-from pipeline_ops.evaluation.svg import Line, line_chart
+from pipeline_ops.evaluation.matching import Answer, areas, match, size_of
+from pipeline_ops.evaluation.measures import largest_drift, latencies_milliseconds, read_drift
+from pipeline_ops.evaluation.report import read_rejected
 from pipeline_ops.input.detections import OUTPUTS, TrueBoxes, read_true_boxes
 from pipeline_ops.input.served import EncodedBatch, ServedModel
 
 _NAMES = {"map": "ap", "map_50": "ap_50", "map_75": "ap_75", "map_small": "ap_small", "map_medium": "ap_medium", "map_large": "ap_large",
-          "mar_1": "ar_1", "mar_10": "ar_10", "mar_100": "ar_100"}
+          "mar_1": "ar_1", "mar_10": "ar_10", "mar_100": "ar_100", "mar_small": "ar_small", "mar_medium": "ar_medium", "mar_large": "ar_large"}
 """Ours, as they are in most papers, and COCO's own, which mean the same."""
 _MOST_AT_ONCE = 32
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What one model finds in one image: boxes float [D, 4] as fractions, classes, scores."""
-
-    boxes: np.ndarray
-    classes: np.ndarray
-    scores: np.ndarray
-
-    def sure(self) -> Answer:
-        """What scores so much that a person would be shown it."""
-        kept = self.scores >= MIN_SCORE
-        return Answer(self.boxes[kept], self.classes[kept], self.scores[kept])
 
 
 @dataclasses.dataclass
@@ -63,28 +45,46 @@ class Mistakes:
 
 def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs, why_alone: str | None) -> ExitCode:
     """Evaluates and leaves the artifact, whatever the verdict."""
-    find_leaks(inputs.dataset, inputs.champion, config.allowed_leaks)
-    scenes, answers = _ask(job, config, inputs, with_champion=why_alone is None)
+    leaks = find_leaks(inputs.dataset, inputs.champion, config.allowed_leaks)
+    models, scenes = _load(inputs, with_champion=why_alone is None), _read(inputs)
+    answers = _ask(job, config, models, scenes)
     size, names = inputs.dataset.figures.image_shape[:2], inputs.dataset.figures.class_names
     evaluations = [_evaluate(scenes, found, size, names) for found in answers]
-    mistakes = count_mistakes(scenes, answers[0], size, len(names))
-    figures = _judge(config, inputs, len(scenes), evaluations, [count_mistakes(scenes, found, size, len(names)) for found in answers], why_alone)
+    mistakes = [count_mistakes(scenes, found, size, len(names)) for found in answers]
+    measures = _measure(config, inputs, models, scenes)
+    judged = [_as_model(*each, names) for each in zip(evaluations, mistakes, measures, strict=True)]
+    figures = _judge(config, inputs, len(scenes), judged, why_alone)
     with job.artifact() as draft:
-        write_json(draft.folder / METRICS, figures.model_dump(mode="json") | {"class_names": names, "by_size": mistakes.by_size})
-        write_whole(draft.folder / REPORT, _page(job, config, inputs, figures, evaluations[0], mistakes, scenes, answers[0]).encode())
+        write_json(draft.folder / METRICS, figures.model_dump(mode="json") | {
+            "class_names": names, "by_size": mistakes[0].by_size, "leaks": dataclasses.asdict(leaks),
+            "precision_at_recall": [_precisions(evaluation) for evaluation in evaluations]})
+        write_whole(draft.folder / REPORT, render_detector(DetectorData(
+            pipeline=job.request.pipeline, figures=figures, training=inputs.challenger.figures, dataset=inputs.dataset.figures,
+            rejected=read_rejected(inputs.dataset.quarantine), drift=read_drift(inputs.dataset.statistics), leaks=leaks,
+            lineage=trace(job.request, inputs), why_alone=why_alone, evaluations=evaluations, by_size=mistakes[0].by_size,
+            pictures=pictures(scenes, answers[0], names, config.worst_mistakes))).encode())
         draft.figures = figures.model_dump(mode="json")
     return ExitCode.SUCCESS if figures.gate_passed else ExitCode.GATE_NOT_PASSED
 
 
-def _ask(job: Job, config: Evaluate, inputs: Inputs, with_champion: bool) -> tuple[list[TrueBoxes], list[list[Answer]]]:
-    """The test images, and for each model its answers in their order."""
+def _load(inputs: Inputs, with_champion: bool) -> list[ServedModel]:
     num_classes = len(inputs.dataset.figures.class_names)
     models = [ServedModel(inputs.challenger.saved_model, "the challenger", num_classes, OUTPUTS)]
     if with_champion:
         models.append(ServedModel(inputs.champion.saved_model, f"the champion (version {inputs.champion.version})", num_classes, OUTPUTS))
+    return models
+
+
+def _read(inputs: Inputs) -> list[TrueBoxes]:
+    """The test images."""
     scenes = list(read_true_boxes(inputs.dataset.test_shards, inputs.dataset.removed_from_test_shards))
     if len(scenes) != inputs.dataset.num_test_examples:
         raise DataError(f"{inputs.dataset.uri}: the test shards hold {len(scenes)} examples, the manifest says {inputs.dataset.num_test_examples}")
+    return scenes
+
+
+def _ask(job: Job, config: Evaluate, models: Sequence[ServedModel], scenes: Sequence[TrueBoxes]) -> list[list[Answer]]:
+    """For each model its answers in the order of the images."""
     answers: list[list[Answer]] = [[] for _ in models]
     step = min(config.batch, _MOST_AT_ONCE)
     for start in range(0, len(scenes), step):
@@ -93,7 +93,17 @@ def _ask(job: Job, config: Evaluate, inputs: Inputs, with_champion: bool) -> tup
         for model, found in zip(models, answers, strict=True):
             found += _answers(model.detect(batch))
         job.progress.report("evaluate", start + len(part), len(scenes), "images")
-    return scenes, answers
+    return answers
+
+
+def _measure(config: Evaluate, inputs: Inputs, models: Sequence[ServedModel], scenes: Sequence[TrueBoxes]) -> list[dict[str, float]]:
+    """Of each model as it is served."""
+    found = [{"model_bytes": float(model.model_bytes)} for model in (inputs.challenger, inputs.champion)[: len(models)]]
+    if config.measures_latency:
+        images = np.array([scene.image for scene in scenes[:_MOST_AT_ONCE]], object)
+        for measures, latency in zip(found, latencies_milliseconds(models, images), strict=True):
+            measures["latency_milliseconds"] = latency
+    return found
 
 
 def _answers(outputs: dict[str, np.ndarray]) -> list[Answer]:
@@ -133,11 +143,7 @@ def count_mistakes(scenes: Sequence[TrueBoxes], answers: Sequence[Answer], size:
     return Mistakes(confusion, by_size)
 
 
-def _judge(config: Evaluate, inputs: Inputs, num_examples: int, evaluations: Sequence[DetectionEvaluation], mistakes: Sequence[Mistakes],
-           why_alone: str | None) -> EvaluationFigures:
-    names = inputs.dataset.figures.class_names
-    sizes = [inputs.challenger.model_bytes, *([inputs.champion.model_bytes] if inputs.champion and why_alone is None else [])]
-    models = [_as_model(*each, names, size) for *each, size in zip(evaluations, mistakes, sizes, strict=True)]
+def _judge(config: Evaluate, inputs: Inputs, num_examples: int, models: Sequence[ModelEvaluation], why_alone: str | None) -> EvaluationFigures:
     challenger, champion = models[0], models[1] if len(models) > 1 else None
     drift = largest_drift(read_drift(inputs.dataset.statistics))
     rules = judge(config.gate, Evidence(Group("", "", num_examples, challenger, champion, None, None), (), drift, why_alone or NO_CHAMPION))
@@ -146,7 +152,12 @@ def _judge(config: Evaluate, inputs: Inputs, num_examples: int, evaluations: Seq
                              gate_passed=all(rule.passed for rule in rules), rules=rules, drift=drift)
 
 
-def _as_model(evaluation: DetectionEvaluation, mistakes: Mistakes, names: Sequence[str], num_bytes: int) -> ModelEvaluation:
+def _precisions(evaluation: DetectionEvaluation) -> dict[str, list[float]]:
+    """By class, at an overlap of 0.5 and the recalls of `scores.RECALLS`."""
+    return {each.name: [round(float(value), 4) for value in each.precisions] for each in evaluation.classes if each.precisions is not None}
+
+
+def _as_model(evaluation: DetectionEvaluation, mistakes: Mistakes, measures: dict[str, float], names: Sequence[str]) -> ModelEvaluation:
     """COCO's figures that have a meaning here, and counts at the threshold for each class."""
     metrics = {ours: evaluation.metrics[cocos] for ours, cocos in _NAMES.items() if evaluation.metrics[cocos] is not None}
     confusion, classes = mistakes.confusion, []
@@ -156,50 +167,4 @@ def _as_model(evaluation: DetectionEvaluation, mistakes: Mistakes, names: Sequen
         classes.append(ClassFigures(name=name, precision=precision, recall=recall, support=support,
                                     f1=2 * precision * recall / (precision + recall) if right else 0.0,
                                     average_precision=evaluation.classes[index].average_precision))
-    return ModelEvaluation(metrics=metrics, classes=classes, confusion=confusion.tolist(), measures={"model_bytes": float(num_bytes)})
-
-
-def _page(job: Job, config: Evaluate, inputs: Inputs, figures: EvaluationFigures, evaluation: DetectionEvaluation, mistakes: Mistakes,
-          scenes: Sequence[TrueBoxes], answers: Sequence[Answer]) -> str:
-    here, names = Path(__file__).parent, inputs.dataset.figures.class_names
-    history = inputs.challenger.figures.history
-    losses = [Line("training", "line-a", [(epoch.epoch, epoch.metrics["loss"]) for epoch in history]),
-              Line("validation", "line-b", [(epoch.epoch, epoch.metrics["validation_loss"]) for epoch in history])]
-    return render_page(
-        here / "detector.html", [here / "report.css"], title=f"{job.request.pipeline}: gate {'passed' if figures.gate_passed else 'not passed'}",
-        pipeline=job.request.pipeline, figures=figures, class_names=[*names, "nothing"], classes=list(zip(figures.challenger.classes,
-        evaluation.classes, strict=True)), by_size=mistakes.by_size, pictures=pictures(scenes, answers, names, config.worst_mistakes),
-        loss=line_chart("Loss by epoch", losses), training=inputs.challenger.figures, lineage=trace(job.request, inputs), min_score=MIN_SCORE,
-        short=short)
-
-
-def pictures(scenes: Sequence[TrueBoxes], answers: Sequence[Answer], names: Sequence[str], count: int) -> list[dict[str, Any]]:
-    """Test images with truth and answer drawn on them, those with the most mistakes first; keys settle ties."""
-    drawn = [_picture(scene, answer.sure(), names) for scene, answer in zip(scenes, answers, strict=True)]
-    worst = sorted(drawn, key=lambda picture: (-picture["num_mistakes"], picture["key"]))[:count]
-    return [picture | {"image": data_uri(picture["image"])} for picture in worst]
-
-
-def _picture(scene: TrueBoxes, answer: Answer, names: Sequence[str]) -> dict[str, Any]:
-    found = match(scene.boxes, scene.classes, scene.is_crowd, answer.boxes, answer.classes, answer.scores)
-    hit = found.found_truths()
-    missed = [i for i in range(len(scene.boxes)) if i not in hit and not scene.is_crowd[i]]
-    boxes, counts = [], {"missed": len(missed), "false alarms": 0, "confused": 0}
-    boxes += [_drawn(scene.boxes[i], names[scene.classes[i]] + (" missed" if i in missed else ""), "truth-box") for i in range(len(scene.boxes))]
-    for i, truth in enumerate(found.truth_of):
-        name = f"{names[answer.classes[i]]} {answer.scores[i]:.2f}"
-        is_right = truth >= 0 and scene.classes[truth] == answer.classes[i]
-        kind = "right" if is_right or found.is_ignored[i] else "confused" if truth >= 0 else "false alarms"
-        if kind in counts:
-            counts[kind] += 1
-            boxes.append(_drawn(answer.boxes[i], name, "answer-box"))
-        else:
-            boxes.append(_drawn(answer.boxes[i], name, "right-box"))
-    return {"key": scene.key, "image": scene.image, "boxes": boxes, "num_mistakes": sum(counts.values()),
-            "text": ", ".join(f"{number} {kind}" for kind, number in counts.items() if number) or "all right"}
-
-
-def _drawn(box: np.ndarray, text: str, style: str) -> dict[str, Any]:
-    """In percent, as the style of the page's boxes wants it."""
-    ymin, xmin, ymax, xmax = (100 * float(edge) for edge in box)
-    return {"style": style, "text": text, "left": xmin, "top": ymin, "width": xmax - xmin, "height": ymax - ymin}
+    return ModelEvaluation(metrics=metrics, classes=classes, confusion=confusion.tolist(), measures=measures)

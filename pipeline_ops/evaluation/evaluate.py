@@ -106,7 +106,7 @@ def _measure(config: Evaluate, inputs: Inputs, models: list[ServedModel]) -> lis
     found = [{"model_bytes": float(size)} for size in sizes]
     if config.measures_latency:
         first = next(iter(read_encoded(inputs.dataset.test_shards, config.batch, inputs.dataset.removed_from_test_shards)))
-        for measures, latency in zip(found, latencies_milliseconds(models, first), strict=True):
+        for measures, latency in zip(found, latencies_milliseconds(models, first.images), strict=True):
             measures["latency_milliseconds"] = latency
     return found
 

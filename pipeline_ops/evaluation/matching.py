@@ -18,6 +18,20 @@ SIZES = {"small": 32.0**2, "medium": 96.0**2, "large": float("inf")}
 
 
 @dataclasses.dataclass(frozen=True)
+class Answer:
+    """What one model finds in one image: boxes float [D, 4] as fractions, classes, scores."""
+
+    boxes: np.ndarray
+    classes: np.ndarray
+    scores: np.ndarray
+
+    def sure(self) -> Answer:
+        """What scores so much that a person would be shown it."""
+        kept = self.scores >= MIN_SCORE
+        return Answer(self.boxes[kept], self.classes[kept], self.scores[kept])
+
+
+@dataclasses.dataclass(frozen=True)
 class Match:
     """One image. `truth_of` int [D]: the true box that a detection found, -1 for none; `is_ignored` bool [D]: it lies in a crowd."""
 

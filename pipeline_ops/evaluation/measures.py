@@ -12,21 +12,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.files import read_json
-from pipeline_ops.input.served import EncodedBatch, ServedModel
+from pipeline_ops.input.served import ServedModel
 
 _WARM_UPS, _CALLS = 5, 50
 
 
-def latencies_milliseconds(models: Sequence[ServedModel], batch: EncodedBatch) -> list[float]:
+def latencies_milliseconds(models: Sequence[ServedModel], images: np.ndarray) -> list[float]:
     """For each model the median time of an answer to one image, from the bytes of its file; all in turn, so that load hits them alike."""
-    singles = [EncodedBatch(batch.keys[i : i + 1], batch.images[i : i + 1], batch.labels[i : i + 1]) for i in range(len(batch.keys))]
     times: list[list[float]] = [[] for _ in models]
     for call in range(_WARM_UPS + _CALLS):
         for model, taken in zip(models, times, strict=True):
             begin = time.perf_counter()
-            model.classify(singles[call % len(singles)])
+            place = call % len(images)
+            model.ask("serving_default", image_bytes=images[place : place + 1])
             taken.append(1e3 * (time.perf_counter() - begin))
     return [statistics.median(taken[_WARM_UPS:]) for taken in times]
 

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.contracts.figures import EvaluationFigures, RuleVerdict, TrainingFigures
+from markupsafe import Markup
+
+from pipeline_ops.contracts.figures import PUBLICATION, EvaluationFigures, RuleVerdict, TrainingFigures
 from pipeline_ops.contracts.page import render_page
 from pipeline_ops.contracts.shards import SPLITS, DatasetFigures
 from pipeline_ops.evaluation.answers import Shown
@@ -43,22 +45,28 @@ _MAX_RULES = 12
 
 
 @dataclasses.dataclass(frozen=True)
-class ReportData:
-    """All that the page shows. `why_alone` says why there is no comparison, as the end of a sentence."""
+class Background:
+    """What the pages of all tasks show: the verdict, and where the challenger comes from."""
 
     pipeline: str
     figures: EvaluationFigures
-    comparison: Comparison | None
-    why_alone: str | None
-    curves: list[Curves]
-    mistakes: list[Shown]
-    surprises: list[Shown]
     training: TrainingFigures
     dataset: DatasetFigures
     rejected: list[dict[str, str]]
     drift: list[dict[str, Any]] | None
     leaks: Leaks
     lineage: Lineage
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportData(Background):
+    """All that the page of a classifier shows. `why_alone` says why there is no comparison, as the end of a sentence."""
+
+    comparison: Comparison | None
+    why_alone: str | None
+    curves: list[Curves]
+    mistakes: list[Shown]
+    surprises: list[Shown]
     top_k: int
     bootstrap_samples: int
 
@@ -73,22 +81,28 @@ def read_rejected(quarantine: Path) -> list[dict[str, str]]:
 
 def render(data: ReportData) -> str:
     """The page, as text to be written in UTF-8."""
-    here = Path(__file__).parent
     figures, names = data.figures, data.dataset.class_names
     num_right = sum(row[index] for index, row in enumerate(figures.challenger.confusion))
     shown_rules, more_rules = _sorted_rules(figures.rules)
-    return render_page(
-        here / "report.html", [here / "report.css"], data=data, figures=figures, splits=SPLITS, class_names=names,
-        interval=wilson_interval_95(num_right, figures.num_examples), rules=shown_rules, more_rules=more_rules,
-        metrics=list(metric_rows(figures, data.top_k)), training_charts=training_charts(data.training),
+    return render_report(
+        "report.html", data, data.top_k, interval=wilson_interval_95(num_right, figures.num_examples), rules=shown_rules, more_rules=more_rules,
+        metrics=list(metric_rows(figures, data.top_k)),
         score_charts=score_charts(figures, data.curves, names), slices=slice_tables(figures),
         classes=class_rows(figures), num_hidden_classes=max(0, len(names) - MAX_CLASS_ROWS),
         empty_classes=[row.name for row in figures.challenger.classes if not row.support],
         matrix=matrix(figures.challenger) if len(names) <= _MAX_MATRIX_CLASSES else None,
         pairs=confused_pairs(figures.challenger, names)[:_MAX_PAIRS],
         mistakes=_pictures(data.mistakes), surprises=_pictures(data.surprises), num_mistakes=figures.num_examples - num_right,
-        is_small=max(data.dataset.image_shape[:2]) <= 96,
-        last_metrics=_last_metrics(data))
+        is_small=max(data.dataset.image_shape[:2]) <= 96)
+
+
+def render_report(template: str, data: Background, top_k: int = 0, **values: Any) -> str:
+    """A page with the parts that those of all tasks have, and with what its own template needs."""
+    here, is_passed = Path(__file__).parent, data.figures.gate_passed
+    return render_page(
+        here / template, [here / "report.css"], title=f"{data.pipeline}: gate {'passed' if is_passed else 'not passed'}",
+        publication=Markup(PUBLICATION), data=data, figures=data.figures, splits=SPLITS, class_names=data.dataset.class_names,
+        training_charts=training_charts(data.training), last_metrics=_last_metrics(data, top_k), **values)
 
 
 def _sorted_rules(rules: Sequence[RuleVerdict]) -> tuple[list[RuleVerdict], list[RuleVerdict]]:
@@ -104,8 +118,8 @@ def _pictures(examples: Sequence[Shown]) -> list[dict[str, Any]]:
     return [{"shown": shown, "image": data_uri(shown.image)} for shown in examples]
 
 
-def _last_metrics(data: ReportData) -> list[dict[str, Any]]:
+def _last_metrics(data: Background, top_k: int) -> list[dict[str, Any]]:
     """The challenger beside the challenger of the run before, on whatever test split that one had."""
     last = data.lineage.since_last_run.metrics if data.lineage.since_last_run else {}
     ours = data.figures.challenger.metrics
-    return [{"name": metric_title(name, data.top_k)[0], "value": ours[name], "before": before} for name, before in last.items() if name in ours]
+    return [{"name": metric_title(name, top_k)[0], "value": ours[name], "before": before} for name, before in last.items() if name in ours]

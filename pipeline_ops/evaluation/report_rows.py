@@ -89,10 +89,10 @@ def training_charts(training: TrainingFigures) -> list[tuple[str, list[Line], Ma
 def score_charts(figures: EvaluationFigures, curves: Sequence[Curves], class_names: Sequence[str]) -> list[tuple[str, list[Line], Markup]]:
     """Precision against recall, of the mean of all classes and of the weakest ones; and how much the probabilities are worth."""
     models = [("challenger", "validation"), ("champion", "champion")]
-    means = [Line(name, style, _points(model.mean)) for (name, style), model in reversed(list(zip(models, curves, strict=False)))]
+    means = [Line(name, style, recall_points(model.mean)) for (name, style), model in reversed(list(zip(models, curves, strict=False)))]
     weakest = sorted((c for c in figures.challenger.classes if c.average_precision is not None), key=lambda c: c.average_precision)
     index = {name: number for number, name in enumerate(class_names)}
-    by_class = [Line(f"{c.name} ({c.average_precision:.3f})", f"series-{number}", _points(curves[0].by_class[index[c.name]]))
+    by_class = [Line(f"{c.name} ({c.average_precision:.3f})", f"series-{number}", recall_points(curves[0].by_class[index[c.name]]))
                 for number, c in enumerate(weakest[:_MAX_CLASS_CURVES])]
     calibrated = [Line("perfect", "training", [(0.0, 0.0), (1.0, 1.0)])]
     if figures.champion:
@@ -104,7 +104,8 @@ def score_charts(figures: EvaluationFigures, curves: Sequence[Curves], class_nam
                                                     _shares_of_bins(figures.challenger.calibration)))]
 
 
-def _points(precisions: Any) -> list[tuple[float, float]]:
+def recall_points(precisions: Any) -> list[tuple[float, float]]:
+    """A curve of precisions at RECALLS."""
     return list(zip(RECALLS.tolist(), precisions.tolist(), strict=True))
 
 

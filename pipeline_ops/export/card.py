@@ -19,6 +19,7 @@ from pipeline_ops.contracts.manifest import Input, Manifest, read_manifest
 from pipeline_ops.contracts.shards import DatasetFigures
 
 JSON, MARKDOWN = "model_card.json", "MODEL_CARD.md"
+_OF_FORMATS = {"name", "path", "num_bytes", "num_checked", "max_difference", "tolerance", "top1_agreement", "min_top1_agreement"}
 _NOT_SAID = "Not said in the config (`export.card`)."
 
 
@@ -36,7 +37,7 @@ def make_card(config: Export, number: int, pipeline: str, training: Manifest, ev
         "evaluation": {"num_examples": evaluation.num_examples, "metrics": challenger.metrics,
                        "classes": [each.model_dump(include={"name", "precision", "recall", "f1", "support"}) for each in challenger.classes],
                        "compared_with": evaluation.champion_version, "gate": [rule.text for rule in evaluation.rules]},
-        "formats": [each.model_dump(include={"name", "path", "num_bytes", "num_checked", "top1_agreement"}) for each in formats],
+        "formats": [each.model_dump(include=_OF_FORMATS) for each in formats],
         "lineage": {name: entry.digest for name, entry in sorted(inputs.items())}
         | {name: entry.digest for name, entry in sorted(training.inputs.items())},
         "versions": training.fingerprint.versions,
@@ -77,9 +78,9 @@ def _markdown(card: Mapping[str, Any]) -> str:
                [(each["name"], *(f"{each[key]:.4f}" for key in ("precision", "recall", "f1")), each["support"]) for each in evaluation["classes"]]),
         "The gate:", "\n".join(f"- {_plain(text)}" for text in evaluation["gate"]),
         "## Formats",
-        _table(("format", "file", "bytes", "same answers as the trained model"),
-               [(each["name"], each["path"] or "this folder", f"{each['num_bytes']:,}", f"{each['top1_agreement']:.1%} of {each['num_checked']}")
-                for each in card["formats"]]),
+        _table(("format", "file", "bytes", "same answers as the trained model", "largest difference", "allowed"),
+               [(each["name"], each["path"] or "this folder", f"{each['num_bytes']:,}", f"{each['top1_agreement']:.1%} of {each['num_checked']}",
+                 f"{each['max_difference']:.2g}", f"{each['tolerance']:g}") for each in card["formats"]]),
         "## Lineage", _table(("made from", "digest"), card["lineage"].items()), _table(("package", "version"), card["versions"].items()),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -20,7 +20,7 @@ import numpy as np
 from pipeline_ops.contracts.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.shards import removed_positions, shard_paths
-from pipeline_ops.export.formats import INPUT, PATHS, SIGNATURE
+from pipeline_ops.export.formats import INPUT, PATHS, PORTABLE, SIGNATURE
 from pipeline_ops.input.served import ServedModel, read_encoded
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
@@ -53,15 +53,19 @@ def main() -> int:
 
 
 class _Frozen:
-    """The signature `images` of a SavedModel, with its variables as constants: converters lose variables otherwise."""
+    """The signature of a SavedModel that other formats are made of, with its variables as constants: converters lose variables otherwise.
+
+    Loops stay what they are: TFLite can't take what the older form of them is made of.
+    """
 
     def __init__(self, folder: Path):
         from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
         tf = import_tensorflow()
         self._model = tf.saved_model.load(str(folder))
-        signature = self._model.signatures[SIGNATURE]
-        names, frozen = sorted(signature.structured_outputs), convert_variables_to_constants_v2(signature)
+        signatures = self._model.signatures
+        signature = signatures[PORTABLE if PORTABLE in signatures else SIGNATURE]
+        names, frozen = sorted(signature.structured_outputs), convert_variables_to_constants_v2(signature, lower_control_flow=False)
         self._spec = signature.structured_input_signature[1][INPUT]
         self._module = tf.Module()
         self._module.frozen = frozen

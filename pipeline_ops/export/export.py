@@ -38,6 +38,7 @@ from pipeline_ops.export.card import make_card, write_card
 from pipeline_ops.export.check import References, check_format, check_saved_model
 from pipeline_ops.export.conversion import Conversion
 from pipeline_ops.export.formats import PATHS
+from pipeline_ops.export.publication import write_report
 from pipeline_ops.export.serving_check import check_serving
 from pipeline_ops.export.warmup import write_warmup
 
@@ -86,11 +87,14 @@ def export(job: Job) -> ExitCode:
                                _contents(config))
     manifest = version.manifest()
     refuse_damage(fetched(Input(uri=version.uri, digest=manifest.digest), Path(job.request.root)).uri, manifest, manifest.files)
-    job.progress.report("promote", message=_promote(registry, version, job.request, challenger.evaluation))
+    outcome = _promote(registry, version, job.request, challenger.evaluation)
+    job.progress.report("promote", message=outcome)
     if config.keep_versions and (retired := registry.retire(config.keep_versions, f"export.keep_versions is {config.keep_versions}")):
         job.progress.report("retire", message=f"removed version {', '.join(map(str, retired))}")
     with job.artifact() as draft:
-        draft.figures = _figures(version.number, config, challenger, staged).model_dump(mode="json")
+        figures = _figures(version.number, config, challenger, staged)
+        write_report(draft.folder, Path(job.request.inputs["evaluate"].uri).parent, challenger.task, figures, outcome)
+        draft.figures = figures.model_dump(mode="json")
     return ExitCode.SUCCESS
 
 
@@ -104,6 +108,7 @@ def _read_challenger(request: Request) -> Challenger:
         raise DataError(f"{evaluate.uri}: the gate was not passed, so nothing is published")
     references = [file for file in training.files if file.path in (REFERENCE_EXAMPLES, REFERENCE_OUTPUTS)]
     refuse_damage(train.uri, training, [*files_of_saved_model(training), *references])
+    refuse_damage(evaluate.uri, evaluation, evaluation.files)
     return Challenger(Path(train.uri).parent, training, TrainingFigures.model_validate(training.figures).class_names, figures)
 
 

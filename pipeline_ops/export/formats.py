@@ -1,7 +1,7 @@
 """The formats of a published model: where each lies in a version's folder, and how one is loaded and asked.
 
-A format takes decoded images, float32 [N, H, W, C] in 0..255, as the SavedModel's signature `images` does, and answers with
-probabilities, float32 [N, K]. It is made in `convert.py`, in a process of its own, and loaded here, in one that has never seen the model.
+A format takes decoded images, float32 [N, H, W, C] in 0..255, as the SavedModel's signature `images` does, and has the same answers. It
+is made in `convert.py`, in a process of its own, and loaded here, in one that has never seen the model.
 """
 
 from __future__ import annotations
@@ -15,30 +15,33 @@ import numpy as np
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
-SIGNATURE, INPUT, OUTPUT = "images", "images", "probabilities"
+SIGNATURE, PORTABLE, INPUT = "images", "portable", "images"
+"""A format's own signature; that of the SavedModel that it is made of, if there is one; the name of the input of both."""
 PATHS = {"tflite": "formats/model.tflite", "tflite_int8": "formats/model_int8.tflite", "onnx": "formats/model.onnx"}
 """Below a version's folder, beside what TensorFlow Serving loads. The SavedModel is the folder itself."""
-Classify = Callable[[np.ndarray], np.ndarray]
+Ask = Callable[[np.ndarray], dict[str, np.ndarray]]
+"""From images to the answers by name."""
 
 
-def load_format(name: str, file: Path) -> Classify:
+def load_format(name: str, file: Path) -> Ask:
     """One of PATHS."""
     return _load_onnx(file) if name == "onnx" else _load_tflite(file)
 
 
-def _load_tflite(file: Path) -> Classify:
+def _load_tflite(file: Path) -> Ask:
     tf = import_tensorflow()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # TensorFlow 2.21 says that it will move; we pin it
         interpreter = tf.lite.Interpreter(model_path=str(file))
     runner = interpreter.get_signature_runner(SIGNATURE)  # it takes any number of images
-    return lambda images_NHWC: runner(**{INPUT: images_NHWC})[OUTPUT].copy()
+    return lambda images_NHWC: {name: value.copy() for name, value in runner(**{INPUT: images_NHWC}).items()}
 
 
-def _load_onnx(file: Path) -> Classify:
+def _load_onnx(file: Path) -> Ask:
     try:
         import onnxruntime
     except ImportError as error:
         raise ConfigError(f"export.formats: onnx needs {error.name}; install trainyard[onnx], or take it out") from None
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    return lambda images_NHWC: session.run([OUTPUT], {INPUT: images_NHWC})[0]
+    names = [output.name for output in session.get_outputs()]
+    return lambda images_NHWC: dict(zip(names, session.run(names, {INPUT: images_NHWC}), strict=True))

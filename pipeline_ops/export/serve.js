@@ -51,10 +51,11 @@ function show(url, prediction) {
   picture.src = url;
   at("bars").replaceChildren();
   at("boxes").replaceChildren();
+  at("names").replaceChildren();
   at("json").textContent = JSON.stringify(prediction, null, 1);
   at("result").hidden = false;
   if (prediction.probabilities) showClasses(prediction.probabilities);
-  else if (prediction.detection_boxes) showBoxes(prediction);
+  else if (prediction.boxes) showBoxes(prediction);
   else { at("headline").textContent = "The model's answer"; at("raw").open = true; }
 }
 
@@ -65,7 +66,7 @@ function showClasses(probabilities) {
 }
 
 // Boxes are [top, left, bottom, right], in parts of the picture's height and width.
-function showBoxes({ detection_boxes: boxes, detection_scores: scores, detection_classes: classes }) {
+function showBoxes({ boxes, scores, classes }) {
   const found = boxes.map((box, index) => ({ box, share: scores[index], name: nameOf(classes[index]) })).filter((each) => each.share >= LEAST_SCORE);
   at("headline").textContent = found.length === 1 ? "1 object" : `${found.length} objects`;
   at("boxes").setAttribute("viewBox", "0 0 1 1");
@@ -76,6 +77,9 @@ function showBoxes({ detection_boxes: boxes, detection_scores: scores, detection
     title.textContent = `${name} ${percent(share)}`;
     drawn.append(title);
     at("boxes").append(drawn);
+    const tag = labelled("tag", name);
+    [tag.style.left, tag.style.top] = [`${100 * left}%`, `${100 * top}%`];
+    at("names").append(tag);
     addBar(name, share);
   }
 }

@@ -1,66 +1,111 @@
-"""Random changes of training images, drawn from (seed, epoch, example) and from nothing else.
+"""Random changes of training examples, drawn from (seed, epoch, example) and from nothing else.
 
 So an example is changed in the same way whichever worker has it and however often the gang was restarted, and
-differently in each epoch. Whole batches at once, after the cache, in the threads that prepare batches.
+differently in each epoch. Whole batches at once, after the cache, in the threads that prepare batches, and all graph.
+Here: images whose labels stay what they are. Images with boxes: `augment_scenes.py`.
 
 Legend: b examples, H W C image.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
 from pipeline_ops.contracts.config_input import Augment
+from pipeline_ops.input.draws import Draws
 from pipeline_ops.input.tensorflow_start import import_tensorflow
+from pipeline_ops.input.windows import Part, Window, show
 
 tf = import_tensorflow()
 
-_FLIP, _DOWN, _RIGHT, _BRIGHTNESS, _CONTRAST = range(5)
+Load = Callable[[tf.Tensor], tuple[Any, Any]]
+"""Features and labels of examples by number, int64."""
+
+LEFT_RIGHT, DOWN, RIGHT, BRIGHTNESS, CONTRAST, TOP_BOTTOM, SCALE, SATURATION, ROW, COLUMN = range(10)
 """Each change draws numbers of its own."""
 
 
-def augment(config: Augment, images_bHWC: tf.Tensor, seed: int, epochs_b: tf.Tensor, examples_b: tf.Tensor) -> tf.Tensor:
-    """uint8 images, changed as the config says; epochs and examples are int64 numbers."""
-    def draw(what: int) -> tf.Tensor:
-        return _uniform(seed, epochs_b, examples_b, what)
+class Changes(Protocol):
+    """What is done to the examples of a step."""
 
-    if config.flip_left_right:
-        images_bHWC = tf.where((draw(_FLIP) < 0.5)[:, None, None, None], tf.reverse(images_bHWC, [2]), images_bHWC)
-    if config.shift:
-        images_bHWC = _shift(images_bHWC, config.shift * (2 * draw(_DOWN) - 1), axis=1)
-        images_bHWC = _shift(images_bHWC, config.shift * (2 * draw(_RIGHT) - 1), axis=2)
+    def examples(self, draws: Draws) -> tf.Tensor:
+        """The numbers of all examples that `load` takes something of, int64."""
+        ...
+
+    def load(self, load: Load, draws: Draws) -> tuple[Any, Any]:
+        """The examples that the draws are for, changed."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageChanges:
+    """uint8 images, changed as the config says. What moves into sight from beyond an image is its edge, repeated; labels stay what they are."""
+
+    config: Augment
+
+    def examples(self, draws: Draws) -> tf.Tensor:
+        return draws.examples_b
+
+    def load(self, load: Load, draws: Draws) -> tuple[Any, Any]:
+        images_bHWC, labels = load(draws.examples_b)
+        return self.images(images_bHWC, draws), labels
+
+    def images(self, images_bHWC: tf.Tensor, draws: Draws) -> tf.Tensor:
+        if moves(self.config):
+            images_bHWC = show(images_bHWC, *windows(self.config, images_bHWC.shape[1:3], draws))
+        return as_pixels(change_colours(self.config, images_bHWC, draws))
+
+
+def moves(config: Augment) -> bool:
+    """Whether any pixel comes to lie elsewhere."""
+    return config.flip_left_right or config.flip_top_bottom or config.scale is not None or config.shift > 0
+
+
+def windows(config: Augment, shape: tuple[int, int], draws: Draws, parts: tuple[Part, Part] | None = None) -> tuple[Window, Window]:
+    """Rows and columns of images that cover what is shown, or lie somewhere in it where they are too small for that.
+
+    Args:
+      shape: height and width.
+      parts: the rows and the columns that are shown of each canvas; None: all of them, and only then there is a shift.
+    """
+    scale_b = _draw_scale(config, draws)
+
+    def window(axis: int, place: int, shift: int, mirror: int, may_be_mirrored: bool) -> Window:
+        zeros_b, size = tf.zeros_like(draws.examples_b, tf.float32), shape[axis]
+        part_b = parts[axis] if parts else (zeros_b, zeros_b + size)
+        shift_b = config.shift * draws.around_zero(shift) if config.shift and not parts else zeros_b
+        return Window.placed(size, draws.uniform(place), shift_b, scale_b, draws.uniform(mirror) < 0.5 if may_be_mirrored else None, part_b)
+
+    return window(0, ROW, DOWN, TOP_BOTTOM, config.flip_top_bottom), window(1, COLUMN, RIGHT, LEFT_RIGHT, config.flip_left_right)
+
+
+def _draw_scale(config: Augment, draws: Draws) -> tf.Tensor | None:
+    """float32 [b]; None where nothing is scaled. No exponential function: its last digit depends on where in a batch an example is."""
+    if config.scale is None:
+        return None
+    return config.scale.least + (config.scale.most - config.scale.least) * draws.uniform(SCALE)
+
+
+def change_colours(config: Augment, images_bHWC: tf.Tensor, draws: Draws) -> tf.Tensor:
+    """Images of any type; float32 where something is changed, and then not yet within the range of values."""
+    if not (config.brightness or config.contrast or config.saturation):
+        return images_bHWC
+
+    def factor(most: float, what: int) -> tf.Tensor:
+        return (1 + most * draws.around_zero(what))[:, None, None, None]
+
+    values = tf.cast(images_bHWC, tf.float32)
+    if config.saturation:
+        grey = tf.reduce_mean(values, axis=-1, keepdims=True)
+        values = grey + (values - grey) * factor(config.saturation, SATURATION)
     if config.brightness or config.contrast:
-        values = tf.cast(images_bHWC, tf.float32)
         mean = tf.reduce_mean(values, axis=[1, 2], keepdims=True)
-        stretch = 1 + config.contrast * (2 * draw(_CONTRAST) - 1)
-        offset = 255 * config.brightness * (2 * draw(_BRIGHTNESS) - 1)
-        values = (values - mean) * stretch[:, None, None, None] + mean + offset[:, None, None, None]
-        images_bHWC = tf.cast(tf.clip_by_value(tf.round(values), 0, 255), tf.uint8)
-    return images_bHWC
+        offset = 255 * config.brightness * draws.around_zero(BRIGHTNESS)[:, None, None, None]
+        values = (values - mean) * factor(config.contrast, CONTRAST) + (mean + offset)
+    return values
 
 
-def _shift(images_bHWC: tf.Tensor, fractions_b: tf.Tensor, axis: int) -> tf.Tensor:
-    """Moves each image along one axis by a fraction of it, repeating the edge."""
-    size = tf.shape(images_bHWC)[axis]
-    pixels_b = tf.cast(tf.round(fractions_b * tf.cast(size, tf.float32)), tf.int32)
-    sources = tf.clip_by_value(tf.range(size)[None, :] - pixels_b[:, None], 0, size - 1)
-    moved = tf.gather(images_bHWC, sources, axis=axis, batch_dims=1)
-    return tf.ensure_shape(moved, images_bHWC.shape)
-
-
-def _uniform(seed: int, epochs_b: tf.Tensor, examples_b: tf.Tensor, what: int) -> tf.Tensor:
-    """float32 [b] in [0, 1): a hash, so that any number can be had without those before it."""
-    state = _mix(tf.constant(seed * 64 + what, tf.uint64))
-    state = _mix(state + tf.cast(epochs_b, tf.uint64))
-    state = _mix(state + tf.cast(examples_b, tf.uint64))
-    return tf.cast(tf.bitwise.right_shift(state, tf.constant(40, tf.uint64)), tf.float32) / (1 << 24)
-
-
-def _mix(value: tf.Tensor) -> tf.Tensor:
-    """One output of SplitMix64 (Steele, Lea and Flood 2014) for a state."""
-    value += tf.constant(0x9E3779B97F4A7C15, tf.uint64)
-    value = _xor_shift(value, 30) * tf.constant(0xBF58476D1CE4E5B9, tf.uint64)
-    value = _xor_shift(value, 27) * tf.constant(0x94D049BB133111EB, tf.uint64)
-    return _xor_shift(value, 31)
-
-
-def _xor_shift(value: tf.Tensor, bits: int) -> tf.Tensor:
-    return tf.bitwise.bitwise_xor(value, tf.bitwise.right_shift(value, tf.constant(bits, tf.uint64)))
+def as_pixels(images_bHWC: tf.Tensor) -> tf.Tensor:
+    return images_bHWC if images_bHWC.dtype == tf.uint8 else tf.cast(tf.clip_by_value(tf.round(images_bHWC), 0, 255), tf.uint8)

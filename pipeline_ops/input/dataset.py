@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pipeline_ops.contracts.config_input import Augment
-from pipeline_ops.input.augment import augment
+from pipeline_ops.input.augment import Changes
+from pipeline_ops.input.draws import Draws
 from pipeline_ops.input.records import read_records
 from pipeline_ops.input.sources import EncodedSource, Parse, Source
 from pipeline_ops.input.tensorflow_start import import_tensorflow
@@ -56,26 +56,26 @@ class Split:
 
 
 def training_batches(split: Split, source: Source, global_batch: int, part: Slice, seed: int, start_step: int,
-                     changes: Augment | None = None) -> tf.data.Dataset:
+                     changes: Changes | None = None) -> tf.data.Dataset:
     """Endless batches from `start_step` on: this worker's part of each, as the task's `parse` makes it.
 
     Args:
       split: says how many examples there are.
       source: has them.
-      changes: what is done at random to features that are images, uint8 [b, H, W, C]; None for nothing.
+      changes: what is done to them at random; None for nothing.
     """
     def load(step: tf.Tensor) -> tuple[Any, Any]:
         epochs_b, examples_b = _order(split, seed, step * global_batch + tf.range(part.start, part.end, dtype=tf.int64))
-        features, labels = source.load(examples_b)
-        return augment(changes, features, seed, epochs_b, examples_b) if changes else features, labels
+        return changes.load(source.load, Draws(seed, epochs_b, examples_b)) if changes else source.load(examples_b)
 
     return tf.data.Dataset.range(start_step, _FOREVER).map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
 
 
-def examples_of_step(split: Split, global_batch: int, seed: int, step: int, source: EncodedSource) -> list[bytes]:
-    """The whole global batch of one step, as it lies in the shards: serialised tf.train.Examples, in the order of the batch."""
-    _, examples_B = _order(split, seed, tf.constant(step * global_batch, tf.int64) + tf.range(global_batch, dtype=tf.int64))
-    return source.read(examples_B).numpy().tolist()
+def examples_of_step(split: Split, global_batch: int, seed: int, step: int, source: EncodedSource, changes: Changes | None = None) -> list[bytes]:
+    """The whole global batch of one step, as it lies in the shards: serialised tf.train.Examples, in the order of the batch. A mosaic's own
+    example is followed by the three others."""
+    epochs_B, examples_B = _order(split, seed, tf.constant(step * global_batch, tf.int64) + tf.range(global_batch, dtype=tf.int64))
+    return source.read(changes.examples(Draws(seed, epochs_B, examples_B)) if changes else examples_B).numpy().tolist()
 
 
 def evaluation_batches(split: Split, parse: Parse, batch: int, worker: int = 0, workers: int = 1) -> tf.data.Dataset:

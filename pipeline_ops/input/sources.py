@@ -64,13 +64,11 @@ class EncodedSource:
 
 
 class MemorySource:
-    """All examples, parsed, in the memory of this worker."""
+    """All examples, parsed, in the memory of this worker. In one batch, so that `parse` pads all alike where examples differ in size, as boxes do."""
 
     def __init__(self, split: Split, parse: Parse):
-        batches = [tf.nest.flatten(batch) for batch in _parsed(split, parse).as_numpy_iterator()]
         with tf.device("/cpu:0"):
-            leaves = [tf.convert_to_tensor(np.concatenate(parts)) for parts in zip(*batches, strict=True)]
-        self._all = tf.nest.pack_sequence_as(_parsed(split, parse).element_spec, leaves)
+            self._all = _parsed(split, parse, batch=split.num_examples).get_single_element()
 
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
         return tf.nest.map_structure(lambda values_N: tf.gather(values_N, examples_b), self._all)
@@ -124,24 +122,29 @@ def open_source(split: Split, parse: Parse, config: Input, cache: HostCache, ver
     if config.cache == "none":
         return EncodedSource(split, parse, cache)
     features, labels = _parsed(split, parse).element_spec
-    leaves = tf.nest.flatten((features, labels))
-    if any(leaf.shape[1:].num_elements() is None for leaf in leaves) or (config.cache == "disk" and not isinstance(features, tf.TensorSpec)):
-        say("examples are not cached, because not all of them have the same shape")
+    if _vary(features) or (config.cache == "disk" and (_vary(labels) or not isinstance(features, tf.TensorSpec))):
+        remedy = "" if _vary(features) else "; use train.input.cache: memory"
+        say(f"examples are not cached, because not all of them have the same shape{remedy}")
         return EncodedSource(split, parse, cache)
-    wanted_mib = split.num_examples * sum(map(_num_bytes, leaves)) / 2**20
+    wanted_mib = split.num_examples * sum(_num_bytes(leaf) for leaf in tf.nest.flatten((features, labels)) if not _vary(leaf)) / 2**20
     if wanted_mib > config.cache_limit_mib:
         say(f"decoded images are not cached: they need {wanted_mib:.0f} MiB, and train.input.cache_limit_mib is {config.cache_limit_mib}")
         return EncodedSource(split, parse, cache)
     return MemorySource(split, parse) if config.cache == "memory" else DiskSource(split, parse, cache, version)
 
 
-def _parsed(split: Split, parse: Parse) -> tf.data.Dataset:
+def _parsed(split: Split, parse: Parse, batch: int = _DECODE_BATCH) -> tf.data.Dataset:
     """Every example once, in batches."""
-    return read_records(split.paths, split.removed).batch(_DECODE_BATCH).map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return read_records(split.paths, split.removed).batch(batch).map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _vary(specs: Any) -> bool:
+    """Whether examples differ in shape. Boxes do, and need next to nothing beside the image that they are in."""
+    return any(spec.shape[1:].num_elements() is None for spec in tf.nest.flatten(specs))
 
 
 def _num_bytes(spec: tf.TensorSpec) -> int:
-    """Of one example. Raises ValueError where examples differ."""
+    """Of one example, where all have the same shape."""
     return math.prod(spec.shape[1:].as_list()) * spec.dtype.size
 
 

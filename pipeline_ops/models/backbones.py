@@ -12,7 +12,7 @@ from keras import Input, Model, layers
 
 _PREPROCESS_TF = ("InceptionV3", "MobileNetV2", "ResNet50V2", "ResNet101V2", "Xception")
 """Scale to -1..1."""
-_PREPROCESS_CAFFE = ("ResNet50",)
+_PREPROCESS_CAFFE = ("ResNet50", "ResNet101")
 """Blue, green, red, with the mean colour of ImageNet taken away."""
 _PREPROCESS_TORCH = ("DenseNet121",)
 """Scale to 0..1, and normalise by mean and deviation of ImageNet."""
@@ -31,13 +31,14 @@ def build(image_shape: tuple[int, int, int], num_classes: int, name: str, dropou
     images = Input(image_shape, name="images")
     x = images if image_shape[-1] == 3 else layers.Concatenate(name="three_channels")([images] * 3)
     backbone = getattr(keras.applications, name)(include_top=False, weights=None, input_shape=(*image_shape[:2], 3), pooling="avg", **parameters)
-    x = backbone(_preprocessed(name, x))
+    x = backbone(preprocessed(name, x))
     if dropout:
         x = layers.Dropout(dropout, name="dropout")(x)
     return Model(images, layers.Dense(num_classes, dtype="float32", name="logits")(x), name=name.lower())
 
 
-def _preprocessed(name: str, x: Any) -> Any:
+def preprocessed(name: str, x: Any) -> Any:
+    """Images of three channels, 0 to 255, as the network of this name was trained on them."""
     if name in _PREPROCESS_TF:
         return layers.Rescaling(1 / 127.5, -1)(x)
     if name in _PREPROCESS_TORCH:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.contracts.figures import LEAST_SCORE
@@ -60,6 +61,32 @@ def suppress(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, num_classe
         boxes[:, :, None, :], by_class, max_output_size_per_class=MAX_DETECTIONS, max_total_size=MAX_DETECTIONS,
         iou_threshold=_SAME_OBJECT_IOU, score_threshold=LEAST_SCORE)
     return Detections(found.nmsed_boxes, found.nmsed_scores, tf.cast(found.nmsed_classes, tf.int64), found.valid_detections)
+
+
+def suppress_portably(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor) -> Detections:
+    """As `suppress`, of operations that TFLite and ONNX have, too. It compares all boxes with all, where TensorFlow's own operation stops early.
+
+    Who is hidden follows from who is kept among the better ones, so: keep all, drop what those that are kept hide, and again, until nothing
+    changes. After n rounds the n best are settled, and nearly always all of them.
+    """
+    low, high = tf.maximum(boxes[:, :, None, :2], boxes[:, None, :, :2]), tf.minimum(boxes[:, :, None, 2:], boxes[:, None, :, 2:])
+    inter, area = tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1), tf.reduce_prod(boxes[..., 2:] - boxes[..., :2], axis=-1)
+    overlap = inter > _SAME_OBJECT_IOU * (area[:, :, None] + area[:, None, :] - inter)  # without a division, which an area of 0 would break
+    comes_before = tf.constant(np.tril(np.ones((boxes.shape[1], boxes.shape[1]), bool), -1))  # [K, K]: the second before the first
+    one, other = scores[:, :, None], scores[:, None, :]
+    is_better = (other > one) | (tf.equal(other, one) & comes_before)
+    hides = tf.cast(overlap & tf.equal(classes[:, :, None], classes[:, None, :]) & is_better, tf.float32)
+    counts = tf.cast(scores > LEAST_SCORE, tf.float32)
+    kept, _ = tf.while_loop(lambda kept, before: tf.reduce_any(tf.not_equal(kept, before)),
+                            lambda kept, _: (counts * tf.cast(tf.linalg.matvec(hides, kept) < 0.5, tf.float32), kept),
+                            [counts, tf.zeros_like(counts) - 1.0])
+    best, places = tf.math.top_k(scores * kept, min(MAX_DETECTIONS, boxes.shape[1]))
+    missing = MAX_DETECTIONS - best.shape[1]
+    found = tf.cast(best > 0, tf.float32)
+    answer = (tf.clip_by_value(tf.gather(boxes, places, batch_dims=1), 0.0, 1.0) * found[..., None], best,
+              tf.cast(tf.gather(classes, places, batch_dims=1), tf.int64) * tf.cast(found, tf.int64))
+    padded = (tf.pad(each, [[0, 0], [0, missing], *[[0, 0]] * (each.shape.rank - 2)]) for each in answer)
+    return Detections(*padded, tf.cast(tf.reduce_sum(found, axis=-1), tf.int32))
 
 
 def pairwise_ious(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:

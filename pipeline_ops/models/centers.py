@@ -9,7 +9,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from pipeline_ops.models.boxes import Boxes, Detections, suppress
+from pipeline_ops.models.boxes import Boxes, Detections, suppress, suppress_portably
 
 STRIDE = 4
 REACH_PIXELS = 16.0
@@ -38,6 +38,7 @@ class CenterHead:
     grid: tuple[int, int]
     num_classes: int
     metrics = ("heat_loss", "box_iou")
+    max_boxes = None
 
     def sums(self, outputs: dict[str, tf.Tensor], labels: Boxes) -> tf.Tensor:
         """float32 [4]: the sums of the loss, of the heat map's part of it and of the boxes' IoU, and the number of boxes."""
@@ -65,13 +66,21 @@ class CenterHead:
 
     def detect(self, outputs: dict[str, tf.Tensor]) -> Detections:
         """Peaks of the heat maps with the boxes of their cells, overlapping ones of a class suppressed."""
+        return suppress(*self._candidates(outputs), self.num_classes)
+
+    def detect_portably(self, outputs: dict[str, tf.Tensor]) -> Detections:
+        """The same, of operations that TFLite and ONNX have."""
+        return suppress_portably(*self._candidates(outputs))
+
+    def _candidates(self, outputs: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Boxes, scores and classes, as `suppress` takes them."""
         scores = tf.sigmoid(tf.cast(outputs["heat"], tf.float32))
         peaks = tf.where(scores >= tf.nn.max_pool2d(scores, 3, 1, "SAME"), scores, 0.0)
         rows, columns = self.grid
         best, places = tf.math.top_k(tf.reshape(peaks, [-1, rows * columns * self.num_classes]), min(_CANDIDATES, rows * columns * self.num_classes))
         size = tf.constant([rows, columns, rows, columns], tf.float32) * STRIDE
         boxes = tf.reshape(self._corners(tf.cast(outputs["sides"], tf.float32)) / size, [-1, rows * columns, 4])
-        return suppress(tf.gather(boxes, places // self.num_classes, batch_dims=1), best, places % self.num_classes, self.num_classes)
+        return tf.gather(boxes, places // self.num_classes, batch_dims=1), best, places % self.num_classes
 
     def _corners(self, sides: tf.Tensor) -> tf.Tensor:
         """Distances to top, left, bottom and right as corners in pixels, [B, G, H, 4]."""

@@ -1,6 +1,7 @@
 """The data set and the model as assets of Airflow: other DAGs can be scheduled on them, and the events say what is new.
 
     Asset("digits.dataset")    an event when preprocessing has left a data set that differs from the last one
+    Asset("digits.raw")        an event when the raw files have changed, where `schedule.watch_seconds` asks somebody to look
     Asset("digits.model")      an event when a version has been published; "digits" is `export.model`
 
 An alias stands in the outlets, because Airflow gives an asset itself an event whenever its task succeeds, also when there
@@ -12,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow.sdk import Asset, AssetAlias, AssetAny, AssetOrTimeSchedule, CronTriggerTimetable
+from airflow.sdk import Asset, AssetAlias, AssetAny, AssetOrTimeSchedule, AssetWatcher, CronDataIntervalTimetable, CronTriggerTimetable
 
 from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.config_schedule import Schedule
 from pipeline_ops.contracts.figures import ModelFigures
+from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import Manifest, read_manifest
 from pipeline_ops.contracts.shards import DatasetFigures
+from pipeline_ops.operators.raw_files import RawFilesTrigger
 
 
 def asset_of(config: PipelineConfig, job: str) -> Asset | None:
@@ -40,14 +42,25 @@ def tell(context: Mapping[str, Any], config: PipelineConfig, job: str, uri: str)
         context["outlet_events"][AssetAlias(asset.name)].add(asset, extra=news | {"manifest": uri, "run_id": context["run_id"]})
 
 
-def timetable_of(schedule: Schedule) -> Any:
+def timetable_of(config: PipelineConfig) -> Any:
     """What Airflow's DAG takes for its schedule."""
-    assets = AssetAny(*(Asset(name=asset.name, uri=asset.uri) if asset.uri else Asset(asset.name) for asset in schedule.assets))
-    if not schedule.assets:
+    schedule = config.schedule
+    if config.preprocess.source.has_interval:
+        return CronDataIntervalTimetable(schedule.cron, timezone="UTC")  # of a plain cron expression, Airflow 3 makes runs without an interval
+    assets = [Asset(name=asset.name, uri=asset.uri) if asset.uri else Asset(asset.name) for asset in schedule.assets]
+    if schedule.watch_seconds is not None:
+        assets.append(_watched(config, schedule.watch_seconds))
+    if not assets:
         return schedule.cron
     if schedule.cron is None:
-        return assets
-    return AssetOrTimeSchedule(timetable=CronTriggerTimetable(schedule.cron, timezone="UTC"), assets=assets)
+        return AssetAny(*assets)
+    return AssetOrTimeSchedule(timetable=CronTriggerTimetable(schedule.cron, timezone="UTC"), assets=AssetAny(*assets))
+
+
+def _watched(config: PipelineConfig, every_seconds: int) -> Asset:
+    """The raw files, with an event when they have changed."""
+    trigger = RawFilesTrigger(str(config.raw_folder), str(Layout(config.root, config.pipeline).watched), every_seconds)
+    return Asset(f"{config.pipeline}.raw", watchers=[AssetWatcher(name=f"{config.pipeline}.raw", trigger=trigger)])
 
 
 def _of_model(manifest: Manifest) -> dict[str, Any]:

@@ -15,11 +15,13 @@ from typing import Any
 from airflow.sdk import DAG
 
 from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.config_notify import check_notifiers
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.section import TaskSection
 from pipeline_ops.operators.assets import outlets_of, timetable_of
 from pipeline_ops.operators.form import form_params
 from pipeline_ops.operators.job_operator import OPERATORS, TrainOperator
+from pipeline_ops.operators.notices import terms_of_dag, terms_of_tasks
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
 
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -46,19 +48,22 @@ def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config
     """
     config = load_config(file)
     check(config)
-    with DAG(config.pipeline, description=config.description, schedule=timetable_of(config.schedule), start_date=_START, catchup=False,
+    check_notifiers(config.notify, config.file)
+    with DAG(config.pipeline, description=config.description, schedule=timetable_of(config), start_date=_START, catchup=False,
              max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
-             tags=["trainyard", *config.tags], doc_md=_describe(config), params=form_params(config),
-             default_args={"owner": config.owner, "retry_delay": _RETRY_DELAY}, fail_fast=False) as dag:
+             tags=["trainyard", *config.tags], doc_md=_describe(config),
+             default_args={"owner": config.owner, "retry_delay": _RETRY_DELAY}, fail_fast=False, **terms_of_dag(config)) as dag:
         tasks = [_add_search(config) if config.search and operator is TrainOperator else
-                 operator(config_file=str(config.file), outlets=outlets_of(config, operator.job), **_terms(getattr(config, operator.job)))
+                 operator(config_file=str(config.file), outlets=outlets_of(config, operator.job), **_terms(getattr(config, operator.job)),
+                          **terms_of_tasks(config))
                  for operator in OPERATORS]
         if config.evaluate.approval:
             from pipeline_ops.operators.approval import ApproveOperator  # no other DAG needs what it imports
 
-            tasks.insert(-1, ApproveOperator(config_file=str(config.file), approval=config.evaluate.approval))
+            tasks.insert(-1, ApproveOperator(config_file=str(config.file), approval=config.evaluate.approval, **terms_of_tasks(config)))
         for earlier, later in zip(tasks, tasks[1:], strict=False):
             earlier >> (dag.get_task("trial") if config.search and later.task_id == "train" else later)
+    dag.params.update(form_params(config))  # only now: each task gets a copy of what the DAG has, and Airflow checks every copy
     return dag
 
 
@@ -69,13 +74,16 @@ def _terms(section: TaskSection) -> dict[str, Any]:
 
 
 def _add_search(config: PipelineConfig) -> ChooseOperator:
-    """The tasks that stand for `train` where there is a search: search >> trial, one mapped task each >> train, which is returned."""
+    """The tasks that stand for `train` where there is a search: search >> trial, one mapped task each >> train, which is returned.
+
+    A trial that fails is no failure of the run, so nobody is told of it.
+    """
     file = str(config.file)
-    search = SearchOperator(config_file=file)
+    search = SearchOperator(config_file=file, **terms_of_tasks(config))
     trial = TrialOperator.partial(
         task_id="trial", config_file=file, **_terms(config.train), max_active_tis_per_dagrun=config.search.max_parallel,
         map_index_template="{{ task.trial_text }}").expand(trial=search.output)
-    train = ChooseOperator(config_file=file)
+    train = ChooseOperator(config_file=file, **terms_of_tasks(config))
     trial >> train
     return train
 

@@ -5,6 +5,7 @@ A field is named by its dotted path in the YAML, so what the form sends is a set
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,10 @@ _LEFT_OUT = frozenset(TaskSection.model_fields)
 """How patient a task is belongs into the YAML: Airflow reads the number of retries from there, not from a run."""
 _OPERATIONAL = "where and how patiently"
 """The last section of a task: what can't change what comes out."""
+_START = {"train.warm_start": "Begin with the weights of", "preprocess.dataset": "Data set (version)"}
+_START_SECTION = "Start from"
+"""Versions of what is there already; a section of their own, after those of `train`. They are free texts, which the first task checks: choices would
+make a new version of the DAG with every data set and every model."""
 _UNITS = {"seconds": "seconds", "epochs": "epochs", "steps": "steps", "bytes": "bytes", "mib": "MiB", "gib": "GiB", "megabytes": "MB", "bits": "bits"}
 _SPELLINGS = {"xla": "XLA", "tpu": "TPU", "js": "Jensen-Shannon distance", "linf": "largest change", "min": "minimum", "max": "maximum"}
 
@@ -33,14 +38,14 @@ def form_params(config: PipelineConfig) -> dict[str, Param]:
     suggestions = {"train.model": {"examples": sorted(CATALOGUE)}, "train.warm_start": {"examples": ["champion"]},
                    "train.hosts": _choice_of_hosts(config)}
     for task in _TASKS:
-        for key, param in _fields(getattr(config, task), task, suggestions):
-            params[key] = param
-    return params
+        params |= _fields(getattr(config, task), task, suggestions)
+    later = {key for key, param in params.items() if not param.schema["section"].startswith("Train")}
+    return {key: params[key] for key in sorted(params, key=lambda key: (key in later, key not in _START))}
 
 
 def _fields(section: Section, path: str, suggestions: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Param]]:
     """Key and param of a section's own fields, of the sections in it, and of a task at last of what is operational."""
-    properties = type(section).model_json_schema()["properties"]
+    properties = _properties(type(section))
     inner, operational = [], []
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), f"{path}.{name}"
@@ -49,8 +54,9 @@ def _fields(section: Section, path: str, suggestions: Mapping[str, Mapping[str, 
             inner.append((value, key))
         elif name not in _LEFT_OUT and value != "" and (schema := _scalar_schema(properties[name])):
             schema |= suggestions.get(key, {})
-            heading = f"{path}.{_OPERATIONAL}" if is_operational else path
-            param = Param(value, title=_title(name), description=_help(properties[name], schema), section=_heading(heading), **schema)
+            heading = _START_SECTION if key in _START else _heading(f"{path}.{_OPERATIONAL}" if is_operational else path)
+            title = _START.get(key) or _title(name)
+            param = Param(value, title=title, description=_help(properties[name], schema), section=heading, **schema)
             if is_operational:
                 operational.append((key, param))
             else:
@@ -58,6 +64,11 @@ def _fields(section: Section, path: str, suggestions: Mapping[str, Mapping[str, 
     for value, key in inner:
         yield from _fields(value, key, suggestions)
     yield from operational
+
+
+@functools.cache  # the same for all pipelines, and a hundredth of a second each time
+def _properties(section: type[Section]) -> dict[str, Any]:
+    return section.model_json_schema()["properties"]
 
 
 def _choice_of_hosts(config: PipelineConfig) -> dict[str, Any]:

@@ -4,9 +4,8 @@ An operator plans its job, does nothing if the artifact is there, and otherwise 
 a few seconds in the task, because many jobs take no longer, and then from the triggerer. What passes to the next task
 is the URI of a manifest.
 
-One window can't be closed: if Airflow is killed after the process has started and before its identity is stored, the
-retry does not know of the process. It is refused by the lock of the artifact then, and tries again until the first one
-has ended; two processes never make the same artifact.
+A job is claimed before it is started, so no process is ever started that Airflow does not know of; and one that is not wanted
+any more is ended, whoever of Airflow's programs has been killed meanwhile (`contracts/wanted.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, TaskDeferralTimeout
 
 from pipeline_ops.contracts.config import PipelineConfig, load_config
 from pipeline_ops.contracts.errors import ConfigError, ExitCode, TrainyardError
@@ -25,15 +24,17 @@ from pipeline_ops.contracts.figures import EvaluationFigures
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.plan import JOBS, KINDS, JobPlan, plan_job
-from pipeline_ops.contracts.records import TaskRecord, write_record
+from pipeline_ops.contracts.records import TaskRecord, read_record, write_record
 from pipeline_ops.contracts.request import Status
+from pipeline_ops.contracts.wanted import STORE_KEY, Claim
+from pipeline_ops.contracts.warm_start import check_warm_start
 from pipeline_ops.operators.assets import tell
-from pipeline_ops.operators.process import JobHandle, ProgressLog, start_job
+from pipeline_ops.operators.notices import tell_drift, tell_gate
+from pipeline_ops.operators.process import JobHandle, ProgressLog, prepare_job, start_job
 from pipeline_ops.operators.trigger import JobTrigger
 
 _POLL_SECONDS = 0.1
 _DEADLINE_SLACK_SECONDS = 300
-_STORE_KEY = "job"
 
 
 class JobOperator(BaseOperator):
@@ -74,29 +75,51 @@ class JobOperator(BaseOperator):
             if plan.is_cached:
                 self.log.info("Nothing to do: %s. %s", plan.reason, plan.manifest)
                 self._record(config, context, TaskRecord(state="success", cached=True, reason=plan.reason, manifest=str(plan.manifest)))
+                self.announce(config, context, str(plan.manifest))
                 return str(plan.manifest)
             self.log.info("Starting the job, because: %s", plan.reason)
-            self._handle = start_job(plan, Layout(config.root, config.pipeline), self.record_name)
-            context["task_state_store"].set(_STORE_KEY, self._handle.to_json())
-            self.log.info("Process %d, folder %s", self._handle.process.pid, self._handle.attempt.folder)
+            self._handle = prepare_job(plan, Layout(config.root, config.pipeline), self.record_name)
+            _claim(context, self._handle)
+            process = start_job(plan, self._handle.attempt)
+            self.log.info("Process %d, folder %s", process.pid, self._handle.attempt.folder)
         return self._follow(context)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Mapping[str, Any]) -> Any:
+        """A job that has outlived its own deadline hangs; the next try must not find it again."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout:
+            JobHandle.from_json(context["task_state_store"].get(STORE_KEY)).end("it did not end by its own deadline")
+            raise
 
     def resume(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> str:
         """Called when the trigger has fired: the job has ended."""
-        handle = JobHandle.from_json(context["task_state_store"].get(_STORE_KEY))
+        handle = JobHandle.from_json(context["task_state_store"].get(STORE_KEY))
         return self._finish(context, handle, Status.model_validate(event))
 
     def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
         """For subclasses: raises if there is nothing to be done with what the earlier tasks have left."""
 
+    def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
+        """For subclasses: tells people of what the job has found, or had found before."""
+
     def on_kill(self) -> None:
         """Called when the task is killed before it has deferred; afterwards it is the trigger's turn."""
         if self._handle:
-            self._handle.end()
+            self._handle.end("its task was ended in Airflow")
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """Called by Airflow's provider of OpenLineage, where it is installed, when the task has ended; None where it has left nothing."""
+        from pipeline_ops.operators.lineage import lineage_of
+
+        config = self._config(task_instance.get_template_context())
+        record = read_record(Layout(config.root, config.pipeline).task_record(task_instance.run_id, self.record_name))
+        return lineage_of(config, record.manifest) if record and record.manifest else None
 
     def _config(self, context: Mapping[str, Any]) -> PipelineConfig:
+        run = context["dag_run"]
         try:
-            return load_config(self.config_file, context["dag_run"].conf)
+            return of_interval(load_config(self.config_file, run.conf), run)
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
 
@@ -105,6 +128,8 @@ class JobOperator(BaseOperator):
         plain = load_config(self.config_file)
         if changed := [job for job in JOBS if config.interpreter(job) != plain.interpreter(job)]:
             raise AirflowFailException(f"{changed[0]}.python can't be chosen for a run; it is for the author of {self.config_file}")
+        if config.notify != plain.notify:
+            raise AirflowFailException(f"notify can't be chosen for a run; it is for the author of {self.config_file}")
 
     def _manifests(self, config: PipelineConfig, context: Mapping[str, Any]) -> dict[str, str]:
         """What the earlier tasks have left; one that a person has marked a success has left nothing."""
@@ -122,15 +147,18 @@ class JobOperator(BaseOperator):
         return self._fail(config, context, status, None)
 
     def _running_already(self, context: Mapping[str, Any]) -> JobHandle | None:
-        """The job that an earlier try of this task has started, if it still runs; the remains of a dead one are removed."""
-        stored = context["task_state_store"].get(_STORE_KEY)
+        """The job that an earlier try of this task has started, if it still runs; one that is dead, or was cleared, is ended."""
+        stored = context["task_state_store"].get(STORE_KEY)
         if not stored:
             return None
         handle = JobHandle.from_json(stored)
-        if handle.process.is_alive():
-            self.log.info("Process %d of an earlier try still runs; following it", handle.process.pid)
+        if handle.is_alive() and Claim.model_validate(stored["claim"]).passes_to(_claim_of(context)):
+            self.log.info("The process of an earlier try still runs; following it. Its folder: %s", handle.attempt.folder)
+            _claim(context, handle)
             return handle
-        handle.end()
+        if not handle.has_ended():
+            handle.end("another try of its task has begun anew")
+        handle.bury()
         return None
 
     def _follow(self, context: Mapping[str, Any]) -> str:
@@ -147,7 +175,7 @@ class JobOperator(BaseOperator):
         return self._finish(context, handle, status)
 
     def _finish(self, context: Mapping[str, Any], handle: JobHandle, status: Status) -> str:
-        handle.end()  # a job that was killed by signal 9 may have left workers behind
+        handle.bury()
         config = self._config(context)
         if not status.exit_code.leaves_manifest:
             self._fail(config, context, status, handle)
@@ -155,6 +183,7 @@ class JobOperator(BaseOperator):
                             attempt=str(handle.attempt.folder), exit_code=status.exit_code)
         self._record(config, context, record)
         tell(context, config, self.job, status.manifest)
+        self.announce(config, context, status.manifest)
         self.log.info("%s: %s", status.exit_code.name, status.manifest)
         return status.manifest
 
@@ -174,11 +203,31 @@ class JobOperator(BaseOperator):
             self.log.info(line)
 
 
+def _claim_of(context: Mapping[str, Any]) -> Claim:
+    task, run = context["ti"], context["dag_run"]
+    return Claim(task_instance=str(task.id), max_tries=task.max_tries, clear_number=run.clear_number)
+
+
+def _claim(context: Mapping[str, Any], handle: JobHandle) -> None:
+    """Says in Airflow's database whose job it is."""
+    context["task_state_store"].set(STORE_KEY, handle.to_json() | {"claim": _claim_of(context).model_dump()})
+
+
 class PreprocessOperator(JobOperator):
     """Raw data to sharded TFRecords, by Beam."""
 
     job = "preprocess"
     ui_color = "#2f6f9f"
+
+    def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
+        """A run that can't train shall not preprocess first."""
+        try:
+            check_warm_start(config)
+        except TrainyardError as error:
+            self._fail(config, context, Status(exit_code=error.exit_code, message=str(error)), None)
+
+    def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
+        tell_drift(config, context, manifest)
 
 
 class TrainOperator(JobOperator):
@@ -193,6 +242,9 @@ class EvaluateOperator(JobOperator):
 
     job = "evaluate"
     ui_color = "#a3744f"
+
+    def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
+        tell_gate(config, context, manifest)
 
 
 class ExportOperator(JobOperator):
@@ -210,6 +262,14 @@ class ExportOperator(JobOperator):
 
 APPROVE = "approve"
 """The id of the task that asks a person, where the config has `evaluate.approval`."""
+
+
+def of_interval(config: PipelineConfig, run: Any) -> PipelineConfig:
+    """The config of a run whose raw data lie where its data interval says. A run by hand may have none, and is refused when it is planned."""
+    start, end, source = getattr(run, "data_interval_start", None), getattr(run, "data_interval_end", None), config.preprocess.source
+    if not source.has_interval or start is None or end is None:
+        return config
+    return load_config(config.file, (run.conf or {}) | {"preprocess.source.path": source.path_of(start, end)})
 
 
 def skip_unless_passed(config: PipelineConfig, context: Mapping[str, Any], evaluation: str) -> EvaluationFigures:

@@ -15,11 +15,13 @@ from airflow.sdk import DAG, BaseOperator, Param
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.config_text import nearest
 from pipeline_ops.contracts.errors import ConfigError, TrainyardError
 from pipeline_ops.contracts.registry import Registry
 
 DAG_ID = "trainyard_models"
 ROLL_BACK, PROMOTE = "roll back", "promote"
+_FIELDS = ("pipeline", "action", "version", "reason")
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
 
@@ -31,7 +33,7 @@ def make_models_dag(configs: Sequence[PipelineConfig]) -> DAG:
         "action": Param(ROLL_BACK, type="string", enum=[ROLL_BACK, PROMOTE], title="Action",
                         description="roll back puts the champion before the present one back in service; promote puts any version there"),
         "version": Param(None, type=["null", "integer"], minimum=1, title="Version", description="for promote: the number of the version"),
-        "reason": Param("", type="string", title="Reason", description="is kept with the move"),
+        "reason": Param(None, type=["null", "string"], title="Reason", description="is kept with the move"),  # empty and required can't be sent
     }
     with DAG(DAG_ID, description="Rolls a model back to the champion before, or promotes a version.", schedule=None, start_date=_START,
              catchup=False, max_active_runs=1, tags=["trainyard"], params=params, doc_md=__doc__) as dag:
@@ -55,6 +57,8 @@ class MoveChampionOperator(BaseOperator):
 
     def execute(self, context: Mapping[str, Any]) -> int:
         params = context["params"]
+        if unknown := sorted(set(params) - set(_FIELDS)):  # Airflow takes whatever comes by REST, and a misspelt action would roll back
+            raise AirflowFailException(f"{unknown[0]}: unknown key; {nearest(unknown[0], _FIELDS)}")
         try:
             registry = Registry(load_config(Path(self.config_files[params["pipeline"]])).registry)
             number = _move(registry, params["action"], params["version"], _reason(context))

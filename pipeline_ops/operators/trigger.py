@@ -1,7 +1,8 @@
 """Watches a job from the triggerer, so that hours of training hold no worker slot.
 
 `cleanup` is called on every exit of the triggerer, also on a mere restart, and therefore does not touch the job;
-`on_kill` is called when a person marks the task failed or clears it, and ends the job.
+`on_kill` is called when a person marks the task failed or clears it, and ends the job. Not always: a trigger that had not begun
+when that happened is never called. What is missed here is found by the API server (`ui/custodian.py`).
 """
 
 from __future__ import annotations
@@ -41,4 +42,4 @@ class JobTrigger(BaseTrigger):
             self.log.info(line)
 
     async def on_kill(self) -> None:
-        await asyncio.to_thread(JobHandle.from_json(self.handle).end)
+        await asyncio.to_thread(JobHandle.from_json(self.handle).end, "its task was ended in Airflow while it was deferred")

@@ -21,8 +21,7 @@ def end_epoch(config: Train, state: TrainingState, epoch: Epoch) -> None:
 
 
 def _remember_best(config: Train, state: TrainingState, epoch: Epoch) -> None:
-    best = config.best_checkpoint
-    if best is None or _improves(state, "best_checkpoint", epoch, best.monitor):
+    if config.best_monitor is None or _improves(state, "best_checkpoint", epoch, config.best_monitor):
         state.best_epoch = epoch.epoch
 
 

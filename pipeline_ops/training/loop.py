@@ -119,13 +119,13 @@ class SynchronousLoop:
         for step in tf.range(num_steps):
             of_step = self._take(next(batches), learning_rates[step], stop)
             sums, worst = sums + of_step, tf.maximum(worst, _mean_loss(of_step))
-        self._share_averages()
+        self._share_averages(sums)
         return sums, self._are_finite(), worst
 
     @tf.function(reduce_retracing=True)
     def _train_on(self, batch: Any, learning_rate: tf.Tensor) -> tuple[tf.Tensor, ...]:
         sums = self._take(batch, learning_rate, tf.constant(0.0))
-        self._share_averages()
+        self._share_averages(sums)
         return sums, self._are_finite(), _mean_loss(sums)
 
     def _take(self, batch: Any, learning_rate: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
@@ -134,11 +134,15 @@ class SynchronousLoop:
         replicas = self._strategy.run(self._step, args=(*batch, stop))
         return self._strategy.experimental_local_results(replicas)[0]  # the same on every replica
 
-    def _share_averages(self) -> None:
+    def _share_averages(self, taken: tf.Tensor) -> None:
         """Gives all replicas the mean of what each has measured of its own share: the moving averages of batch normalisation.
 
         Keras lets every replica keep its own for ever, so each worker would evaluate, and save, another model. A moving average is linear, so
         it makes no difference how often this is done.
+
+        Args:
+          taken: what the steps before have given. Where statistics are frozen no step writes them, and nothing else would keep this exchange
+            from overtaking one of theirs: each worker would add to its gradients what another one means for averages.
         """
         averages = [variable.value for variable in self.model.non_trainable_variables if variable.value.dtype.is_floating]
         count = self._strategy.num_replicas_in_sync
@@ -146,7 +150,8 @@ class SynchronousLoop:
             return
 
         def share() -> None:
-            totals = self._all_reduce([average.read_value() for average in averages])
+            with tf.control_dependencies([taken]):
+                totals = self._all_reduce([average.read_value() for average in averages])
             for average, total in zip(averages, totals, strict=True):
                 average.assign(total / count)
 

@@ -22,7 +22,7 @@ def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimiz
         options |= {"use_ema": True, "ema_momentum": config.average_weights}
     match config.name:
         case "sgd":
-            optimizer = keras.optimizers.SGD(config.learning_rate, momentum=config.momentum, **options)
+            optimizer = keras.optimizers.SGD(config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay or None, **options)
         case "adamw":
             optimizer = keras.optimizers.AdamW(config.learning_rate, weight_decay=config.weight_decay, **options)
         case "adam":

@@ -20,6 +20,7 @@ from pipeline_ops.contracts.local_dataset import host_cache, with_local_dataset
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import Request, read_request
 from pipeline_ops.contracts.warm_start import WARM_START
+from pipeline_ops.input.changes import make_changes
 from pipeline_ops.input.dataset import Slice, evaluation_batches, examples_of_step, training_batches
 from pipeline_ops.input.sources import EncodedSource, open_source
 from pipeline_ops.models.task import means
@@ -96,6 +97,7 @@ class Training:
 
         # Attributes, so that they live as long as the training does; `run_worker` says why.
         self._source = open_source(self._train, self._task.parse, config.input, cache, digest_of(request.fingerprint.code), self._say)
+        self._changes = make_changes(config.input.augment, self._figures.task, self._train.num_examples)
         self._batches = self._batches_from(self._state.step)
         self._validation_batches = evaluation_batches(self._validation, self._task.parse, self._task.evaluation_batch, *self._share())
 
@@ -117,7 +119,7 @@ class Training:
 
     def _batches_from(self, step: int) -> Iterator:
         part = Slice.of(*self._share(), self._config.global_batch)
-        return iter(training_batches(self._train, self._source, self._config.global_batch, part, self._config.seed, step, self._config.input.augment))
+        return iter(training_batches(self._train, self._source, self._config.global_batch, part, self._config.seed, step, self._changes))
 
     def _share(self) -> tuple[int, int]:
         """This process's number among those that read the data, and how many these are."""
@@ -199,7 +201,7 @@ class Training:
         folder, batch = self._work / DIVERGED, self._config.global_batch
         if self._spec.is_chief:
             source = EncodedSource(self._train, self._task.parse, self._cache)
-            examples = examples_of_step(self._train, batch, self._config.seed, error.step, source)
+            examples = examples_of_step(self._train, batch, self._config.seed, error.step, source, self._changes)
             save_batch(folder, examples, error.step, epoch, error.loss, learning_rate)
         return batch_file(folder, error.step)
 

@@ -23,8 +23,7 @@ from fastapi import Depends, FastAPI, Form, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from pipeline_ops.contracts.errors import TrainyardError
-from pipeline_ops.contracts.figures import REPORT
-from pipeline_ops.contracts.records import TaskRecord, read_record
+from pipeline_ops.contracts.records import TaskRecord, find_report, read_record
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.shards import DATA_PAGE
 from pipeline_ops.ui.access import NotFound, Run, find_pipeline, find_pipelines, find_run
@@ -40,8 +39,7 @@ READS_THE_PIPELINE = Depends(requires_access_dag("GET"))
 CHANGES_THE_PIPELINE = Depends(requires_access_dag("PUT"))
 """Who may pause a pipeline may say which of its models is in service."""
 
-_PAGES = {"report": ("evaluate", REPORT), "data": ("preprocess", DATA_PAGE)}
-"""Pages that a task's artifact holds: the task, and the file's name."""
+_PAGES = ("report", "data")
 _Page = Literal["report", "data"]
 _IN_PIPELINE = "../../"
 _MAX_REASON = 500
@@ -186,8 +184,13 @@ def _model_or_problem(dag_id: str, session: SessionDep) -> tuple[ModelView | Non
 
 
 def _file_of(run: Run, page: str) -> Path | None:
-    """A page of a run, from the artifact that the run's task has left or found."""
-    task, name = _PAGES[page]
-    record: TaskRecord | None = read_record(run.layout.task_record(run.run_id, task))
-    file = Path(record.manifest).parent / name if record and record.manifest else None
+    """A page of a run, from the artifacts that the run's tasks have left or found."""
+    def manifest_of(task: str) -> str | None:
+        record: TaskRecord | None = read_record(run.layout.task_record(run.run_id, task))
+        return record.manifest if record else None
+
+    if page == "report":
+        return find_report(manifest_of("evaluate"), manifest_of("export"))
+    dataset = manifest_of("preprocess")
+    file = Path(dataset).parent / DATA_PAGE if dataset else None
     return file if file and file.is_file() else None

@@ -19,9 +19,24 @@ async def pages(scope, receive, send) -> None:
     await app(scope, receive, send)
 
 
+class WithCustodian:
+    """Starts the custodian together with the API server. Airflow has no other hook that is called there, and nowhere else."""
+
+    def __init__(self, app):
+        self._app = app
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] == "lifespan":
+            from pipeline_ops.ui.custodian import start
+
+            start()
+        await self._app(scope, receive, send)
+
+
 class TrainyardPlugin(AirflowPlugin):
     name = "trainyard"
     fastapi_apps = [{"app": pages, "url_prefix": f"/{_PREFIX}", "name": "Trainyard"}]
+    fastapi_root_middlewares = [{"middleware": WithCustodian, "args": [], "kwargs": {}, "name": "Trainyard's custodian"}]
     external_views = [
         {"name": "Progress", "href": f"{_RUN}/progress?run_id={{RUN_ID}}", "destination": "dag_run", "url_route": "trainyard_progress"},
         {"name": "Report", "href": f"{_RUN}/report?run_id={{RUN_ID}}", "destination": "dag_run", "url_route": "trainyard_report"},

@@ -39,6 +39,7 @@ CONFIG = {
         "stages": [{"decode": {"channels": 1}}, {"resize": {"height": 8, "width": 8}}],
         "split": {"train": 0.6, "validation": 0.2, "test": 0.2, "seed": 3},
         "shards": 3,
+        "duplicates": "keep",
         "runner": {"mode": "in_memory"},
     },
     "train": {"model": "digits_cnn"},

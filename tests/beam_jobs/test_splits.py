@@ -144,3 +144,10 @@ def test_a_given_split_that_there_is_not_is_named():
 def test_a_regex_that_names_no_group_is_refused(keys, message):
     with pytest.raises(ValueError, match=message):
         Split(**SHARES, **keys)
+
+
+@pytest.mark.parametrize("stratify", [False, True])
+@pytest.mark.parametrize("train", [0.98, 0.7, 0.9999])
+def test_a_share_of_0_is_none_whatever_the_others_add_up_to(train, stratify):
+    split = Split(train=train, validation=1 - train, test=0.0, seed=7, stratify=stratify)
+    assert set(splits(records(3000), split).values()) <= {"train", "validation"}

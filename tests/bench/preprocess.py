@@ -58,7 +58,7 @@ class Cost:
 def start(argv: list[str], log: Path) -> tuple[float, float, float]:
     """Runs a program to its end: wall seconds, CPU seconds, and peak memory in MB of the largest of its processes."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    environment |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HERE.parents[1])}
+    environment |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
     begin = time.monotonic()
     with open(log, "wb") as output:
         process = subprocess.Popen(argv, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=HERE.parents[1])
@@ -80,7 +80,7 @@ def run_ours(raw: Path, folder: Path, stages: list, workers: int) -> Cost:
     config_file = folder / "bench.yaml"
     config_file.write_text(yaml.safe_dump({
         "pipeline": "bench", "storage": {"root": str(folder / "root")},
-        "preprocess": {"source": {"type": "image_folder", "path": str(raw)}, "stages": stages, "shards": 21,
+        "preprocess": {"source": {"type": "image_folder", "path": str(raw)}, "stages": stages, "shards": 21, "duplicates": "keep",
                        "split": {"train": 0.34, "validation": 0.33, "test": 0.33}, "runner": {"mode": "multi_processing", "workers": workers}},
         "train": {"model": "digits_cnn"}, "evaluate": {"gate": [{"metric": "accuracy", "at_least": 0.5}]}, "export": {"model": "bench"}}))
     plan = plan_job("preprocess", load_config(config_file), "bench", {})  # lists and digests all files: the operator's time
@@ -146,8 +146,9 @@ def main() -> None:
             lambda folder: run_other("by_hand.py", same, folder, "pass", ENCODING, workers), "0.65 running")
     in_turn("resize / TFDS generator", arguments.rounds, ours(few, RESIZE),
             lambda folder: run_other("tfds_writers.py", few, folder, "generator", ENCODING, arguments.tfds), "2 running")
-    in_turn("resize / TFDS Beam", min(3, arguments.rounds), ours(few, RESIZE),
-            lambda folder: run_other("tfds_writers.py", few, folder, "beam", ENCODING, arguments.tfds), "5 running")
+    for mode in ("multi_threading", "multi_processing"):
+        in_turn(f"resize / TFDS Beam, {mode}", min(3, arguments.rounds), ours(few, RESIZE),
+                lambda folder, mode=mode: run_other("tfds_writers.py", few, folder, mode, ENCODING, arguments.tfds), "5 running")
     compare_memory(tenth, raw, workers)
 
 

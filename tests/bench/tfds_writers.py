@@ -1,8 +1,8 @@
-"""What a user would take in place of Trainyard: a builder of TensorFlow Datasets, with its generator writer or with Beam.
+"""What a user would take in place of Trainyard: a builder of TensorFlow Datasets, with its generator writer or with Beam, in either mode of it.
 
 Both decode, resize and encode as `by_hand.py` does. Started by `preprocess.py`.
 
-    python tests/bench/tfds_writers.py RAW OUT generator|beam jpeg|png NUM_IMAGES
+    python tests/bench/tfds_writers.py RAW OUT generator|multi_threading|multi_processing jpeg|png NUM_IMAGES
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Photographs(tfds.core.GeneratorBasedBuilder):
 def main() -> None:
     builder = Photographs(data_dir=OUT)
     options = None
-    if KIND == "beam":
+    if KIND != "generator":
         from apache_beam.options.pipeline_options import PipelineOptions
 
-        options = PipelineOptions(["--runner=FnApiRunner", "--direct_running_mode=multi_threading", "--direct_num_workers=2"])
+        options = PipelineOptions(["--runner=FnApiRunner", f"--direct_running_mode={KIND}", "--direct_num_workers=2"])
     start = time.monotonic()
     builder.download_and_prepare(download_config=tfds.download.DownloadConfig(beam_options=options, beam_runner="FnApiRunner" if options else None))
     print(json.dumps({"images": builder.info.splits["train"].num_examples, "running_seconds": time.monotonic() - start}))

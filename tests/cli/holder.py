@@ -1,6 +1,6 @@
-"""A command as short as can be: holds the embedded Airflow until its standard input ends. Used by test_server.py.
+"""A command as short as can be: holds the embedded Airflow until its standard input ends. Used by the tests beside it.
 
-    python holder.py <home> <config>...
+    python holder.py [--schedules] <home> <config>...
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ def say(text: str) -> None:
 
 
 def main() -> int:
-    home = Home(Path(sys.argv[1]))
-    with stop_signals(), embedded_airflow(home, [Path(name) for name in sys.argv[2:]], say, dags=home.folder) as server:
+    home, *configs = (Path(word) for word in sys.argv[1:] if word != "--schedules")
+    home = Home(home)
+    with stop_signals(), embedded_airflow(home, configs, say, schedules="--schedules" in sys.argv, dags=home.folder) as server:
         say(f"up {server.process.pid} {server.port}")
         for line in sys.stdin:
             check_alive(home, server)

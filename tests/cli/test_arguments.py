@@ -34,7 +34,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy():
             "print(sorted({'airflow', 'tensorflow', 'keras', 'apache_beam', 'numpy', 'rich', 'httpx', 'beam_jobs'} & {*sys.modules}))")
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.splitlines()[-1] == "[]"
-    for command in ("run", "ui", "validate", "explain", "models", "stages", "new-stage", "preview"):
+    for command in ("run", "ui", "validate", "explain", "models", "stages", "new-stage", "preview", "import-od-api"):
         assert command in re.findall(r"^    ([a-z-]+)\s", output, re.MULTILINE)
 
 

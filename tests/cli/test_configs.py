@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import yaml
+
 from pipeline_ops.cli.main import main
 
 
@@ -67,3 +69,27 @@ def test_a_gate_that_was_not_passed_skips_the_export_and_says_why(config_file, m
     rule = {"metric": "accuracy", "passed": False, "text": "accuracy 0.9 is below 0.975"}
     make_artifact("evaluate", {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}, gate_passed=False, rules=[rule])
     assert explained(capsys, config_file)["export"] == ("skipped", "the gate was not passed: accuracy 0.9 is below 0.975")
+
+
+def test_where_a_person_is_asked_it_says_so_and_where_there_is_nothing_to_ask_too(config_file, make_artifact, capsys):
+    values = yaml.safe_load(config_file.read_text())
+    values["evaluate"]["approval"] = {"timeout_seconds": 60}
+    config_file.write_text(yaml.safe_dump(values, sort_keys=False))
+    before = explained(capsys, config_file)
+    assert list(before) == ["preprocess", "train", "evaluate", "approve", "export"]
+    assert before["approve"] == ("asks", "a person, for 60 s; without an answer: reject; only if the gate is passed")
+    data = make_artifact("preprocess", {})
+    made = {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}
+    made["evaluate"] = make_artifact("evaluate", made)
+    assert explained(capsys, config_file)["approve"] == ("asks", "a person, for 60 s; without an answer: reject")
+    assert "approve" not in explained(capsys, config_file, "--set", "evaluate.approval=null")
+
+
+def test_of_a_gate_that_was_not_passed_nobody_is_asked(config_file, make_artifact, capsys):
+    values = yaml.safe_load(config_file.read_text())
+    values["evaluate"]["approval"] = {}
+    config_file.write_text(yaml.safe_dump(values, sort_keys=False))
+    data = make_artifact("preprocess", {})
+    rule = {"metric": "accuracy", "passed": False, "text": "accuracy 0.9 is below 0.975"}
+    make_artifact("evaluate", {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}, gate_passed=False, rules=[rule])
+    assert explained(capsys, config_file)["approve"] == ("skipped", "the gate was not passed: accuracy 0.9 is below 0.975")

@@ -51,7 +51,7 @@ def test_a_whole_run(config_file, make_artifact):
     assert summary["metrics"]["accuracy"] == 0.98
     assert summary["gate"] == {"passed": True, "champion_version": None, "reasons": ["accuracy 0.9800 is at least 0.9750"]}
     assert summary["model"] == {"name": "digits", "version": 3, "uri": str(config_file.parent / "root" / "models" / "digits" / "3")}
-    assert summary["report"] == str(Path(verdict).parent / "report.html")
+    assert summary["report"] == str(Path(exported).parent / "report.html")  # the one that also says what was published
     assert exit_status(run) == 0
 
 

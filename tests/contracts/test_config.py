@@ -55,6 +55,7 @@ def test_the_digits_example_is_valid():
 def test_what_is_left_out_has_a_default(load):
     config = load()
     assert (config.train.workers, config.train.global_batch, config.preprocess.shards, config.schedule.cron) == (1, 64, 8, None)
+    assert config.preprocess.duplicates == "remove_exact"
 
 
 def test_paths_are_relative_to_the_file(load, tmp_path):
@@ -64,7 +65,7 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
 
 @pytest.mark.parametrize("old, new, message", [
     ("  model: digits_cnn", "  model: digits_cnn\n  epoch: 3", "small.yaml:8: train.epoch: unknown key; the nearest valid name is 'epochs'"),
-    ("pipeline: small", "pipeline: small\nzzz: 1", "small.yaml:2: zzz: unknown key; valid names are description, evaluate, export, owner, "),
+    ("pipeline: small", "pipeline: small\nzzz: 1", "small.yaml:2: zzz: unknown key; valid names are deadline_seconds, description, evaluate, "),
     ("  model: digits_cnn", "  model: digits_cnn\n  epochs: many", "small.yaml:8: train.epochs: input should be a valid integer, got 'many'"),
     ("  model: digits_cnn", "  model: digits_cnn\n  epochs: 2.0", "small.yaml:8: train.epochs: input should be a valid integer, got 2.0"),
     ("  model: digits_cnn", "  model: digits_cnn\n  epochs: 0", "small.yaml:8: train.epochs: input should be greater than or equal to 1, got 0"),
@@ -207,3 +208,18 @@ def test_where_the_raw_files_are_is_not_fingerprinted_and_what_they_mean_is(load
     here, there = (load("type: image_folder, path: raw", f"type: voc, path: {path}").preprocess.fingerprinted() for path in ("here", "there"))
     assert here == there
     assert load("type: image_folder, path: raw", "type: voc, path: here, class_names: [a]").preprocess.fingerprinted() != here
+
+
+@pytest.mark.parametrize("key, value, reason", [
+    ("export.formats", ["saved_model", "tflite_int8"], "tflite_int8 is for classifiers: in eight bits"),
+    ("evaluate.slices", [{"by": "folder"}], "evaluate.slices are for classifiers"),
+    ("evaluate.gate", [{"metric": "accuracy", "at_least": 0.5}], "accuracy is not for detection"),
+])
+def test_what_is_for_classifiers_is_refused_with_a_detector(key, value, reason):
+    with pytest.raises(ConfigError, match=reason):
+        load_config(DIGITS.with_name("digit_scenes.yaml"), {key: value})
+
+
+def test_a_detector_has_other_formats_and_rules_on_latency():
+    overrides = {"export.formats": ["saved_model", "tflite", "onnx"], "evaluate.gate": [{"metric": "latency_milliseconds", "at_most": 50}]}
+    assert load_config(DIGITS.with_name("digit_scenes.yaml"), overrides).evaluate.measures_latency

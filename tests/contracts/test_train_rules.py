@@ -35,10 +35,18 @@ from pipeline_ops.contracts.config_train import Train
     ({"strategy": "sharded_layers", "devices_per_worker": 2, "sharding": {"*": 0}, "micro_batches": 2}, "DTensor has to know all shapes"),
     ({"loss": "a:b", "label_smoothing": 0.1}, "label_smoothing belongs to the cross-entropy"),
     ({"loss": "a:b", "class_weights": True}, "class_weights belongs to the cross-entropy"),
+    ({"input": {"augment": {"mosaic": 0.5}}}, "input.augment.mosaic: four images have four labels, and digits_cnn gives one"),
+    ({"input": {"augment": {"least_visible": 0.5}}}, "input.augment.least_visible is about boxes, and digits_cnn is no detector"),
+    ({"input": {"augment": {"scale": {"least": 1.5}}}}, "less than or equal to 1"),
+    ({"model": "center_detector", "best_checkpoint": {"monitor": "validation_accuracy"}}, "best_checkpoint.monitor must be one of validation_loss"),
     ({"early_stopping": {"monitor": "validation_top3"}}, "early_stopping.monitor must be one of validation_loss, validation_accuracy, got"),
     ({"optimizer": {"clip": {"norm": 1.0, "value": 1.0}}}, "exactly one of global_norm, norm and value must be given, got norm and value"),
     ({"optimizer": {"schedule": {"type": "piecewise", "boundaries_steps": [5], "factors": [1.0, 2.0]}}}, "as boundaries_steps (1), got 2"),
     ({"optimizer": {"schedule": {"type": "piecewise", "boundaries_steps": [5, 5], "factors": [1.0, 2.0]}}}, "must be positive and ascending"),
+    ({"optimizer": {"name": "adam", "weight_decay": 0.1}}, "weight_decay is for the optimizers adamw and sgd, got it with adam"),
+    ({"model": "retinanet", "synchronized_batch_normalization": True, "model_parameters": {"frozen_batch_normalization": True},
+      "best_checkpoint": None}, "there are no statistics to synchronise"),
+    ({"model": "retinanet", "model_parameters": {"backbones": "A"}, "best_checkpoint": None}, "the model retinanet has no parameter backbones"),
 ])
 def test_what_cannot_work_is_refused_with_the_reason(options, reason):
     with pytest.raises(ValidationError) as refused:
@@ -53,8 +61,19 @@ def test_what_cannot_work_is_refused_with_the_reason(options, reason):
     {"strategy": "sharded_layers", "devices_per_worker": 2, "sharding": {"*/kernel": 1}},
     {"strategy": "tpu", "tpu": "my-tpu", "devices_per_worker": 8, "global_batch": 64},
     {"model": "resnet50", "synchronized_batch_normalization": True, "workers": 2},
+    {"model": "retinanet", "synchronized_batch_normalization": True, "workers": 2, "best_checkpoint": {"monitor": "validation_box_iou"}},
+    {"optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-3}},
     {"metrics": ["a.b:top3"], "best_checkpoint": {"monitor": "validation_top3"}},
     {"workers": 3, "global_batch": 64},
+    {"input": {"augment": {"flip_top_bottom": True, "scale": {"most": 1.5}, "saturation": 0.2}}},
+    {"model": "center_detector", "input": {"augment": {"mosaic": 0.5, "least_visible": 0.5}}},
 ])
 def test_what_works_is_taken(options):
     assert Train.model_validate({"model": "digits_cnn"} | options)
+
+
+def test_the_best_epoch_of_a_classifier_goes_by_accuracy_and_that_of_a_detector_by_the_loss():
+    assert Train(model="digits_cnn").best_monitor == "validation_accuracy"
+    assert Train(model="center_detector").best_monitor == "validation_loss"
+    assert Train(model="center_detector", best_checkpoint={"monitor": "validation_box_iou"}).best_monitor == "validation_box_iou"
+    assert Train(model="center_detector", best_checkpoint=None).best_monitor is None

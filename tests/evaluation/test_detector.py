@@ -4,18 +4,26 @@ is what is looked at."""
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
-from scenes import DIGIT_SCENES
+from airflow_ui import CHROMIUM
+from scenes import DIGIT_SCENES, scene_example
 
+from pipeline_ops.cli.main import main
 from pipeline_ops.contracts.config import load_config
+from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.figures import METRICS, REPORT, SAVED_MODEL, EvaluationFigures, ModelFigures
 from pipeline_ops.contracts.layout import Attempt
 from pipeline_ops.contracts.manifest import NAME, read_manifest
 from pipeline_ops.contracts.plan import KINDS, plan_job
+from pipeline_ops.contracts.records import TaskRecord, write_record
 from pipeline_ops.contracts.request import write_request
 from pipeline_ops.contracts.shards import shard_paths
 
@@ -29,7 +37,9 @@ def chain(scenes, tmp_path_factory):
     config = load_config(DIGIT_SCENES, {
         "storage.root": str(root), "train.model_parameters": {"width": 8}, "train.epochs": 12, "train.global_batch": 16, "train.workers": 1,
         "train.strategy": "one_device", "train.optimizer.schedule": {"type": "constant", "warmup_steps": 10},
-        "evaluate.gate": [{"metric": "map", "at_least": 0.001}, {"metric": "map_50", "at_least": 0.001}]})
+        "export.formats": ["saved_model", "tflite", "onnx"],
+        "evaluate.gate": [{"metric": "map", "at_least": 0.001}, {"metric": "map_50", "at_least": 0.001},
+                          {"metric": "latency_milliseconds", "at_most": 60_000}]})
     manifests = {"preprocess": scenes}
     for job in ("train", "evaluate", "export"):
         plan = plan_job(job, config, "run", {name: manifests[name] for name in KINDS[job].reads})
@@ -44,12 +54,34 @@ def chain(scenes, tmp_path_factory):
 def test_the_chain_publishes_a_detector_with_its_figures(chain):
     figures = ModelFigures.model_validate(read_manifest(chain["export"] / NAME).figures)
     assert figures.version == 1 and figures.num_checked == 30
+    measures = EvaluationFigures.model_validate(read_manifest(chain["evaluate"] / NAME).figures).challenger.measures
+    assert measures["latency_milliseconds"] > 0 and measures["model_bytes"] > 100_000
     assert 0 < figures.metrics["map"] <= figures.metrics["map_50"] <= 1
+
+
+def test_every_format_of_a_detector_finds_the_same_boxes_as_the_trained_model(chain):
+    """Loaded anew from the published version, and asked for all test images."""
+    from pipeline_ops.export.check import References, Rule, compare
+    from pipeline_ops.export.formats import PATHS, load_format
+
+    manifest = read_manifest(chain["export"] / NAME)
+    figures = ModelFigures.model_validate(manifest.figures)
+    version = chain["export"].parents[3] / "models" / "digit_scenes" / "1"
+    found = {each.name: each for each in figures.formats}
+    assert list(found) == ["saved_model", "tflite", "onnx"] and found["saved_model"].top1_agreement == 1.0
+    references = References(chain["train"], version, 10, "detection")
+    for name, each in found.items():
+        assert each.num_checked == 30 and each.latency_seconds > 0 and each.top1_agreement >= each.min_top1_agreement
+        assert each.max_difference <= each.tolerance == 1e-4
+        if name in PATHS:
+            answer = load_format(name, version / PATHS[name])(references.images())
+            assert compare(references.outputs, references.packed(answer), Rule.of(name, Export(model="any"), "detection"), name).num_checked == 30
+            assert answer["num_detections"].min() > 0
+    assert "Images with the same boxes" in (chain["export"] / REPORT).read_text()
 
 
 def test_the_figures_are_those_of_pycocotools(chain, scenes):
     """Computed anew from the SavedModel's answers, in a few lines of their own."""
-    import numpy as np
     import tensorflow as tf
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -91,6 +123,43 @@ def test_every_box_of_the_test_split_is_counted_once(chain):
 
 def test_the_page_draws_truth_and_answer_on_the_same_picture(chain):
     page = (chain["evaluate"] / REPORT).read_text()
+    assert all(f'<section id="{name}">' in page for name in ("models", "changes", "training", "scores", "classes", "data", "lineage"))
     assert page.count('class="framed"') == 24
     assert "truth-box" in page and "missed" in page
     assert "<script" not in page and "mAP@0.5" in page
+
+
+def test_two_runs_of_a_detector_are_compared_by_its_figures(chain, tmp_path, capsys):
+    run = tmp_path / "run-1"
+    for job in ("preprocess", "train", "evaluate"):
+        write_record(run / f"{job}.json", TaskRecord(state="success", manifest=str(chain[job] / NAME)))
+    assert main(["compare", str(run), str(run), "--output", str(tmp_path / "page.html")]) == 0
+    assert "map 50" in capsys.readouterr().out.lower() and "mAP@0.5 on" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine: install the package chromium")
+def test_the_page_of_the_server_draws_what_a_real_detector_finds(chain, tmp_path):
+    from playwright.sync_api import sync_playwright
+
+    assert cv2.imwrite(str(tmp_path / "scene.png"), scene_example("test", 3).image)
+    registry = chain["export"].parents[3] / "models"
+    command = [sys.executable, "-m", "pipeline_ops.cli.main", "serve", "digit_scenes", "--registry", str(registry), "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        address = server.stdout.readline().strip()
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
+            page = browser.new_page(viewport={"width": 390, "height": 900})
+            page.goto(address)
+            page.get_by_text("version 1, @champion").wait_for()
+            page.set_input_files("#file", str(tmp_path / "scene.png"))
+            page.get_by_text(re.compile(r"^\d+ objects?$")).wait_for()
+            answer = json.loads(page.locator("#json").text_content())
+            assert page.locator("#boxes rect").count() == page.locator("#bars li").count() == sum(score >= 0.3 for score in answer["scores"])
+            assert len(answer["boxes"]) == 100 and set(answer) == {"boxes", "scores", "classes", "num_detections"}
+            if folder := os.environ.get("TRAINYARD_SCREENSHOTS"):
+                page.screenshot(path=Path(folder) / "serve-detector.png", full_page=True)
+            browser.close()
+    finally:
+        server.kill()
+        server.wait()

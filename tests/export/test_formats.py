@@ -10,16 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from pages import SCRIPT, Page
 from workshop import read_examples
 
 from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode
-from pipeline_ops.contracts.figures import ModelFigures
+from pipeline_ops.contracts.figures import METRICS, PUBLICATION, REPORT, ModelFigures
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.shards import shard_paths
 from pipeline_ops.export.formats import PATHS, load_format
 
 ALL = ["saved_model", "tflite", "tflite_int8", "onnx"]
-NAMES = ["0", "<script>alert(1)</script>", "a|b", *"3456789"]
+NAMES = ["0", SCRIPT, "a|b", *"3456789"]
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +53,9 @@ def test_every_format_is_measured_and_agrees_with_the_trained_model(published):
 def test_a_format_answers_for_any_number_of_images_without_the_model(published, dataset, name):
     _, images, labels = read_examples(shard_paths(dataset, read_manifest(dataset), "test"))
     batch = (255 * images).reshape(-1, 16, 16, 1).astype(np.float32)
-    classify = load_format(name, published / PATHS[name])
-    assert np.mean(classify(batch).argmax(axis=-1) == labels) > 0.8
-    assert classify(batch[:1]).shape == (1, 10)
+    ask = load_format(name, published / PATHS[name])
+    assert np.mean(ask(batch)["probabilities"].argmax(axis=-1) == labels) > 0.8
+    assert ask(batch[:1])["probabilities"].shape == (1, 10)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:tensorflow.lite.python.interpreter")
@@ -102,11 +103,41 @@ def test_the_card_says_what_the_config_the_evaluation_and_the_lineage_say(publis
     assert "| accuracy | 0.8700 |" in text and "| tflite\\_int8 | formats/model\\_int8.tflite |" in text
 
 
+def test_the_page_of_the_run_shows_size_latency_and_agreement_of_every_format(published):
+    [page] = (published.parents[2] / "artifacts" / "digits" / "export").glob(f"*/{REPORT}")
+    section = page.read_text().split('<section id="publication">')[1].split("</section>")[0]
+    rows = [Page(row).text for row in section.split("<tr>")[2:]]
+    assert "Published as version 1 of digits" in section and "Version 1 is in service." in section and PUBLICATION not in page.read_text()
+    for row, each in zip(rows, figures(published).formats, strict=True):
+        for cell in ({"saved_model": "SavedModel", "onnx": "ONNX"}.get(each.name, "TFLite"), each.path, f"{each.num_bytes:,}",
+                     f"{1000 * each.latency_seconds:.3f} ms",
+                     f"{100 * each.top1_agreement:.1f} %", f"of 16; {100 * each.min_top1_agreement:.0f} % asked", f"{each.max_difference:.2g}",
+                     f"{each.tolerance:g} allowed"):
+            assert cell in row
+    told = json.loads(page.with_name(METRICS).read_bytes())
+    assert told["publication"]["formats"] == [each.model_dump(mode="json") for each in figures(published).formats]
+    assert told["challenger"]["metrics"]["accuracy"] == 0.87
+
+
+def test_an_evaluation_that_was_changed_is_named_and_nothing_is_published(workshop):
+    train = workshop.train("good")
+    evaluation = Path(workshop.evaluate(train))
+    plan = workshop.plan("export", train, str(evaluation))
+    page = evaluation.with_name(REPORT)
+    page.write_text(page.read_text().replace("0.8700", "0.9900"))
+    with pytest.raises(DataError, match=r"report\.html has another"):
+        workshop.run(plan)
+    assert workshop.registry.versions() == []
+
+
 def test_no_name_of_a_class_becomes_markdown_or_html(dataset, saved_models, tmp_path):
     from workshop import Workshop, copy_dataset
 
-    workshop = Workshop(tmp_path / "root", copy_dataset(dataset, tmp_path / "data", NAMES), saved_models)
+    workshop = Workshop(tmp_path / "root", copy_dataset(dataset, tmp_path / "data", [PUBLICATION, *NAMES[1:]]), saved_models)
     workshop.publish("good")
+    [page] = workshop.root.glob(f"artifacts/digits/export/*/{REPORT}")
+    assert page.read_text().count("Published as version 1") == 1 and PUBLICATION in Page(page.read_text()).text
+    assert SCRIPT not in page.read_text() and SCRIPT in Page(page.read_text()).text
     text = (workshop.registry.place / "1" / "MODEL_CARD.md").read_text()
     assert "<script" not in text and "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "a\\|b" in text
 

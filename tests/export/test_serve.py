@@ -254,11 +254,11 @@ def test_a_picture_that_is_dropped_gets_its_classes_drawn_and_no_name_of_a_class
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_boxes_are_drawn_over_the_picture_where_a_model_answers_with_boxes(server, tmp_path):
-    """What a detector would answer is given to the page by the test: there is no detector yet."""
+    """What a detector answers is given to the page by the test; a real one is asked in `evaluation/test_detector.py`."""
     from playwright.sync_api import sync_playwright
 
-    detections = {"detection_boxes": [[0.1, 0.2, 0.5, 0.6], [0.4, 0.5, 0.9, 1.0], [0.0, 0.0, 0.1, 0.1]], "detection_scores": [0.9, 0.8, 0.1],
-                  "detection_classes": [3, 0, 5], "num_detections": 3}
+    detections = {"boxes": [[0.1, 0.2, 0.5, 0.6], [0.4, 0.5, 0.9, 1.0], [0.0, 0.0, 0.1, 0.1]], "scores": [0.9, 0.8, 0.1], "classes": [3, 0, 5],
+                  "num_detections": 3}
     (tmp_path / "digit.png").write_bytes(server.encoded[0])
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
@@ -271,6 +271,7 @@ def test_boxes_are_drawn_over_the_picture_where_a_model_answers_with_boxes(serve
         drawn = page.locator("#boxes rect").first.bounding_box()
         picture = page.locator("#picture").bounding_box()
         assert page.locator("#boxes rect").count() == 2 and page.locator("#bars li").count() == 2
+        assert page.locator("#names .tag").all_inner_texts() == ["3", HOSTILE]  # class 0 has the hostile name
         assert drawn["x"] - picture["x"] == pytest.approx(0.2 * picture["width"], abs=2)
         assert drawn["height"] == pytest.approx(0.4 * picture["height"], abs=3)
         if folder := os.environ.get("TRAINYARD_SCREENSHOTS"):

@@ -111,6 +111,13 @@ def test_the_form_offers_what_the_config_has_with_its_types_bounds_and_help():
     assert "train.retries" not in params
 
 
+def test_the_form_stands_in_the_dag_once_and_not_in_each_of_its_tasks(tmp_path, monkeypatch):
+    """Airflow would check every copy whenever the file is read: a third of a second for each pipeline."""
+    dag = bag(tmp_path, monkeypatch, ROOT / "configs" / "digits.yaml").dags["digits"]
+    assert len(dag.params) > 100
+    assert [len(task.params) for task in dag.tasks] == [0, 0, 0, 0]
+
+
 def sections_of(params) -> list[str]:
     return list(dict.fromkeys(param.schema["section"] for param in params.values()))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import re
 import shutil
@@ -54,7 +56,8 @@ def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path
     subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", wheel, *offline], check=True)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRAINYARD_CONFIGS")}
     environment |= {"AIRFLOW_HOME": str(tmp_path / "home"), "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags")}
-    environment |= {"AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    events = {"type": "file", "log_file_path": str(tmp_path / "lineage"), "append": True}
+    environment |= {"AIRFLOW__CORE__LOAD_EXAMPLES": "False", "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(events)}
 
     def run(*words: str) -> str:
         answer = subprocess.run([python, "-m", *words], env=environment, cwd=tmp_path, capture_output=True, text=True)
@@ -75,3 +78,16 @@ def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path
     assert "TrainyardPlugin" in run("airflow", "plugins") or "trainyard" in run("airflow", "plugins")
     run("airflow", "dags", "test", "digits")
     assert (tmp_path / "storage" / "models" / "digits" / "1" / "saved_model.pb").is_file()
+    if importlib.util.find_spec("openlineage"):
+        assert_lineage_was_sent(tmp_path)
+
+
+def assert_lineage_was_sent(folder: Path) -> None:
+    """By Airflow's provider, of every task: the data set that was trained on is the one that was made."""
+    events = [json.loads(line) for line in (folder / "lineage").read_text().splitlines()]
+    ended = {event["job"]["name"]: event for event in events if event["eventType"] == "COMPLETE" and event["outputs"]}
+    assert set(ended) == {f"digits.{task}" for task in ("preprocess", "train", "evaluate", "export")}
+    [made], [used] = ended["digits.preprocess"]["outputs"], ended["digits.train"]["inputs"]
+    assert (used["name"], used["facets"]["version"]["datasetVersion"]) == (made["name"], made["facets"]["version"]["datasetVersion"])
+    [model] = ended["digits.export"]["outputs"]
+    assert (model["name"], model["facets"]["version"]["datasetVersion"]) == (str(folder / "storage" / "models" / "digits"), "1")

@@ -97,8 +97,8 @@ config, dataset = sys.argv[1:]
 operator = TrainOperator(config_file=config)
 operator.patience_seconds = 300
 conf = {"train.epochs": 2, "train.early_stopping": None, "train.workers": 2}
-print(operator.execute({"ti": SimpleNamespace(xcom_pull=lambda task_ids: dataset), "dag_run": SimpleNamespace(conf=conf), "run_id": "1",
-                        "task_state_store": Store()}))
+print(operator.execute({"ti": SimpleNamespace(xcom_pull=lambda task_ids: dataset, id="1", max_tries=2),
+                        "dag_run": SimpleNamespace(conf=conf, clear_number=0), "run_id": "1", "task_state_store": Store()}))
 """
 
 

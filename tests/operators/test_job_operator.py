@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import Manifest, read_manifest, write_manifest
 from pipeline_ops.contracts.processes import group_members
 from pipeline_ops.contracts.records import read_record
+from pipeline_ops.contracts.wanted import STORE_KEY, ask_to_end
 from pipeline_ops.operators.job_operator import ExportOperator, TrainOperator
 from pipeline_ops.operators.process import JobHandle, job_environment
 from pipeline_ops.operators.trigger import JobTrigger
@@ -43,8 +45,8 @@ class Run:
         self.store, self._manifests = Store(), manifests
 
     def context(self) -> dict:
-        return {"ti": SimpleNamespace(xcom_pull=lambda task_ids: self._manifests[task_ids]), "dag_run": SimpleNamespace(conf=self.conf),
-                "run_id": "manual__1", "task_state_store": self.store}
+        task = SimpleNamespace(xcom_pull=lambda task_ids: self._manifests[task_ids], id=uuid.uuid4(), max_tries=2)
+        return {"ti": task, "dag_run": SimpleNamespace(conf=self.conf, clear_number=0), "run_id": "manual__1", "task_state_store": self.store}
 
     def execute(self, **attributes) -> str:
         operator = TrainOperator(config_file=str(CONFIG))
@@ -58,7 +60,12 @@ class Run:
         with pytest.raises(TaskDeferred) as deferred:
             self.execute(patience_seconds=0)
         self.trigger = deferred.value.trigger
-        return JobHandle.from_json(self.store["job"])
+        return self.handle
+
+    @property
+    def handle(self) -> JobHandle:
+        """Of the job that is claimed."""
+        return JobHandle.from_json(self.store[STORE_KEY])
 
     def record(self):
         return read_record(self.layout.task_record("manual__1", "train"))
@@ -74,15 +81,19 @@ def run(dataset, tmp_path):
 
     yield make
     for made in runs:
-        if "job" in made.store:
-            JobHandle.from_json(made.store["job"]).end()
+        if STORE_KEY in made.store:
+            made.handle.end("the test is over")
+
+
+def wait_until(condition, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def wait_for_workers(handle: JobHandle, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(group_members(handle.process.pid)) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: len(group_members(handle.process.pid)) >= count)
 
 
 def test_a_job_runs_once_and_an_unchanged_second_run_starts_nothing(run):
@@ -94,14 +105,14 @@ def test_a_job_runs_once_and_an_unchanged_second_run_starts_nothing(run):
     assert second.execute() == manifest
     assert second.record().cached
     assert second.record().reason.startswith("unchanged")
-    assert "job" not in second.store
+    assert STORE_KEY not in second.store
 
 
 def test_a_changed_learning_rate_is_named_as_the_reason(run):
     run().execute()
     changed = run(**{"train.optimizer.learning_rate": 0.002})
     changed.start()
-    assert JobHandle.from_json(changed.store["job"]).reason == "config optimizer.learning_rate: 0.001 -> 0.002"
+    assert changed.handle.reason == "config optimizer.learning_rate: 0.001 -> 0.002"
 
 
 def test_a_killed_job_is_retried_and_goes_on_from_its_checkpoint(run):
@@ -116,7 +127,7 @@ def test_a_killed_job_is_retried_and_goes_on_from_its_checkpoint(run):
     assert group_members(handle.process.pid) == []
     assert task.record().exit_code == ExitCode.RETRY
     assert read_manifest(task.execute()).job == "train"
-    assert JobHandle.from_json(task.store["job"]) != handle
+    assert task.handle != handle
 
 
 async def events_of(trigger: JobTrigger) -> list:
@@ -127,7 +138,7 @@ def test_a_second_try_follows_the_process_that_still_runs(run):
     task = run()
     handle = task.start()
     assert read_manifest(task.execute()).job == "train"
-    assert JobHandle.from_json(task.store["job"]) == handle
+    assert task.handle == handle
 
 
 @pytest.mark.parametrize("who", ["operator", "trigger"])
@@ -141,6 +152,14 @@ def test_marking_the_task_failed_leaves_no_process_within_five_seconds(run, who)
     assert time.monotonic() - begin < 5
 
 
+def test_a_job_that_is_told_to_end_ends_with_all_its_processes_though_nobody_signals_it(run):
+    task = run(**{"train.epochs": 5000})
+    handle = task.start()
+    wait_for_workers(handle, 5)
+    ask_to_end(handle.attempt, "nobody wants it")
+    wait_until(lambda: group_members(handle.process.pid) == [])
+
+
 def test_a_restart_of_the_triggerer_does_not_touch_the_job(run):
     task = run()
     handle = task.start()
@@ -149,7 +168,7 @@ def test_a_restart_of_the_triggerer_does_not_touch_the_job(run):
     assert path == "pipeline_ops.operators.trigger.JobTrigger"
     [event] = asyncio.run(events_of(JobTrigger(**arguments)))
     assert task.operator.resume(task.context(), event.payload).endswith("manifest.json")
-    assert JobHandle.from_json(task.store["job"]) == handle
+    assert task.handle == handle
 
 
 def test_an_unknown_key_from_the_rest_api_is_refused_before_any_work(run):

@@ -43,9 +43,22 @@ def test_the_form_as_it_opens_rolls_back(config):
     assert registry.history()[-1].reason == "rolled back from version 2: by hand, in Airflow, run manual__1"
 
 
+def test_no_field_of_the_form_is_empty_and_required(config):
+    """Airflow's form can't be sent then, and does not say why."""
+    params = make_models_dag([config]).params
+    fields = {name: params.get_param(name) for name in params}
+    assert [name for name, field in fields.items() if field.value in ("", None) and "null" not in field.schema["type"]] == []
+
+
 def test_any_version_can_be_promoted_with_a_reason(config):
     assert trigger(config, action=PROMOTE, version=3, reason="asked for by sales") == 3
     assert Registry(config.registry).history()[-1].reason == "asked for by sales"
+
+
+def test_a_misspelt_key_that_comes_by_rest_moves_nothing(config):
+    with pytest.raises(AirflowFailException, match="acton: unknown key; the nearest valid name is 'action'"):
+        trigger(config, acton=PROMOTE)
+    assert Registry(config.registry).champion().number == 2
 
 
 @pytest.mark.parametrize("changes, complaint", [({"action": PROMOTE}, "give the number of the version; there are 1, 2, 3"),

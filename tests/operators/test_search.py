@@ -33,8 +33,8 @@ class Run:
         self.layout, self.manifests = Layout(root, "digits"), {"preprocess": dataset}
 
     def context(self) -> dict:
-        return {"ti": SimpleNamespace(xcom_pull=lambda task_ids: self.manifests.get(task_ids)), "dag_run": SimpleNamespace(conf=self.conf),
-                "run_id": "manual__1", "task_state_store": Store()}
+        return {"ti": SimpleNamespace(xcom_pull=lambda task_ids: self.manifests.get(task_ids), id="1", max_tries=2),
+                "dag_run": SimpleNamespace(conf=self.conf, clear_number=0), "run_id": "manual__1", "task_state_store": Store()}
 
     def search(self) -> list[dict]:
         self.manifests["search"] = SearchOperator(config_file=str(CONFIG)).execute(self.context())

@@ -15,8 +15,14 @@ from pipeline_ops.launch.local import LocalLauncher
 STEPS = 30
 SGD = {"name": "sgd", "learning_rate": 3e-5, "momentum": 0.9, "clip": {"global_norm": 10.0}}
 """And not Adam, which divides by the size of a gradient, and so makes much of the last digit of a small one."""
-SMALL = {"center_detector": {"width": 8}}
-MODELS = pytest.mark.parametrize("model", SMALL)
+AUGMENT = {"flip_left_right": True, "scale": {"least": 0.8, "most": 1.25}, "brightness": 0.1, "contrast": 0.1, "mosaic": 0.5}
+"""Everything that moves boxes: each worker has to change its examples as any other would have."""
+SMALL = {
+    "center_detector": {"width": 8},
+    "retinanet": {"backbone": "MobileNetV2", "backbone_parameters": {"alpha": 0.35}, "width": 16, "depth": 1, "normalization": "group",
+                  "frozen_batch_normalization": True, "anchor_scale": 2.0},
+}
+MODELS = pytest.mark.parametrize("model", ["center_detector", pytest.param("retinanet", marks=pytest.mark.slow)])
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +34,8 @@ def fleet(tmp_path_factory):
 
 def losses(make_job, fleet, model: str, name: str, **overrides) -> list[float]:
     """The mean losses of all epochs and of the validation split, and the last, unfinished epoch's."""
-    options = {"train__model": model, "train__model_parameters": SMALL[model], "train__global_batch": 16, "train__optimizer": SGD}
+    options = {"train__model": model, "train__model_parameters": SMALL[model], "train__global_batch": 16, "train__optimizer": SGD,
+               "train__input.augment": AUGMENT}
     job = make_job(name, **options | overrides)
     job.work.mkdir(parents=True)
     gang = Gang(Train.model_validate(job.request.config), job.attempt, job.work, fleet, job.progress.forward, steps_limit=STEPS)

@@ -21,3 +21,28 @@ def test_the_learning_rate_is_a_function_of_the_step(schedule, factors):
     from pipeline_ops.training.optimizer import schedule_factor
 
     assert {step: schedule_factor(schedule, step, 100) for step in factors} == pytest.approx(factors, abs=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_weight_decay_of_sgd_is_taken_off_the_weights_before_the_step_in_one_piece_and_in_several(momentum):
+    import numpy as np
+    import tensorflow as tf
+
+    from pipeline_ops.contracts.config_optimizer import Optimizer
+    from pipeline_ops.training.optimizer import make_optimizer
+    from pipeline_ops.training.piecewise import PiecewiseOptimizer
+
+    config = Optimizer(name="sgd", learning_rate=0.1, momentum=momentum, weight_decay=0.5)
+    start, gradients = np.array([1.0, -2.0, 3.0], np.float32), [np.full(3, value, np.float32) for value in (1.0, 0.5, -1.0)]
+    whole, pieces = tf.Variable(start), [tf.Variable(start[:2]), tf.Variable(start[2:])]
+    optimizer = make_optimizer(config)
+    zeros = lambda like: tf.Variable(0, dtype=tf.int64) if like is None else tf.Variable(tf.zeros_like(like))  # noqa: E731
+    piecewise = PiecewiseOptimizer(config, [pieces], zeros)
+    by_hand, velocity = start.copy(), np.zeros(3, np.float32)
+    for gradient in gradients:
+        optimizer.apply_gradients([(tf.constant(gradient), whole)])
+        piecewise.apply([tf.constant(gradient)], tf.constant(0.1))
+        velocity = momentum * velocity - 0.1 * gradient
+        by_hand = by_hand * (1 - 0.1 * 0.5) + velocity
+    assert whole.numpy() == pytest.approx(by_hand, rel=1e-6)
+    assert np.concatenate([piece.numpy() for piece in pieces]) == pytest.approx(by_hand, rel=1e-6)

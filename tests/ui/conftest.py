@@ -18,7 +18,7 @@ from pipeline_ops.contracts.config import PipelineConfig, load_config
 from pipeline_ops.contracts.figures import REPORT
 from pipeline_ops.contracts.fingerprint import Fingerprint
 from pipeline_ops.contracts.layout import Attempt, Layout
-from pipeline_ops.contracts.manifest import Manifest, list_files, write_manifest
+from pipeline_ops.contracts.manifest import Input, Manifest, list_files, write_manifest
 from pipeline_ops.contracts.progress import Progress, ProgressWriter
 from pipeline_ops.contracts.records import TaskRecord, write_record
 from pipeline_ops.contracts.registry import Registry
@@ -145,13 +145,13 @@ class Leftovers:
     def record(self, task: str, **values) -> None:
         write_record(self.layout.task_record(RUN, task), TaskRecord(**{"state": "success"} | values))
 
-    def artifact(self, task: str, files: Mapping[str, str], figures: Mapping | None = None) -> str:
+    def artifact(self, task: str, files: Mapping[str, str], figures: Mapping | None = None, inputs: Mapping[str, Input] | None = None) -> str:
         folder = self.layout.artifact(task, "0" * 32)
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text)
         write_manifest(folder, Manifest(job=task, pipeline=DAG, fingerprint=_PRINT, fingerprint_digest="0" * 32, files=list_files(folder),
-                                        figures=dict(figures or {})))
+                                        figures=dict(figures or {}), inputs=dict(inputs or {})))
         self.record(task, manifest=str(folder / "manifest.json"))
         return str(folder / "manifest.json")
 
@@ -161,8 +161,11 @@ class Leftovers:
         shards = [shard_name(split, index, 2) for split in ("train", "validation", "test") for index in range(2)]
         self.artifact("preprocess", dict.fromkeys(shards, "bytes") | {DATA_PAGE: "<h1>Data</h1>"}, values | figures)
 
-    def report(self, html: str) -> None:
-        self.artifact("evaluate", {REPORT: html})
+    def report(self, html: str, published: str = "") -> None:
+        """The evaluation's, and, where something was published, that of the export."""
+        evaluation = self.artifact("evaluate", {REPORT: html})
+        if published:
+            self.artifact("export", {REPORT: published}, inputs={"evaluate": Input(uri=evaluation, digest="0" * 32)})
 
     def publish(self, *accuracies: float) -> None:
         """Versions 1 and so on, each put in service after the other."""

@@ -144,6 +144,11 @@ def test_a_report_is_served_without_script_and_without_an_origin(client, whole_r
     assert 'sandbox=""' in client("viewer").get(whole_run.address("report")).text
 
 
+def test_the_report_of_a_run_that_published_says_what(client, whole_run):
+    whole_run.report("<h1>Gate passed</h1>", published="<h1>Gate passed, published</h1>")
+    assert client("viewer").get(whole_run.address("report/content")).text == "<h1>Gate passed, published</h1>"
+
+
 def test_the_page_of_the_data_is_another_tab_of_the_report(client, whole_run):
     assert client("viewer").get(whole_run.address("report/content", page="data")).text == "<h1>Data</h1>"
     assert client("viewer").get(whole_run.address("report", page="../../passwords")).status_code == 422

@@ -1,0 +1,40 @@
+"""What was published, put into the page and the figures that the evaluation has left.
+
+The evaluation's own page is part of an artifact that never changes, and is there before anything is published. Export leaves the whole
+page once more, with a section on the version and its formats in the place that is kept free for it: a run has one page, which is whole
+whenever it is looked at.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.figures import METRICS, PUBLICATION, REPORT, ModelFigures
+from pipeline_ops.contracts.files import read_json, write_json, write_whole
+from pipeline_ops.contracts.page import render_part
+from pipeline_ops.contracts.shards import Task
+
+_NAMES = {"saved_model": "SavedModel", "tflite": "TFLite", "tflite_int8": "TFLite, eight bits", "onnx": "ONNX"}
+
+
+def write_report(folder: Path, evaluation: Path, task: Task, model: ModelFigures, outcome: str) -> None:
+    """Writes both files of a run.
+
+    Args:
+      folder: of the artifact that is being made.
+      evaluation: the folder of the evaluation's artifact.
+      task: what the model is for.
+      model: what was published.
+      outcome: what became of it then, for a person: "version 3 is in service".
+
+    Raises:
+      DataError: the evaluation's page has no place for it.
+    """
+    page = (evaluation / REPORT).read_text(encoding="utf-8")
+    if page.count(PUBLICATION) != 1:
+        raise DataError(f"{evaluation / REPORT}: has no place for what was published; run the evaluation again")
+    section = render_part(Path(__file__).with_name("publication.html"), model=model, outcome=outcome, names=_NAMES,
+                          is_detector=task == "detection")
+    write_whole(folder / REPORT, page.replace(PUBLICATION, section).encode())
+    write_json(folder / METRICS, {**read_json(evaluation / METRICS), "publication": {"outcome": outcome, **model.model_dump(mode="json")}})

@@ -1,0 +1,84 @@
+"""Random changes of images with boxes: the boxes go where their objects go.
+
+Flips, scale and place are drawn as for any image (`augment.py`). What moves into sight from beyond an image is grey, PADDING, and not the
+repeated edge: half an object that is drawn out to a smear would be no object with a box, and no background either.
+
+Legend: k images, as `mosaic.py` has them, N boxes of an image (padded), H W C canvas.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pipeline_ops.contracts.config_input import Augment
+from pipeline_ops.input.augment import Load, as_pixels, change_colours, moves, windows
+from pipeline_ops.input.draws import Draws
+from pipeline_ops.input.mosaic import Mosaics
+from pipeline_ops.input.tensorflow_start import import_tensorflow
+from pipeline_ops.input.windows import Window, show
+
+tf = import_tensorflow()
+
+PADDING = 128
+"""The value of a pixel beyond the image, in all channels: the middle of the range, which the catalogue's detectors scale to zero."""
+
+_ROUNDING = 1e-3
+"""A box that was not cut off may have lost so much of itself."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SceneChanges:
+    """uint8 images and their boxes, changed as the config says.
+
+    The labels are a named tuple: corners float32 [b, N, 4] (ymin, xmin, ymax, xmax as fractions), classes int32 [b, N], -1 where there is no box,
+    and is_crowd bool [b, N], a region where nothing is learned. They come back with no more boxes than the fullest example of the batch has.
+
+    A box is cut off at the edge of what is shown. If less than `least_visible` of it is left, it becomes a region where nothing is learned:
+    what can be seen there is not enough of an object, and no background.
+    """
+
+    config: Augment
+    num_examples: int
+
+    def examples(self, draws: Draws) -> tf.Tensor:
+        return self._plan(draws).examples_k if self.config.mosaic else draws.examples_b
+
+    def load(self, load: Load, draws: Draws) -> tuple[Any, Any]:
+        if self.config.mosaic:
+            images, labels = self._mosaics(load, self._plan(draws))
+        else:
+            images, labels = load(draws.examples_b)
+            if moves(self.config):
+                images, labels = self._moved(images, labels, *windows(self.config, images.shape[1:3], draws))
+        return as_pixels(change_colours(self.config, images, draws)), _trimmed(labels)
+
+    def _plan(self, draws: Draws) -> Mosaics:
+        return Mosaics.drawn(draws, self.config.mosaic, self.num_examples)
+
+    def _mosaics(self, load: Load, mosaics: Mosaics) -> tuple[tf.Tensor, Any]:
+        images, labels = load(mosaics.examples_k)
+        shape = images.shape[1:3]
+        rows, columns = windows(self.config, shape, mosaics.draws_k, mosaics.parts(*shape))
+        images, labels = self._moved(images, labels, rows, columns)
+        return mosaics.put_together(images, rows, columns), mosaics.put_boxes_together(labels)
+
+    def _moved(self, images_kHWC: tf.Tensor, labels: Any, rows: Window, columns: Window) -> tuple[tf.Tensor, Any]:
+        has_image_kHW = rows.has_image()[:, :, None] & columns.has_image()[:, None, :]
+        shown_kHWC = show(images_kHWC, rows, columns)
+        shown_kHWC = tf.where(has_image_kHW[..., None], shown_kHWC, tf.constant(PADDING, shown_kHWC.dtype))
+        ymin, xmin, ymax, xmax = tf.unstack(labels.corners, axis=-1)
+        (ymin, ymax), (xmin, xmax) = rows.edges(ymin, ymax), columns.edges(xmin, xmax)
+        whole = (ymax - ymin) * (xmax - xmin)
+        ymin, ymax, xmin, xmax = rows.clip(ymin), rows.clip(ymax), columns.clip(xmin), columns.clip(xmax)
+        visible = tf.math.divide_no_nan((ymax - ymin) * (xmax - xmin), whole)
+        corners = tf.stack([ymin / rows.size, xmin / columns.size, ymax / rows.size, xmax / columns.size], axis=-1)
+        is_crowd = labels.is_crowd | (visible < self.config.least_visible - _ROUNDING)
+        return shown_kHWC, type(labels)(corners, tf.where(visible > 0, labels.classes, -1), is_crowd)
+
+
+def _trimmed(labels: Any) -> Any:
+    """Without the columns in which no example has a box; the boxes keep their order."""
+    is_box = labels.classes >= 0
+    order = tf.argsort(tf.cast(~is_box, tf.int32), axis=1, stable=True)[:, :tf.reduce_max(tf.math.count_nonzero(is_box, axis=1))]
+    return type(labels)(*(tf.gather(values, order, batch_dims=1) for values in labels))

@@ -1,0 +1,13 @@
+"""Which random changes the examples of a data set get."""
+
+from __future__ import annotations
+
+from pipeline_ops.contracts.config_input import Augment
+from pipeline_ops.contracts.shards import Task
+from pipeline_ops.input.augment import Changes, ImageChanges
+from pipeline_ops.input.augment_scenes import SceneChanges
+
+
+def make_changes(config: Augment, task: Task, num_examples: int) -> Changes:
+    """`num_examples` are those of the split that is trained on."""
+    return SceneChanges(config, num_examples) if task == "detection" else ImageChanges(config)

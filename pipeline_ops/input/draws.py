@@ -1,0 +1,60 @@
+"""Random numbers for the examples of a batch, drawn from (seed, epoch, example) and from nothing else.
+
+A hash, and no generator: any number can be had without those before it, whichever worker asks and however often the gang was restarted.
+
+Legend: b examples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pipeline_ops.input.tensorflow_start import import_tensorflow
+
+tf = import_tensorflow()
+
+_MOST_DRAWS = 16
+_MOST_STREAMS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Draws:
+    """What can be drawn for some examples: `epochs_b` and `examples_b` are int64 numbers. `what` names a draw, 0 to 15.
+
+    `streams_b`, int64, 0 to 3, tells several draws of one name for one example apart; None: 0 for all.
+    """
+
+    seed: int
+    epochs_b: tf.Tensor
+    examples_b: tf.Tensor
+    streams_b: tf.Tensor | None = None
+
+    def uniform(self, what: int) -> tf.Tensor:
+        """float32 [b] in [0, 1)."""
+        return tf.cast(tf.bitwise.right_shift(self._hash(what), tf.constant(40, tf.uint64)), tf.float32) / (1 << 24)
+
+    def around_zero(self, what: int) -> tf.Tensor:
+        """float32 [b] in [-1, 1)."""
+        return 2 * self.uniform(what) - 1
+
+    def below(self, limit: int, what: int) -> tf.Tensor:
+        """int64 [b] in [0, limit)."""
+        return tf.cast(self._hash(what) % tf.constant(limit, tf.uint64), tf.int64)
+
+    def _hash(self, what: int) -> tf.Tensor:
+        state = tf.constant(self.seed * _MOST_DRAWS * _MOST_STREAMS + what, tf.uint64)
+        state = _mix(state if self.streams_b is None else state + _MOST_DRAWS * tf.cast(self.streams_b, tf.uint64))
+        state = _mix(state + tf.cast(self.epochs_b, tf.uint64))
+        return _mix(state + tf.cast(self.examples_b, tf.uint64))
+
+
+def _mix(value: tf.Tensor) -> tf.Tensor:
+    """One output of SplitMix64 (Steele, Lea and Flood 2014) for a state."""
+    value += tf.constant(0x9E3779B97F4A7C15, tf.uint64)
+    value = _xor_shift(value, 30) * tf.constant(0xBF58476D1CE4E5B9, tf.uint64)
+    value = _xor_shift(value, 27) * tf.constant(0x94D049BB133111EB, tf.uint64)
+    return _xor_shift(value, 31)
+
+
+def _xor_shift(value: tf.Tensor, bits: int) -> tf.Tensor:
+    return tf.bitwise.bitwise_xor(value, tf.bitwise.right_shift(value, tf.constant(bits, tf.uint64)))

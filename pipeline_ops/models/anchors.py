@@ -1,0 +1,114 @@
+"""Anchors: the boxes that a RetinaNet starts from, which of them stand for which object, and boxes as distances from them.
+
+As Lin, Goyal, Girshick, He and Dollár, "Focal Loss for Dense Object Detection" (2017), section 4, with the details of the authors' own
+program, Detectron. A box here is (ymin, xmin, ymax, xmax) in pixels of the image that the network sees.
+
+Legend: A anchors of an image, N boxes of an image (padded).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline_ops.models.boxes import pairwise_ious
+
+LEVELS = range(3, 8)
+"""Of the pyramid: level l has a cell for every 2**l pixels."""
+SCALES = (2**0, 2 ** (1 / 3), 2 ** (2 / 3))
+RATIOS = (0.5, 1.0, 2.0)
+"""Height by width."""
+PER_CELL = len(SCALES) * len(RATIOS)
+
+_IS_OBJECT_IOU, _IS_BACKGROUND_IOU = 0.5, 0.4
+_IN_CROWD = 0.7
+"""An anchor that lies to so much of its area in a crowd says nothing there: Detectron's TRAIN.CROWD_FILTER_THRESH."""
+_LARGEST_GROWTH = math.log(1000 / 16)
+"""A box is at most so much larger than its anchor, on a scale of logarithms: Detectron's BBOX_XFORM_CLIP. Keeps `exp` finite."""
+_LEAST_SIDE = 1e-3
+
+
+def grid_shapes(image_size: tuple[int, int]) -> list[tuple[int, int]]:
+    """Rows and columns of each level, for an image of this height and width."""
+    return [(math.ceil(image_size[0] / 2**level), math.ceil(image_size[1] / 2**level)) for level in LEVELS]
+
+
+def make_anchors(image_size: tuple[int, int], scale: float) -> np.ndarray:
+    """float32 [A, 4] in pixels: level by level, row by row, cell by cell; in a cell by scale and then by ratio.
+
+    An anchor of level l has the area (scale * 2**l * s)**2 for each s of SCALES; its centre is that of its cell. It may reach out of the image.
+
+    Args:
+      image_size: height and width in pixels.
+      scale: the side of a level's smallest square anchor, in cells; the paper's is 4, which makes 32 to 813 pixels in all.
+    """
+    return np.concatenate([_level_anchors(level, *shape, scale) for level, shape in zip(LEVELS, grid_shapes(image_size), strict=True)])
+
+
+def _level_anchors(level: int, rows: int, columns: int, scale: float) -> np.ndarray:
+    stride = 2**level
+    sides = np.array([(scale * stride * s * math.sqrt(ratio), scale * stride * s / math.sqrt(ratio)) for s in SCALES for ratio in RATIOS])
+    y, x = ((np.arange(count) + 0.5) * stride for count in (rows, columns))
+    centers = np.stack(np.meshgrid(y, x, indexing="ij"), axis=-1)[:, :, None, :]
+    corners = np.concatenate([centers - sides / 2, centers + sides / 2], axis=-1)
+    return corners.reshape(-1, 4).astype(np.float32)
+
+
+class Matches(NamedTuple):
+    """What each anchor of an image stands for. `box` int32 [A]: the number of the box it overlaps most, the first of equals; it counts where
+    `is_object`. `is_ignored` bool [A]: neither an object nor background. The rest is background."""
+
+    box: tf.Tensor
+    is_object: tf.Tensor
+    is_ignored: tf.Tensor
+
+
+def match(anchors: tf.Tensor, corners: tf.Tensor, is_learned: tf.Tensor, is_crowd: tf.Tensor) -> Matches:
+    """Anchors to the boxes of one image.
+
+    An anchor stands for an object from an IoU of 0.5 on, and for background below 0.4. The anchors that overlap an object most, all of
+    equals, stand for an object as well, be it ever so little ("low-quality matches", Ren et al. 2015, section 3.1.2): for the one that they
+    themselves overlap most, as in Detectron. A crowd is no object, and what lies in it is no background.
+
+    Args:
+      anchors: float32 [A, 4].
+      corners: float32 [N, 4], N at least 1.
+      is_learned: bool [N]; false where it is padding or a crowd.
+      is_crowd: bool [N].
+    """
+    ious = tf.where(is_learned[None, :], pairwise_ious(anchors, corners), 0.0)
+    most = tf.reduce_max(ious, axis=1)
+    most_of_box = tf.reduce_max(ious, axis=0, keepdims=True)
+    is_best = tf.reduce_any((ious == most_of_box) & (most_of_box > 0), axis=1)
+    is_object = (most >= _IS_OBJECT_IOU) | is_best
+    is_unclear = (most >= _IS_BACKGROUND_IOU) | _is_in_crowd(anchors, corners, is_crowd)
+    return Matches(tf.argmax(ious, axis=1, output_type=tf.int32), is_object, ~is_object & is_unclear)
+
+
+def _is_in_crowd(anchors: tf.Tensor, corners: tf.Tensor, is_crowd: tf.Tensor) -> tf.Tensor:
+    high, low = tf.minimum(anchors[:, None, 2:], corners[None, :, 2:]), tf.maximum(anchors[:, None, :2], corners[None, :, :2])
+    inside = tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1) / tf.reduce_prod(anchors[:, 2:] - anchors[:, :2], axis=-1)[:, None]
+    return tf.reduce_any((inside >= _IN_CROWD) & is_crowd[None, :], axis=1)
+
+
+def encode(corners: tf.Tensor, anchors: tf.Tensor) -> tf.Tensor:
+    """float32 [..., A, 4]: boxes as the network gives them: (dy, dx) of the centre in units of the anchor's height and width, (dh, dw) the
+    logarithms of how much larger the box is (Girshick et al. 2014, appendix C)."""
+    (centers, sizes), (from_centers, from_sizes) = _centers_and_sizes(corners), _centers_and_sizes(anchors)
+    return tf.concat([(centers - from_centers) / from_sizes, tf.math.log(tf.maximum(sizes, _LEAST_SIDE) / from_sizes)], axis=-1)
+
+
+def decode(deltas: tf.Tensor, anchors: tf.Tensor) -> tf.Tensor:
+    """float32 [..., A, 4]: the inverse of `encode`, in pixels."""
+    from_centers, from_sizes = _centers_and_sizes(anchors)
+    centers = from_centers + deltas[..., :2] * from_sizes
+    halves = tf.exp(tf.minimum(deltas[..., 2:], _LARGEST_GROWTH)) * from_sizes / 2
+    return tf.concat([centers - halves, centers + halves], axis=-1)
+
+
+def _centers_and_sizes(corners: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    low, high = corners[..., :2], corners[..., 2:]
+    return (low + high) / 2, high - low

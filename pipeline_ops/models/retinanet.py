@@ -1,0 +1,140 @@
+"""RetinaNet: a pyramid of features on a network of `keras.applications`, and at each of its cells nine anchors with a class and a box.
+
+As Lin, Goyal, Girshick, He and Dollár, "Focal Loss for Dense Object Detection" (2017), section 4, on the pyramid of Lin et al., "Feature
+Pyramid Networks for Object Detection" (2017). For GPUs: on CPU cores `center_detector` learns what is to be learned in a tenth of the time.
+From scratch, or with the weights of a local file (`train.warm_start`: one of `keras.applications` fills the backbone); nothing is downloaded.
+
+Losses, targets and decoding are in `anchor_head.py` and `anchors.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import keras
+from keras import Input, KerasTensor, Model, initializers, layers
+
+from pipeline_ops.contracts.config_text import nearest
+from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.models.anchor_head import AnchorHead, BoxLoss
+from pipeline_ops.models.anchors import PER_CELL
+from pipeline_ops.models.backbones import preprocessed
+
+ENDPOINTS: Mapping[str, tuple[str, str, str]] = {
+    "EfficientNetB0": ("block4a_expand_activation", "block6a_expand_activation", "top_activation"),
+    "EfficientNetV2B0": ("block4a_expand_activation", "block6a_expand_activation", "top_activation"),
+    "EfficientNetV2S": ("block4a_expand_activation", "block6a_expand_activation", "top_activation"),
+    "MobileNetV2": ("block_6_expand_relu", "block_13_expand_relu", "out_relu"),
+    "ResNet50": ("conv3_block4_out", "conv4_block6_out", "conv5_block3_out"),
+    "ResNet101": ("conv3_block4_out", "conv4_block23_out", "conv5_block3_out"),
+}
+"""Of each backbone, the last layers with 8, 16 and 32 pixels to a cell."""
+
+_DEEPEST_STRIDE = 32
+_GROUP = 8
+"""Channels that are normalised together."""
+_RARE = -math.log((1 - 0.01) / 0.01)
+"""Where the logits begin: every anchor says 0.01 for every class, so that the many that are background don't drown the first steps."""
+
+Normalization = Literal["none", "group"]
+
+
+def build(image_shape: tuple[int, int, int], num_classes: int, backbone: str = "ResNet50", backbone_parameters: Mapping[str, Any] | None = None,
+          width: int = 256, depth: int = 4, normalization: Normalization = "none", frozen_batch_normalization: bool = False,
+          anchor_scale: float = 4.0, box_loss: BoxLoss = "smooth_l1", max_boxes: int | None = None) -> Model:
+    """Images to {"logits": [B, A, classes], "deltas": [B, A, 4]}, in the order of `anchors.make_anchors`.
+
+    Args:
+      image_shape: height and width must be multiples of 32.
+      num_classes: of the data set.
+      backbone: the name of its function in `keras.applications`, one of ENDPOINTS.
+      backbone_parameters: of that function: `alpha`, say.
+      width: channels of the pyramid and of the two small networks on it, a multiple of 8.
+      depth: convolutions of each of these two, before the last one.
+      normalization: of the pyramid and of these two. The paper has none, and a backbone that knows pictures already; from scratch, group.
+      frozen_batch_normalization: the backbone's statistics and scales stay what the file of weights says, as in the paper.
+      anchor_scale, box_loss, max_boxes: of the head; `AnchorHead` says what they are.
+
+    Raises:
+      ConfigError: a value is not one of these.
+    """
+    _check(image_shape, backbone, width, depth, normalization)
+    make_head(image_shape, num_classes, anchor_scale=anchor_scale, box_loss=box_loss, max_boxes=max_boxes)
+    images = Input(image_shape, name="images")
+    x = images if image_shape[-1] == 3 else layers.Concatenate(name="three_channels")([images] * 3)
+    network = _backbone(backbone, image_shape[:2], backbone_parameters or {})
+    for layer in network.layers if frozen_batch_normalization else ():
+        layer.trainable = not isinstance(layer, layers.BatchNormalization)
+    pyramid = _pyramid(network(preprocessed(backbone, x)), width, normalization)
+    deltas = _predictions(pyramid, "box", 4, width, depth, normalization, "zeros")
+    logits = _predictions(pyramid, "class", num_classes, width, depth, normalization, initializers.Constant(_RARE))
+    return Model(images, {"deltas": deltas, "logits": logits}, name="retinanet")
+
+
+def make_head(image_shape: tuple[int, int, int], num_classes: int, anchor_scale: float = 4.0, box_loss: BoxLoss = "smooth_l1",
+              max_boxes: int | None = None, **_: Any) -> AnchorHead:
+    """What the outputs mean. Raises ConfigError."""
+    if not anchor_scale > 0:
+        raise ConfigError(f"train.model_parameters.anchor_scale must be above 0, got {anchor_scale}")
+    if box_loss not in ("smooth_l1", "giou"):
+        raise ConfigError(f"train.model_parameters.box_loss must be smooth_l1 or giou, got {box_loss}")
+    if max_boxes is not None and max_boxes < 1:
+        raise ConfigError(f"train.model_parameters.max_boxes must be at least 1, got {max_boxes}; leave it out for as many as there are")
+    return AnchorHead(image_shape[:2], num_classes, anchor_scale, box_loss, max_boxes)
+
+
+def _check(image_shape: tuple[int, int, int], backbone: str, width: int, depth: int, normalization: str) -> None:
+    height, width_pixels, _ = image_shape
+    if height % _DEEPEST_STRIDE or width_pixels % _DEEPEST_STRIDE:
+        raise ConfigError(f"retinanet: height and width of the images must be multiples of {_DEEPEST_STRIDE}, got {height}x{width_pixels}; "
+                          "set them in preprocess.stages, with resize")
+    if backbone not in ENDPOINTS:
+        raise ConfigError(f"train.model_parameters.backbone: there is no backbone {backbone!r}; {nearest(backbone, ENDPOINTS)}")
+    if width < _GROUP or width % _GROUP:
+        raise ConfigError(f"train.model_parameters.width must be a multiple of {_GROUP}, got {width}")
+    if depth < 1:
+        raise ConfigError(f"train.model_parameters.depth must be at least 1, got {depth}")
+    if normalization not in ("none", "group"):
+        raise ConfigError(f"train.model_parameters.normalization must be none or group, got {normalization}")
+
+
+def _backbone(name: str, image_size: tuple[int, int], parameters: Mapping[str, Any]) -> Model:
+    """A model of its own inside the other, so that a file of `keras.applications` finds it."""
+    network = getattr(keras.applications, name)(include_top=False, weights=None, input_shape=(*image_size, 3), **parameters)
+    return Model(network.inputs, [network.get_layer(endpoint).output for endpoint in ENDPOINTS[name]], name=name.lower())
+
+
+def _pyramid(endpoints: list[KerasTensor], width: int, normalization: Normalization) -> list[KerasTensor]:
+    """Levels 3 to 7: three with what was seen higher up added, and two more on top of the backbone's last."""
+    laterals = [_conv(endpoint, width, normalization, f"lateral_{level}", kernel=1) for level, endpoint in enumerate(endpoints, start=3)]
+    merged = [laterals[-1]]
+    for lateral in laterals[-2::-1]:
+        merged.insert(0, layers.Add()([layers.UpSampling2D(2)(merged[0]), lateral]))
+    smooth = [_conv(each, width, normalization, f"level_{level}") for level, each in enumerate(merged, start=3)]
+    sixth = _conv(endpoints[-1], width, normalization, "level_6", strides=2)
+    return [*smooth, sixth, _conv(layers.ReLU()(sixth), width, normalization, "level_7", strides=2)]
+
+
+def _conv(x: KerasTensor, width: int, normalization: Normalization, name: str, kernel: int = 3, strides: int = 1) -> KerasTensor:
+    x = layers.Conv2D(width, kernel, strides, "same", use_bias=normalization == "none", name=name)(x)
+    return layers.GroupNormalization(width // _GROUP, name=f"{name}_normalization")(x) if normalization == "group" else x
+
+
+def _predictions(pyramid: list[KerasTensor], name: str, values: int, width: int, depth: int, normalization: Normalization,
+                 bias: Any) -> KerasTensor:
+    """float32 [B, A, values]: the same small network on every level."""
+    random = initializers.RandomNormal(stddev=0.01)  # section 4.1: "all new conv layers except the final one ... sigma = 0.01"
+    convs = [layers.Conv2D(width, 3, padding="same", use_bias=normalization == "none", name=f"{name}_{number}",
+                           kernel_initializer=random.clone()) for number in range(depth)]
+    normalizations = [layers.GroupNormalization(width // _GROUP, name=f"{name}_{number}_normalization") if normalization == "group"
+                      else layers.Identity() for number in range(depth)]
+    last = layers.Conv2D(PER_CELL * values, 3, padding="same", kernel_initializer=random.clone(), bias_initializer=bias, dtype="float32",
+                         name=f"{name}_last")
+    flat = []
+    for x in pyramid:
+        for conv, normalize in zip(convs, normalizations, strict=True):
+            x = layers.ReLU()(normalize(conv(x)))
+        flat.append(layers.Reshape((-1, values), dtype="float32")(last(x)))
+    return layers.Concatenate(axis=1, dtype="float32", name=f"{name}_outputs")(flat)

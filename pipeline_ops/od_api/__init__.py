@@ -1,0 +1,9 @@
+"""From the TensorFlow Object Detection API: its `pipeline.config` becomes a pipeline of ours. Used by `trainyard import-od-api`.
+
+    text_proto.py   protobuf's text format, read without the API's message definitions
+    reader.py       a message whose fields are taken one by one; what was not taken is known
+    data.py         records, label map and image size
+    model.py        the nearest model
+    training.py     steps, optimizer, schedule, random changes
+    convert.py      all of it as YAML, with what has no counterpart
+"""

@@ -1,0 +1,136 @@
+"""A message whose fields are taken one by one: what was taken, and for which key of ours, and what was not is known in the end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.od_api.text_proto import Field, Message, Scalar
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A field that is no message, or an empty one. `path` is as one would type it: `train_config.data_augmentation_options[1].random_crop_image`."""
+
+    path: str
+    value: Scalar | Message
+    line: int
+
+    def __str__(self) -> str:
+        text = {True: "true", False: "false"}.get(self.value) if isinstance(self.value, bool) else None
+        value = "{}" if isinstance(self.value, Message) else text or (f"'{self.value}'" if type(self.value) is str else f"{self.value}")
+        return f"{self.path}: {value}"
+
+
+class Reader:
+    """One message. Readers of messages inside of it write into the same lists.
+
+    Args:
+      message: what is read.
+      file: its name, for messages.
+      path: of the message; "" for the whole file.
+    """
+
+    def __init__(self, message: Message, file: str, path: str = "", root: Reader | None = None):
+        self._message, self._file, self._path, self._root = message, file, path, root or self
+        if root is None:
+            self._taken: set[str] = set()
+            self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Something that a person must know of what was taken."""
+        if text not in self._root.notes:
+            self._root.notes.append(text)
+
+    def has(self, name: str) -> bool:
+        return any(field.name == name for field in self._message.fields)
+
+    def path(self, name: str) -> str:
+        return f"{self._path}.{name}" if self._path else name
+
+    def place(self, name: str) -> str:
+        """File, line and path of a field that is there."""
+        field = next(field for field in self._message.fields if field.name == name)
+        return f"{self._file}:{field.line}:{field.column}: {self.path(name)}"
+
+    def message(self, name: str) -> Reader:
+        """The message of this name; an empty one where there is none. The last of several."""
+        return next(reversed(self.messages(name)), Reader(Message(()), self._file, self.path(name), self._root))
+
+    def messages(self, name: str) -> Sequence[Reader]:
+        """All messages of this name. Raises ConfigError: a field of this name is none."""
+        found = []
+        for path, field in self._paths():
+            if field.name == name:
+                if not isinstance(field.value, Message):
+                    raise ConfigError(f"{self.place(name)} must be a message in brackets, got {field.value!r}")
+                found.append(Reader(field.value, self._file, path, self._root))
+        return found
+
+    def one_of(self, *names: str) -> str | None:
+        """Which of these messages or fields is there; the last, as protobuf has it."""
+        return next((field.name for field in reversed(self._message.fields) if field.name in names), None)
+
+    def mark(self, name: str) -> None:
+        """Takes an empty message, whose being there is all that it says."""
+        self._root._taken.update(path for path, field in self._paths() if field.name == name)
+
+    def take(self, name: str, kind: type, default: Any) -> Any:
+        """A scalar, for a key of ours. The last of several counts, as protobuf has it.
+
+        Raises:
+          ConfigError: it is of another kind.
+        """
+        return next(reversed(self.take_all(name, kind)), default)
+
+    def take_all(self, name: str, kind: type) -> list[Any]:
+        """All values of a repeated scalar."""
+        values = []
+        for path, field in self._paths():
+            if field.name == name:
+                values.append(self._checked(field, kind))
+                self._root._taken.add(path)
+        return values
+
+    def take_equal(self, name: str, wanted: Any) -> None:
+        """Takes a value that says what is so with us anyway; another one stays."""
+        if [field.value for field in self._message.fields if field.name == name] == [wanted]:
+            self.mark(name)
+
+    def take_equals(self, name: str, wanted: Sequence[float]) -> None:
+        """As `take_equal`, for a repeated number, in any order."""
+        if sorted(field.value for field in self._message.fields if field.name == name and isinstance(field.value, int | float)) == sorted(wanted):
+            self.mark(name)
+
+    def leaves(self) -> Iterator[Leaf]:
+        """All of them, in the order of the file."""
+        for path, field in self._paths():
+            if isinstance(field.value, Message) and field.value.fields:
+                yield from Reader(field.value, self._file, path, self._root).leaves()
+            else:
+                yield Leaf(path, field.value, field.line)
+
+    def left(self) -> list[Leaf]:
+        """What nobody has taken."""
+        return [leaf for leaf in self.leaves() if leaf.path not in self._root._taken]
+
+    def _paths(self) -> Iterator[tuple[str, Field]]:
+        """With a number in brackets where a name comes more than once."""
+        seen: dict[str, int] = {}
+        names = [field.name for field in self._message.fields]
+        for field in self._message.fields:
+            number = seen[field.name] = seen.get(field.name, -1) + 1
+            yield self.path(field.name) + (f"[{number}]" if names.count(field.name) > 1 else ""), field
+
+    def _checked(self, field: Field, kind: type) -> Any:
+        value = field.value
+        if kind is float and type(value) is int:
+            value = float(value)
+        if kind is bool and value in (0, 1) and type(value) is int:
+            value = bool(value)
+        if type(value) is not kind and not (kind is str and isinstance(value, str)):
+            names = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
+            raise ConfigError(f"{self._file}:{field.line}:{field.column}: {self.path(field.name)} must be {names[kind]}, got {field.value!r}")
+        return value

@@ -1,0 +1,224 @@
+"""Protobuf's text format, read without the definitions of the messages: `google.protobuf.text_format` asks for them, and the Object Detection
+API's are no package that anybody keeps.
+
+Without a definition a field is what it looks like: a message in brackets, a string in quotes, a number, or a word (an enum or a boolean). Every
+field is a list, as any may be repeated. The grammar is that of protobuf.dev/reference/protobuf/textformat-spec, with comments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from pipeline_ops.contracts.errors import ConfigError
+
+_MAX_DEPTH = 100
+_TOKEN = re.compile(r"""
+    (?P<space>(?:\s|\#[^\n]*)+)
+  | (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+  | (?P<number>(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[fF]?)(?![\w.]))
+  | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
+  | (?P<sign>[-{}<>\[\]:,;./])
+""", re.VERBOSE)
+_ESCAPE = re.compile(r"\\(?:(?P<octal>[0-7]{1,3})|[xX](?P<hex>[0-9a-fA-F]{1,2})|u(?P<short>[0-9a-fA-F]{4})|U(?P<long>[0-9a-fA-F]{8})"
+                     r"|(?P<one>.))", re.DOTALL)
+_ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", "'": "'", '"': '"', "?": "?"}
+_CLOSING = {"{": "}", "<": ">"}
+_BOOLEANS = {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False}
+_FLOATS = ("inf", "infinity", "nan")
+
+
+class Word(str):
+    """The name of a value of an enum."""
+
+
+Scalar = str | int | float | bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One field as it stands in the file. `line` and `column` count from 1."""
+
+    name: str
+    value: Scalar | Message
+    line: int
+    column: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """The fields of a message, in the order of the file."""
+
+    fields: tuple[Field, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+    position: int
+
+
+def parse_text_proto(text: str, name: str) -> Message:
+    """The message that a text says.
+
+    Args:
+      text: of the file.
+      name: of the file, for messages.
+
+    Raises:
+      ConfigError: it is not protobuf's text format; with file, line and column.
+    """
+    return _Parser(text, name).parse()
+
+
+class _Parser:
+    """Goes through the tokens of one text once."""
+
+    def __init__(self, text: str, name: str):
+        self._text, self._name = text, name
+        self._tokens = list(self._read_tokens())
+        self._at = 0
+
+    def parse(self) -> Message:
+        return Message(tuple(self._fields(None, 0)))
+
+    def _read_tokens(self) -> Iterator[_Token]:
+        position = 0
+        while position < len(self._text):
+            found = _TOKEN.match(self._text, position)
+            if found is None:
+                is_string = self._text[position] in "\"'"
+                raise self._error("a string that does not end in its line" if is_string else f"an unexpected {self._text[position:position + 10]!r}",
+                                  position)
+            if found.lastgroup != "space":
+                yield _Token(found.lastgroup, found[0], position)
+            position = found.end()
+        yield _Token("end", "", position)
+
+    def _fields(self, closing: str | None, depth: int) -> Iterator[Field]:
+        """Up to the closing bracket, or to the end of the text."""
+        if depth > _MAX_DEPTH:
+            raise self._error(f"more than {_MAX_DEPTH} messages in one another", self._next.position)
+        while not (self._next.kind == "end" if closing is None else self._next.text == closing):
+            yield from self._field(depth)
+            if self._next.text in (",", ";"):
+                self._take()
+        if closing is not None:
+            self._take()
+
+    def _field(self, depth: int) -> Iterator[Field]:
+        start = self._next
+        if start.kind == "end":
+            raise self._error("the file ends inside of a message; a bracket is missing", start.position)
+        name = self._name_of_field()
+        has_colon = self._next.text == ":"
+        if has_colon:
+            self._take()
+        if self._next.text == "[":
+            values = list(self._list(depth))
+        elif self._next.text in _CLOSING:
+            values = [self._message(depth)]
+        elif has_colon:
+            values = [self._scalar()]
+        else:
+            raise self._error(f"expected a colon or a bracket after {name}, got {self._next.text or 'the end of the file'!r}", self._next.position)
+        line, column = self._place(start.position)
+        yield from (Field(name, value, line, column) for value in values)
+
+    def _name_of_field(self) -> str:
+        token = self._take()
+        if token.kind == "word":
+            return token.text
+        if token.text != "[":
+            raise self._error(f"expected the name of a field, got {token.text!r}", token.position)
+        parts = []
+        while self._next.kind in ("word", "number") or self._next.text in (".", "/", "-"):
+            parts.append(self._take().text)
+        self._expect("]")
+        return f"[{''.join(parts)}]"
+
+    def _list(self, depth: int) -> Iterator[Scalar | Message]:
+        self._expect("[")
+        while self._next.text != "]":
+            yield self._message(depth) if self._next.text in _CLOSING else self._scalar()
+            if self._next.text != "]":
+                self._expect(",")
+                if self._next.text == "]":
+                    raise self._error("expected a value after the comma, got ']'", self._next.position)
+        self._take()
+
+    def _message(self, depth: int) -> Message:
+        return Message(tuple(self._fields(_CLOSING[self._take().text], depth + 1)))
+
+    def _scalar(self) -> Scalar:
+        token = self._take()
+        if token.kind == "string":
+            parts = [self._unquoted(token)]
+            while self._next.kind == "string":
+                parts.append(self._unquoted(self._take()))
+            return b"".join(parts).decode("utf-8", "surrogateescape")
+        negative = token.text == "-"
+        if negative:
+            token = self._take()
+        if token.kind == "number":
+            number = _number(token.text)
+            return -number if negative else number
+        if token.kind == "word":
+            if token.text.lower() in _FLOATS:
+                return float(f"{'-' if negative else ''}{token.text}")
+            if not negative:
+                return _BOOLEANS[token.text] if token.text in _BOOLEANS else Word(token.text)
+        raise self._error(f"expected a value, got {token.text or 'the end of the file'!r}", token.position)
+
+    def _unquoted(self, token: _Token) -> bytes:
+        """Escapes of single bytes may make up a character of UTF-8 together."""
+        parts, position, inner = [], 0, token.text[1:-1]
+        for escape in _ESCAPE.finditer(inner):
+            parts += [inner[position:escape.start()].encode("utf-8", "surrogatepass"), self._unescaped(escape, token)]
+            position = escape.end()
+        return b"".join([*parts, inner[position:].encode("utf-8", "surrogatepass")])
+
+    def _unescaped(self, escape: re.Match[str], token: _Token) -> bytes:
+        if escape["octal"] or escape["hex"]:
+            value = int(escape["octal"], 8) if escape["octal"] else int(escape["hex"], 16)
+            if value < 256:
+                return bytes([value])
+        elif escape["short"] or escape["long"]:
+            value = int(escape["short"] or escape["long"], 16)
+            if value < 0x110000 and not 0xD800 <= value < 0xE000:
+                return chr(value).encode()
+        elif escape["one"] in _ESCAPED:
+            return _ESCAPED[escape["one"]].encode()
+        raise self._error(f"the escape {escape[0]!r} stands for no character", token.position + 1 + escape.start())
+
+    @property
+    def _next(self) -> _Token:
+        return self._tokens[self._at]
+
+    def _take(self) -> _Token:
+        token = self._tokens[self._at]
+        self._at = min(self._at + 1, len(self._tokens) - 1)
+        return token
+
+    def _expect(self, sign: str) -> None:
+        if self._next.text != sign or self._next.kind != "sign":
+            raise self._error(f"expected {sign!r}, got {self._next.text or 'the end of the file'!r}", self._next.position)
+        self._take()
+
+    def _place(self, position: int) -> tuple[int, int]:
+        before = self._text[:position]
+        return before.count("\n") + 1, position - before.rfind("\n")
+
+    def _error(self, problem: str, position: int) -> ConfigError:
+        line, column = self._place(position)
+        return ConfigError(f"{self._name}:{line}:{column}: {problem}")
+
+
+def _number(text: str) -> int | float:
+    if text[:2].lower() == "0x":
+        return int(text, 16)
+    if re.fullmatch(r"0[0-7]+", text):
+        return int(text, 8)
+    return int(text) if text.isdigit() else float(text.rstrip("fF"))

@@ -1,0 +1,213 @@
+"""A real Airflow whose programs are started one by one, and killed one by one; and the runs of a pipeline in it.
+
+The embedded Airflow's supervisor would end all when one has died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import psutil
+import yaml
+
+from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.cli.embedded import MIGRATE, PROGRAMS, USER, Home, Secrets, airflow_command, airflow_environment
+from pipeline_ops.cli.ports import free_port
+from pipeline_ops.contracts.fingerprint import CODE_ROOT
+from pipeline_ops.contracts.layout import Attempt, Layout
+
+DIGITS = CODE_ROOT / "configs" / "digits.yaml"
+_SOON = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "10", "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
+         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3", "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
+         "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10", "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10"}
+"""Defaults of minutes, in seconds."""
+_CELERY_WORKER = {"worker": ("celery", "worker", "--skip-serve-logs", "--without-mingle", "--without-gossip")}
+_UP_SECONDS = 240
+
+
+class Airflow:
+    """The programs, each with a tree of processes that can be killed and started again.
+
+    Args:
+      folder: holds `digits.yaml`.
+      environment: of every program.
+      executor: the settings of Celery; none for LocalExecutor on SQLite, whose workers are below the scheduler.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], executor: Mapping[str, str]):
+        self.folder, self.home, self.layout = folder, Home(folder / "airflow"), Layout(folder / "storage", "digits")
+        self.home.make()
+        own, port = Secrets.of(self.home), free_port()
+        self.commands = {**PROGRAMS, **(_CELERY_WORKER if executor else {})}
+        self.worker = "worker" if executor else "scheduler"
+        self._environment = airflow_environment(environment, self.home, CODE_ROOT / "dags", [str(folder / "digits.yaml")], port, own, True)
+        self._environment |= _SOON | dict(executor)
+        self._programs: dict[str, psutil.Popen] = {}
+        self.url, self.password = f"http://127.0.0.1:{port}", own.password
+        self.api = AirflowApi(self.url, USER, self.password)
+
+    def begin(self) -> None:
+        """Starts all programs on an empty database, and waits until Airflow is whole and has the pipeline."""
+        subprocess.run(airflow_command(MIGRATE), env=self._environment, check=True, capture_output=True)
+        self.start(*self.commands)
+        wait_until(self.is_healthy, _UP_SECONDS)
+        self.api.log_in()
+        wait_until(lambda: self.api.dag("digits") is not None, _UP_SECONDS)
+        self.api.pause("digits", paused=False)
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            with open(self.home.log(name), "ab") as log:
+                self._programs[name] = psutil.Popen(airflow_command(self.commands[name]), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                                    env=self._environment, cwd=self.home.folder, start_new_session=True)
+
+    def kill(self, *names: str) -> None:
+        """By signal 9, with every process below them; a job is not below them any more, or is spared, as by the crash of one of them."""
+        self.send(signal.SIGKILL, *names)
+        for name in names:
+            self._programs.pop(name).wait()
+
+    def end(self) -> None:
+        """Kills all programs, and what may be left of those that were killed before."""
+        self.kill(*list(self._programs))
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+                process.wait(30)
+
+    def processes(self) -> list[psutil.Process]:
+        """All that work below the folder: programs, tasks and jobs. Airflow gives its processes other names and environments than they had."""
+        return [process for process in psutil.process_iter(["cwd"]) if (process.info["cwd"] or "").startswith(str(self.folder)) and lives(process)]
+
+    def stop(self, *names: str) -> None:
+        """As a deployment does."""
+        for name in names:
+            self._programs[name].terminate()
+        for name in names:
+            self._programs.pop(name).wait(120)
+
+    def send(self, number: signal.Signals, *names: str) -> None:
+        """To every process of theirs, but for jobs."""
+        for process in [process for name in names for process in (self._programs[name], *self._programs[name].children(recursive=True))]:
+            if not is_of_a_job(process):
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(number)
+
+    def restart(self, *names: str) -> None:
+        """Starts those of them again that don't run, wakes those that a signal has stopped, and waits until Airflow is whole."""
+        self.send(signal.SIGCONT, *self._programs)
+        self.start(*(name for name in names if name not in self._programs))
+        wait_until(self.is_healthy, _UP_SECONDS)
+
+    def trigger(self, task: str = "train", **conf) -> Run:
+        """A run, looked at through one of its tasks; `train__epochs=3` overrides a key."""
+        return Run(self, self.api.trigger("digits", {key.replace("__", "."): value for key, value in conf.items()}), task)
+
+    def call(self, method: str, path: str, body: dict | None = None) -> httpx.Response:
+        """As a person does it, who presses the button again after an error of the server: Airflow's transactions can meet in a deadlock."""
+        answers: list[httpx.Response] = []
+        wait_until(lambda: answers.append(self._call_once(method, path, body)) or not answers[-1].is_server_error, 60)
+        return answers[-1]
+
+    def _call_once(self, method: str, path: str, body: dict | None) -> httpx.Response:
+        token = httpx.post(f"{self.url}/auth/token", json={"username": USER, "password": self.password}, timeout=60).json()["access_token"]
+        return httpx.request(method, f"{self.url}/api/v2/dags/digits/{path}", json=body, headers={"Authorization": f"Bearer {token}"}, timeout=60)
+
+    def is_healthy(self) -> bool:
+        try:
+            health = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=60).json()
+        except httpx.HTTPError:
+            return False
+        return all(part["status"] == "healthy" for part in health.values())
+
+
+class Run:
+    """One run, and the job of one of its tasks."""
+
+    def __init__(self, airflow: Airflow, run_id: str, task: str):
+        self._airflow, self.run_id, self.name = airflow, run_id, task
+        self.path = f"dagRuns/{quote(run_id, safe='')}"
+
+    def task(self, name: str | None = None) -> dict:
+        tasks = {task["task_id"]: task for task in self._airflow.api.tasks("digits", self.run_id)}
+        return tasks.get(name or self.name, {"state": None, "try_number": 0})
+
+    @property
+    def state(self) -> str:
+        return self._airflow.api.run("digits", self.run_id)["state"]
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """In the order in which they were started."""
+        folders = self._airflow.layout.attempts(self.run_id, self.name).glob("attempt-*")
+        return [Attempt(folder) for folder in sorted(folders, key=lambda folder: (folder / "request.json").stat().st_ctime)]
+
+    def processes(self, attempt: Attempt | None = None) -> list[psutil.Process]:
+        """Those of all jobs of the run, or of one of them, that live now: all that names its folder, works in it, or is below one that does."""
+        place = str(attempt.folder if attempt else self._airflow.layout.run(self.run_id))
+        found = []
+        for process in psutil.process_iter(["cmdline", "cwd"]):
+            if any(place in word for word in (*(process.info["cmdline"] or ()), process.info["cwd"] or "")):
+                with contextlib.suppress(psutil.Error):
+                    found += [process, *process.children(recursive=True)]
+        return [process for process in dict.fromkeys(found) if lives(process)]
+
+    def wait_for_job(self) -> Attempt:
+        """The first job, once its process is there."""
+        wait_until(lambda: self.attempts and self.processes(self.attempts[0]), 180)
+        return self.attempts[0]
+
+    def wait_for_steps(self) -> Attempt:
+        """The first job, once it trains."""
+        attempt = self.wait_for_job()
+        wait_until(lambda: attempt.progress.exists() and '"train"' in attempt.progress.read_text(), 180)
+        return attempt
+
+    def wait_for_end_of(self, attempt: Attempt, seconds: float) -> None:
+        """Until no process of a job is left; the log says how long that took."""
+        begin = time.monotonic()
+        wait_until(lambda: not self.processes(attempt), seconds)
+        logging.getLogger(__name__).info("%s ended within %.1f s", attempt.folder.name, time.monotonic() - begin)
+
+    def wait_for(self, state: str, task: str | None = None, seconds: float = 180) -> None:
+        wait_until(lambda: self.task(task)["state"] == state, seconds)
+
+
+def is_of_a_job(process: psutil.Process) -> bool:
+    try:
+        return any("--request" in word or "pipeline_ops.launch" in word or "pipeline_ops.training" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def wait_until(condition: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {seconds} s"
+        time.sleep(0.1)
+
+
+def make_pipeline(folder: Path) -> None:
+    """`digits.yaml` in a folder, with the raw files beside it: two workers, and a training as long as the run asks for."""
+    values = yaml.safe_load(DIGITS.read_text())
+    values["storage"]["root"], values["preprocess"]["source"]["path"] = "storage", "raw"
+    values["train"] |= {"global_batch": 64, "workers": 2, "checkpoint_every_steps": 20, "early_stopping": None}
+    values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.5}]
+    (folder / "digits.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    subprocess.run([sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"], check=True, stdout=subprocess.DEVNULL)

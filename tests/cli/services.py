@@ -1,0 +1,106 @@
+"""PostgreSQL and Redis for tests: both on loopback, on free ports, with a random password, in a folder that goes with them.
+
+Nothing is kept for a crash of the machine (no fsync). Needs Debian's packages postgresql and redis-server, or the like.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pipeline_ops.cli.ports import free_port
+
+_START_SECONDS = 60
+_MODULES = {"celery": "celery", "psycopg2": "psycopg2-binary", "asyncpg": "asyncpg", "redis": "redis",
+            "airflow.providers.celery": "apache-airflow-providers-celery"}
+
+
+def why_not() -> str | None:
+    """Why an Airflow can't be run with them here; None where it can."""
+    if _postgres_programs() is None:
+        return "no PostgreSQL server here: install the package postgresql"
+    if shutil.which("redis-server") is None:
+        return "no Redis here: install the package redis-server"
+    missing = [package for module, package in _MODULES.items() if importlib.util.find_spec(module) is None]
+    return f"{', '.join(missing)} not installed: make install-dev" if missing else None
+
+
+@contextlib.contextmanager
+def celery_settings() -> Iterator[dict[str, str]]:
+    """The environment of an Airflow with CeleryExecutor on both of them, which run for as long as the block does."""
+    with tempfile.TemporaryDirectory(prefix="trainyard-services-") as folder, postgres(Path(folder)) as database, redis(Path(folder)) as broker:
+        yield {"AIRFLOW__CORE__EXECUTOR": "CeleryExecutor",
+               "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{database}",
+               "AIRFLOW__CELERY__RESULT_BACKEND": f"db+postgresql+psycopg2://{database}",
+               "AIRFLOW__CELERY__BROKER_URL": broker,
+               "AIRFLOW__CELERY__WORKER_CONCURRENCY": "2"}
+
+
+@contextlib.contextmanager
+def postgres(folder: Path) -> Iterator[str]:
+    """An empty database: user, password, host, port and name, as they stand in an address."""
+    programs, port, password = _postgres_programs(), free_port(), secrets.token_hex(16)
+    folder.chmod(0o755)  # the server refuses to be root, and its user has to reach its folder
+    data, password_file = folder / "postgres", folder / "postgres-password"
+    data.mkdir(mode=0o700)
+    password_file.write_text(password)
+    if os.geteuid() == 0:
+        shutil.chown(data, "postgres", "postgres")
+        shutil.chown(password_file, "postgres", "postgres")
+    as_its_user = ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--init-groups"] if os.geteuid() == 0 else []
+    subprocess.run([*as_its_user, programs / "initdb", "-D", data, "-A", "scram-sha-256", f"--pwfile={password_file}", "-U", "airflow", "-E", "UTF8",
+                    "--no-sync"], check=True, capture_output=True, cwd=folder)
+    settings = [f"port={port}", "listen_addresses=127.0.0.1", "unix_socket_directories=", "fsync=off", "max_connections=200"]
+    argv = [*as_its_user, programs / "postgres", "-D", data, *(word for setting in settings for word in ("-c", setting))]
+    environment = os.environ | {"PGPASSWORD": password}
+    command = [programs / "psql", "-qh", "127.0.0.1", "-p", str(port), "-U", "airflow", "-d", "postgres", "-c"]
+    with _server(argv, folder / "postgres.log", signal.SIGINT) as server:
+        _wait_until(lambda: subprocess.run([*command, "CREATE DATABASE airflow"], env=environment, capture_output=True).returncode == 0, server)
+        yield f"airflow:{password}@127.0.0.1:{port}/airflow"
+
+
+@contextlib.contextmanager
+def redis(folder: Path) -> Iterator[str]:
+    """Its address."""
+    port, password = free_port(), secrets.token_hex(16)
+    settings = folder / "redis.conf"
+    settings.write_text(f'port {port}\nbind 127.0.0.1\nrequirepass {password}\ndir {folder}\nsave ""\n')
+    with _server(["redis-server", settings], folder / "redis.log", signal.SIGTERM) as server:
+        ping = ["redis-cli", "-p", str(port), "--no-auth-warning", "-a", password, "ping"]
+        _wait_until(lambda: b"PONG" in subprocess.run(ping, capture_output=True).stdout, server)
+        yield f"redis://:{password}@127.0.0.1:{port}/0"
+
+
+@contextlib.contextmanager
+def _server(argv: list, log: Path, stop: signal.Signals) -> Iterator[subprocess.Popen]:
+    with open(log, "wb") as output:
+        server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=log.parent, start_new_session=True)
+    try:
+        yield server
+    finally:
+        server.send_signal(stop)
+        server.wait(_START_SECONDS)
+
+
+def _wait_until(is_up: Callable[[], bool], server: subprocess.Popen) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not is_up():
+        assert server.poll() is None, f"{server.args[0]} has ended with {server.returncode}"
+        assert time.monotonic() < deadline, f"{server.args} is not up"
+        time.sleep(0.1)
+
+
+def _postgres_programs() -> Path | None:
+    """Debian keeps them out of the PATH, a folder for each version."""
+    places = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    found = shutil.which("initdb")
+    return places[-1] if places else found and Path(found).parent

@@ -1,0 +1,97 @@
+"""Examples with boxes come in the same order, and changed in the same way, whatever the number of workers and after any restart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline_ops.contracts.config_input import Augment, Input
+from pipeline_ops.contracts.host_cache import HostCache
+from pipeline_ops.contracts.manifest import read_manifest
+from pipeline_ops.contracts.shards import DatasetFigures, shard_paths, shards_of
+
+BATCH = 24
+PLAIN = Augment()
+FULL = Augment(flip_left_right=True, shift=0.1, scale={"least": 0.7, "most": 1.4}, brightness=0.1, contrast=0.1, mosaic=0.5)
+
+
+@pytest.fixture(scope="module")
+def split(scenes):
+    from pipeline_ops.input.dataset import Split
+
+    manifest = read_manifest(scenes)
+    figures = DatasetFigures.model_validate(manifest.figures)
+    num_bytes = sum(file.num_bytes for file in shards_of(manifest, "train"))
+    return Split(tuple(shard_paths(scenes, manifest, "train")), figures.num_examples["train"], num_bytes)
+
+
+def parse():
+    from pipeline_ops.models import center_detector
+    from pipeline_ops.models.detection import Detection
+
+    return Detection((128, 128, 1), center_detector.make_head((128, 128, 1), 10)).parse
+
+
+def examples(split, count, changes=FULL, worker=0, workers=1, start_step=0, source=None):
+    """For each step a list of (bytes of the image, boxes as bytes)."""
+    from pipeline_ops.input.changes import make_changes
+    from pipeline_ops.input.dataset import Slice, training_batches
+    from pipeline_ops.input.sources import EncodedSource
+
+    batches = training_batches(split, source or EncodedSource(split, parse()), BATCH, Slice.of(worker, workers, BATCH), 3, start_step,
+                               make_changes(changes, "detection", split.num_examples))
+    return [[_seen(images[i], labels, i) for i in range(len(images))] for images, labels in batches.take(count).as_numpy_iterator()]
+
+
+def _seen(image, labels, number) -> tuple[bytes, bytes]:
+    is_box = labels.classes[number] >= 0
+    return image.tobytes(), np.c_[labels.corners[number], labels.classes[number], labels.is_crowd[number]][is_box].astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize("changes", [PLAIN, FULL], ids=["plain", "augmented"])
+def test_the_workers_slices_make_up_the_global_batches(split, changes):
+    whole = examples(split, 8, changes)
+    assert len({image for step in whole for image, _ in step}) > (149 if changes is PLAIN else 190)
+    for workers in (2, 4):
+        parts = [examples(split, 8, changes, worker, workers) for worker in range(workers)]
+        assert whole == [[example for part in parts for example in part[step]] for step in range(8)]
+
+
+@pytest.mark.parametrize("step", [1, 6, 7])
+def test_resuming_at_a_step_gives_what_would_have_come(split, step):
+    assert split.end_of_epoch(0, BATCH) == 7
+    assert examples(split, 9)[step:] == examples(split, 9 - step, start_step=step)
+
+
+def test_what_a_step_is_made_of_can_be_told(split):
+    """Its own examples, in their order, and behind each mosaic's own one the three others."""
+    from pipeline_ops.input.changes import make_changes
+    from pipeline_ops.input.dataset import examples_of_step
+    from pipeline_ops.input.sources import EncodedSource
+
+    source = EncodedSource(split, parse())
+    plain, mixed = (examples_of_step(split, BATCH, 3, 4, source, make_changes(changes, "detection", split.num_examples)) for changes in (PLAIN, FULL))
+    assert len(plain) == BATCH and (len(mixed) - BATCH) % 3 == 0 and BATCH + 9 <= len(mixed) <= BATCH + 60
+    place = 0
+    for example, following in zip(plain, [*plain[1:], None], strict=True):
+        assert mixed[place] == example
+        place += 1 if mixed[place + 1:place + 2] == [following] else 4
+    assert place in (len(mixed), len(mixed) + 3)  # whether the last one is a mosaic, nothing tells that comes after it
+
+
+@pytest.mark.parametrize("changes", [PLAIN, FULL], ids=["plain", "augmented"])
+def test_decoded_images_with_any_number_of_boxes_are_held_in_memory_and_are_the_same(split, changes, tmp_path):
+    from pipeline_ops.input.sources import MemorySource, open_source
+
+    said = []
+    source = open_source(split, parse(), Input(), HostCache(tmp_path, 1 << 30), "1", said.append)
+    assert isinstance(source, MemorySource) and not said
+    assert examples(split, 8, changes, source=source) == examples(split, 8, changes)
+
+
+def test_on_disk_they_are_not_kept_and_that_is_said(split, tmp_path):
+    from pipeline_ops.input.sources import EncodedSource, open_source
+
+    said = []
+    assert isinstance(open_source(split, parse(), Input(cache="disk"), HostCache(tmp_path, 1 << 30), "1", said.append), EncodedSource)
+    assert "not all of them have the same shape; use train.input.cache: memory" in said[0]

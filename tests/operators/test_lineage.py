@@ -1,0 +1,94 @@
+"""OpenLineage: what the real provider gets out of the operators, and sends. A run with its listener is in `test_existing_airflow.py`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline_ops.contracts.fingerprint import Fingerprint
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.contracts.manifest import NAME, Input, Manifest, ManifestFile, write_manifest
+from pipeline_ops.contracts.records import TaskRecord, write_record
+from pipeline_ops.operators.job_operator import OPERATORS
+
+CONFIG = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
+FIGURES = {"export": {"name": "digits", "version": 3, "compared_with": None, "metrics": {}, "num_checked": 2, "max_difference": 0.0,
+                      "top1_agreement": 1.0, "class_names": ["0"]}}
+
+
+class Run:
+    """What the tasks of a run have left below a storage root, and what the provider says of them."""
+
+    def __init__(self, root: Path):
+        self.layout, self.conf = Layout(root, "digits"), {"storage.root": str(root), "preprocess.source.path": "s3://lake/raw/digits"}
+
+    def leave(self, job: str, raw: dict[str, str] | None = None, **inputs: Input) -> Input:
+        fingerprint = Fingerprint(config={}, inputs=raw or {}, code={}, versions={"job": job})
+        folder = self.layout.artifact(job, fingerprint.digest)
+        folder.mkdir(parents=True)
+        files = [ManifestFile(path=f"{job}-{i}", num_bytes=10, crc32c="0" * 8, num_examples=4 if job == "preprocess" else None) for i in range(2)]
+        manifest = Manifest(job=job, pipeline="digits", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest, inputs=inputs, files=files,
+                            figures=FIGURES.get(job, {}))
+        write_manifest(folder, manifest)
+        write_record(self.layout.task_record("run-1", job), TaskRecord(state="success", manifest=str(folder / NAME)))
+        return Input(uri=str(folder / NAME), digest=manifest.digest)
+
+    def tell(self, job: str, events: Path) -> dict:
+        """Lets the provider ask the operator, and send; the event as it arrives."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the provider's own imports
+            manager = pytest.importorskip("airflow.providers.openlineage.extractors.manager", reason="the provider of OpenLineage is not installed")
+            from airflow.providers.openlineage.plugins.adapter import OpenLineageAdapter
+            from openlineage.client import OpenLineageClient
+            from openlineage.client.transport.file import FileConfig, FileTransport
+        operator = next(each for each in OPERATORS if each.job == job)(config_file=str(CONFIG))
+        context = {"dag_run": SimpleNamespace(conf=self.conf)}
+        task_instance = SimpleNamespace(run_id="run-1", get_template_context=lambda: context)
+        found = manager.ExtractorManager().extract_metadata(SimpleNamespace(run_id="run-1"), operator, "success", task_instance)
+        adapter = OpenLineageAdapter(OpenLineageClient(transport=FileTransport(FileConfig(log_file_path=str(events), append=True))))
+        adapter.complete_task("0" * 8 + "-0000-7000-8000-" + "0" * 12, f"digits.{job}", "2026-11-21T00:00:00+00:00", found, None, None, None, None,
+                              "")
+        return json.loads(events.read_text().splitlines()[-1])
+
+
+def as_rows(datasets: list[dict]) -> list[tuple[str, str, str]]:
+    return [(entry["namespace"], entry["name"], entry["facets"]["version"]["datasetVersion"]) for entry in datasets]
+
+
+def test_every_task_tells_which_version_it_made_from_which(tmp_path):
+    run, events = Run(tmp_path / "root"), tmp_path / "events"
+    made, models = f"{tmp_path}/root/artifacts/digits", f"{tmp_path}/root/models/digits"
+    dataset = run.leave("preprocess", raw={"raw files": "digest-of-files"})
+    training = run.leave("train", preprocess=dataset)
+    champion = Input(uri=f"{models}/2/manifest.json", digest="digest-of-version-2")
+    evaluation = run.leave("evaluate", preprocess=dataset, train=training, champion=champion,
+                           last_evaluation=Input(uri=f"{made}/evaluate/x/manifest.json", digest="x"))
+    run.leave("export", train=training, evaluate=evaluation)
+    found = {job: run.tell(job, events) for job in ("preprocess", "train", "evaluate", "export")}
+    data, weights, verdict = (("file", f"{made}/{job}", entry.digest) for job, entry in
+                              (("preprocess", dataset), ("train", training), ("evaluate", evaluation)))
+    assert {job: as_rows(event["inputs"]) for job, event in found.items()} == {
+        "preprocess": [("s3://lake", "raw/digits", "digest-of-files")], "train": [data], "evaluate": [data, weights, ("file", models, "2")],
+        "export": [weights, verdict]}
+    assert {job: as_rows(event["outputs"]) for job, event in found.items()} == {
+        "preprocess": [data], "train": [weights], "evaluate": [verdict], "export": [("file", models, "3")]}
+    statistics = found["preprocess"]["outputs"][0]["outputFacets"]["outputStatistics"]
+    assert (statistics["rowCount"], statistics["size"], statistics["fileCount"]) == (8, 20, 2)
+    assert all(event["eventType"] == "COMPLETE" for event in found.values())
+
+
+def test_a_task_that_left_nothing_is_told_without_data_sets(tmp_path):
+    event = Run(tmp_path / "root").tell("train", tmp_path / "events")
+    assert (event["inputs"], event["outputs"]) == ([], [])
+
+
+def test_nothing_of_openlineage_is_imported_before_it_asks():
+    code = ("import sys, pipeline_ops.operators.dags, pipeline_ops.operators.job_operator;"
+            "print([name for name in sys.modules if name.startswith('openlineage')])")
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"

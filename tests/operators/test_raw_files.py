@@ -1,0 +1,154 @@
+"""What the arrival of data starts: a watcher of the raw files, and runs over data intervals. In a real Airflow: `tests/cli/test_events.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import fsspec
+import pytest
+import yaml
+from airflow.sdk.exceptions import AirflowFailException
+
+from pipeline_ops.contracts.config import load_config
+from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.operators.factory import make_dag
+from pipeline_ops.operators.job_operator import PreprocessOperator
+from pipeline_ops.operators.raw_files import RawFilesTrigger, is_new
+
+DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
+
+
+def config_with(folder: Path, schedule, path: str = "raw") -> Path:
+    values = yaml.safe_load(DIGITS.read_text()) | {"schedule": schedule}
+    values["storage"]["root"], values["preprocess"]["source"]["path"] = str(folder / "root"), path
+    (folder / "digits.yaml").write_text(yaml.safe_dump(values))
+    return folder / "digits.yaml"
+
+
+class Watched:
+    """A folder or a place in a store, and a triggerer that watches it; it may be restarted."""
+
+    def __init__(self, place: str, state: Path):
+        self.place, self.state, self.events = place, state, []
+
+    async def watch(self, until, looks: int = 3000) -> None:
+        """Until something holds, and for several looks more, so that an event too many would be seen."""
+        trigger = RawFilesTrigger(self.place, str(self.state), 0.01)
+        task = asyncio.create_task(self._collect(trigger))
+        for _ in range(looks):
+            await asyncio.sleep(0.02)
+            if until():
+                break
+        await asyncio.sleep(0.3)
+        task.cancel()
+        assert until()
+
+    def put(self, name: str, content: str) -> None:
+        with fsspec.open(f"{self.place}/{name}", "w", auto_mkdir=True) as file:
+            file.write(content)
+
+    async def _collect(self, trigger: RawFilesTrigger) -> None:
+        async for event in trigger.run():
+            self.events.append(event.payload)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def watched(request, tmp_path) -> Watched:
+    if request.param == "folder":
+        (tmp_path / "raw").mkdir()
+        return Watched(str(tmp_path / "raw"), tmp_path / "watched" / "digits.json")
+    return Watched(f"{request.getfixturevalue('s3_place')}/raw", tmp_path / "watched" / "digits.json")
+
+
+def test_each_change_is_told_once_also_one_that_came_while_nobody_looked(watched):
+    watched.put("0/a.png", "a")
+    asyncio.run(watched.watch(lambda: watched.state.exists()))
+    assert watched.events == []  # what was there before is no change
+    watched.put("0/b.png", "b")  # nobody looks: the triggerer is restarted
+    asyncio.run(watched.watch(lambda: len(watched.events) == 1))
+
+    async def change_meanwhile() -> None:
+        async def change() -> None:
+            await asyncio.sleep(0.1)
+            await asyncio.to_thread(watched.put, "0/b.png", "another b")
+
+        await asyncio.gather(change(), watched.watch(lambda: len(watched.events) == 2))
+
+    asyncio.run(change_meanwhile())
+    asyncio.run(watched.watch(lambda: True))
+    assert [event["num_files"] for event in watched.events] == [2, 2]
+    assert len({event["version"] for event in watched.events}) == 2
+
+
+def test_a_folder_that_is_away_for_a_while_is_no_change(tmp_path):
+    watched = Watched(str(tmp_path / "raw"), tmp_path / "state.json")
+    watched.put("a", "a")
+    asyncio.run(watched.watch(lambda: watched.state.exists()))
+    os.rename(tmp_path / "raw", tmp_path / "away")
+    asyncio.run(watched.watch(lambda: True))
+    os.rename(tmp_path / "away", tmp_path / "raw")
+    asyncio.run(watched.watch(lambda: True))
+    assert watched.events == []
+
+
+@pytest.mark.parametrize(("before", "now", "told", "is_due"), [
+    (None, ("a", 1), None, False),  # one look shows no standstill
+    (("a", 1), ("a", 1), None, True),
+    (("a", 1), ("b", 2), ["a", 1], False),  # files are coming
+    (("b", 2), ("c", 3), ["a", 1], False),
+    (("c", 3), ("c", 3), ["a", 1], True),  # the delivery is whole
+    (("c", 3), ("c", 3), ["c", 3], False),
+    (("b", 2), None, ["a", 1], False),  # can't be seen
+    (None, None, ["a", 1], False),
+])
+def test_a_delivery_is_told_once_it_is_whole(before, now, told, is_due):
+    assert is_new(before, now, told) is is_due
+
+
+def test_the_schedule_makes_a_watched_asset_of_the_raw_files(tmp_path):
+    dag = make_dag(config_with(tmp_path, {"watch_seconds": 60, "assets": ["labels"]}))
+    labels, raw = dag.timetable.asset_condition.objects
+    [watcher] = raw.watchers
+    path, arguments = watcher.trigger.serialize()
+    assert (labels.name, raw.name, path) == ("labels", "digits.raw", "pipeline_ops.operators.raw_files.RawFilesTrigger")
+    assert arguments == {"folder": str(tmp_path / "raw"), "state": str(Layout(tmp_path / "root", "digits").watched), "every_seconds": 60}
+
+
+def test_with_days_in_the_source_runs_have_intervals_and_each_reads_its_own_folder(tmp_path):
+    config = config_with(tmp_path, "0 3 * * *", "raw/{start:%Y-%m-%d}")
+    dag = make_dag(config)
+    assert type(dag.timetable).__name__ == "CronDataIntervalTimetable"
+    start = dt.datetime(2026, 11, 20, 3, tzinfo=dt.UTC)
+    run = SimpleNamespace(conf={}, data_interval_start=start, data_interval_end=start + dt.timedelta(days=1))
+    context = {"dag_run": run, "run_id": "backfill__1", "task_state_store": {}}
+    with pytest.raises(AirflowFailException, match=f"{tmp_path}/raw/2026-11-20: no such file or folder"):
+        PreprocessOperator(config_file=str(config)).execute(context)
+
+
+def test_a_run_without_an_interval_says_so_before_any_work_and_may_name_its_folder(tmp_path):
+    config = config_with(tmp_path, "0 3 * * *", "raw/{start:%Y-%m-%d}")
+    run = SimpleNamespace(conf={}, data_interval_start=None, data_interval_end=None)
+    context = {"dag_run": run, "run_id": "manual__1", "task_state_store": {}}
+    with pytest.raises(AirflowFailException, match=r"this run has no data interval.*; give it a preprocess\.source\.path of its own"):
+        PreprocessOperator(config_file=str(config)).execute(context)
+    run.conf = {"preprocess.source.path": "raw/by-hand"}
+    with pytest.raises(AirflowFailException, match=f"{tmp_path}/raw/by-hand: no such file"):
+        PreprocessOperator(config_file=str(config)).execute(context)
+
+
+@pytest.mark.parametrize(("schedule", "path", "wrong"), [
+    (None, "raw/{start:%Y}", "only runs that the clock starts have a data interval"),
+    ({"cron": "0 3 * * *", "assets": ["a"]}, "raw/{start:%Y}", "give schedule a cron expression, and nothing else"),
+    ("0 3 * * *", "raw/{day}", "only the start and the end of a run's data interval can stand in brackets, such as {start:%Y-%m-%d}, got 'day'"),
+    ("0 3 * * *", "raw/{start", "preprocess.source.path: "),
+    ({"watch_seconds": 0}, "raw", "schedule.watch_seconds: "),
+])
+def test_what_can_not_be_scheduled_is_refused(tmp_path, schedule, path, wrong):
+    with pytest.raises(ConfigError) as error:
+        load_config(config_with(tmp_path, schedule, path))
+    assert wrong in str(error.value)

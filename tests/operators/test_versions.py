@@ -1,0 +1,117 @@
+"""A run that starts from what is there: a data set or a published model by its version, checked by the first task before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
+
+from pipeline_ops.contracts.config import load_config
+from pipeline_ops.contracts.errors import ConfigError, DataError
+from pipeline_ops.contracts.figures import ModelFigures
+from pipeline_ops.contracts.fingerprint import Fingerprint
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.contracts.manifest import Manifest, list_files, read_manifest, write_manifest
+from pipeline_ops.contracts.plan import plan_job
+from pipeline_ops.contracts.records import read_record
+from pipeline_ops.contracts.shards import DatasetFigures
+from pipeline_ops.contracts.warm_start import find_warm_start
+from pipeline_ops.operators.form import form_params
+from pipeline_ops.operators.job_operator import PreprocessOperator
+
+DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
+
+
+def make_dataset(root: Path, content: str) -> str:
+    """Leaves a data set; returns its version."""
+    fingerprint = Fingerprint(config={"content": content}, inputs={}, code={}, versions={})
+    folder = Layout(root, "digits").artifact("preprocess", fingerprint.digest)
+    folder.mkdir(parents=True)
+    (folder / "train-00000-of-00001.tfrecord").write_text(content)
+    figures = DatasetFigures(class_names=["0"], image_shape=(8, 8, 1), num_examples={"train": 3, "test": 4}, labels={}, num_rejected=0,
+                             rejected_by_reason={})
+    manifest = Manifest(job="preprocess", pipeline="digits", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest,
+                        files=list_files(folder), figures=figures.model_dump(mode="json"))
+    write_manifest(folder, manifest)
+    return manifest.digest
+
+
+def publish(root: Path, number: int) -> Manifest:
+    folder = root / "models" / "digits" / str(number)
+    folder.mkdir(parents=True)
+    (folder / "saved_model.pb").write_text(f"version {number}")
+    figures = ModelFigures(name="digits", version=number, compared_with=None, metrics={}, num_checked=1, max_difference=0.0, top1_agreement=1.0,
+                           class_names=["0"])
+    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
+    manifest = Manifest(job="export", pipeline="digits", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest, files=list_files(folder),
+                        figures=figures.model_dump(mode="json"))
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def preprocess(root: Path, **conf) -> str:
+    conf = {"storage.root": str(root), **{key.replace("__", "."): value for key, value in conf.items()}}
+    context = {"ti": SimpleNamespace(), "dag_run": SimpleNamespace(conf=conf), "run_id": "run-1", "task_state_store": {}}
+    return PreprocessOperator(config_file=str(DIGITS)).execute(context)
+
+
+def test_a_run_takes_the_data_set_that_it_asks_for_and_preprocesses_nothing(tmp_path):
+    make_dataset(tmp_path, "first")
+    wanted = make_dataset(tmp_path, "second")
+    make_dataset(tmp_path, "third")
+    manifest = preprocess(tmp_path, preprocess__dataset=wanted[:8])
+    assert read_manifest(manifest).digest == wanted
+    record = read_record(Layout(tmp_path, "digits").task_record("run-1", "preprocess"))
+    assert (record.cached, record.reason) == (True, f"preprocess.dataset asks for the data set {wanted[:8]}")
+    assert not Layout(tmp_path, "digits").attempts("run-1", "preprocess").exists()
+
+
+def test_a_data_set_is_found_by_the_name_of_its_folder_too(tmp_path):
+    version = make_dataset(tmp_path, "first")
+    [folder] = Layout(tmp_path, "digits").artifacts("preprocess").iterdir()
+    assert read_manifest(preprocess(tmp_path, preprocess__dataset=folder.name[:10])).digest == version
+
+
+def test_one_that_is_not_there_fails_the_first_task_with_those_that_are(tmp_path):
+    with pytest.raises(AirflowFailException, match="no data set of digits has a version that begins with 000000; none has been made yet"):
+        preprocess(tmp_path, preprocess__dataset="000000")
+    version = make_dataset(tmp_path, "first")
+    with pytest.raises(AirflowFailException, match=rf"there are, newest first:\n  {version[:12]}  made .* UTC, 7 examples"):
+        preprocess(tmp_path, preprocess__dataset="000000")
+
+
+def test_a_damaged_one_is_not_taken(tmp_path):
+    version = make_dataset(tmp_path, "first")
+    next(Layout(tmp_path, "digits").artifacts("preprocess").rglob("*.tfrecord")).unlink()
+    with pytest.raises(DataError, match="is damaged: .*; without preprocess.dataset it is made anew"):
+        plan_job("preprocess", load_config(DIGITS, {"storage.root": str(tmp_path), "preprocess.dataset": version}), "run-1", {})
+
+
+def test_a_version_of_the_model_is_what_a_training_begins_with(tmp_path):
+    first, _ = publish(tmp_path, 1), publish(tmp_path, 2)
+    config = load_config(DIGITS, {"storage.root": str(tmp_path), "train.warm_start": "version 1"})
+    found = find_warm_start(config, first.fingerprint)
+    assert found.digest == first.digest and found.uri.endswith("/models/digits/1/manifest.json")
+
+
+@pytest.mark.parametrize(("source", "wrong"), [("version 7", "there is no version 7 of the model digits; there are 1"),
+                                               ("weights.h5", "there is no .*/configs/weights.h5; give champion, a published one such as")])
+def test_weights_that_are_not_there_fail_the_first_task_and_nothing_is_preprocessed(tmp_path, source, wrong):
+    publish(tmp_path, 1)
+    with pytest.raises(AirflowFailException, match=f"train.warm_start: {wrong}"):
+        preprocess(tmp_path, train__warm_start=source)
+    assert not Layout(tmp_path, "digits").attempts("run-1", "preprocess").exists()
+
+
+def test_the_form_asks_for_versions_in_a_section_of_their_own_after_those_of_train():
+    params = form_params(load_config(DIGITS))
+    sections = list(dict.fromkeys(param.schema["section"] for param in params.values()))
+    asked = {key: param.schema["title"] for key, param in params.items() if param.schema["section"] == "Start from"}
+    assert asked == {"train.warm_start": "Begin with the weights of", "preprocess.dataset": "Data set (version)"}
+    assert [section.startswith("Train") for section in sections].index(False) == sections.index("Start from") < sections.index("Preprocess")
+    with pytest.raises(ParamValidationError):
+        params["preprocess.dataset"].resolve("newest")
+    with pytest.raises(ConfigError, match="preprocess.dataset: string should match pattern"):
+        load_config(DIGITS, {"preprocess.dataset": "newest"})

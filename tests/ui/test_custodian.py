@@ -1,0 +1,160 @@
+"""The custodian on a real Airflow database. Inside a running Airflow it is in tests/cli/test_durable.py."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.contracts.layout import Attempt
+from pipeline_ops.contracts.request import Status, write_status
+from pipeline_ops.contracts.wanted import STORE_KEY, reason_to_end
+
+DAG, RUN = "digits", "manual__2026-11-21T10:00:00.5+00:00"
+
+
+@pytest.fixture
+def look(airflow_folder):
+    """One look of a custodian that remembers the ones before."""
+    from airflow.utils.session import create_session
+
+    from pipeline_ops.ui.custodian import Custodian
+
+    custodian = Custodian()
+
+    def once() -> None:
+        with create_session() as session:
+            custodian.look(session)
+
+    yield once
+    store(None)
+    once()
+
+
+def store(value: dict | None) -> None:
+    """What the task `train` keeps in Airflow's store."""
+    from airflow._shared.state import TaskScope
+    from airflow.state import get_state_backend
+
+    scope = TaskScope(dag_id=DAG, run_id=RUN, task_id="train", map_index=-1)
+    if value is None:
+        get_state_backend().delete(scope, STORE_KEY)
+    else:
+        get_state_backend().set(scope, STORE_KEY, json.dumps(value))
+
+
+def stored() -> dict | None:
+    from airflow._shared.state import TaskScope
+    from airflow.state import get_state_backend
+
+    value = get_state_backend().get(TaskScope(dag_id=DAG, run_id=RUN, task_id="train", map_index=-1), STORE_KEY)
+    return value and json.loads(value)
+
+
+@pytest.fixture
+def job(airflow_folder, set_states, tmp_path):
+    """The job of `train`, which is running, in a folder of its own."""
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    set_states("running", preprocess="success", train="running")
+    with create_session() as session:
+        task = session.scalar(select(TaskInstance).where(TaskInstance.run_id == RUN, TaskInstance.task_id == "train"))
+        claim = {"task_instance": str(task.id), "max_tries": task.max_tries, "clear_number": task.dag_run.clear_number}
+    store({"attempt": str(tmp_path), "reason": "never made before", "claim": claim})
+    return Attempt(tmp_path)
+
+
+@pytest.mark.parametrize("state", ["running", "deferred", "up_for_retry"])
+def test_the_job_of_an_unfinished_task_is_left_alone(look, job, set_states, state):
+    set_states("running", train=state)
+    look()
+    look()
+    assert reason_to_end(job) is None
+    assert stored()["attempt"] == str(job.folder)
+
+
+@pytest.mark.parametrize("state", ["failed", "success", "restarting", "removed"])
+def test_the_job_of_a_task_that_has_ended_is_told_to_end_and_forgotten(look, job, set_states, state):
+    set_states("running", train=state)
+    look()
+    assert reason_to_end(job) == f"its task is {state} in Airflow"
+    assert stored() is None
+
+
+def test_a_job_that_has_ended_by_itself_is_only_forgotten(look, job, set_states):
+    write_status(job, Status(exit_code=ExitCode.SUCCESS, manifest="m"))
+    set_states("success", train="success")
+    look()
+    assert reason_to_end(job) is None
+    assert stored() is None
+
+
+def test_the_job_of_a_deleted_run_is_told_to_end(look, job):
+    look()
+    store(None)  # as the deletion of its run does
+    look()
+    assert reason_to_end(job) == "its run is not in Airflow any more"
+
+
+def test_the_job_of_the_next_try_is_not_taken_for_that_of_the_last(look, job, tmp_path):
+    look()
+    store(stored() | {"attempt": str(tmp_path / "next")})
+    look()
+    assert reason_to_end(job) is None
+    assert stored()["attempt"] == str(tmp_path / "next")
+
+
+def test_a_folder_out_of_reach_is_named(look, job, set_states, caplog):
+    shutil.rmtree(job.folder)
+    set_states("running", train="failed")
+    with caplog.at_level(logging.ERROR):
+        look()
+        look()
+    assert caplog.text.count(f"The job in {job.folder} has to end (its task is failed in Airflow), and its folder is not in reach") == 1
+    assert not job.folder.exists()
+    job.folder.mkdir()  # it was not mounted
+    look()
+    assert reason_to_end(job) == "its task is failed in Airflow"
+
+
+def test_a_value_that_it_can_not_read_does_no_harm_to_the_others(look, job, set_states, caplog):
+    from airflow._shared.state import TaskScope
+    from airflow.state import get_state_backend
+
+    other = TaskScope(dag_id=DAG, run_id=RUN, task_id="preprocess", map_index=-1)
+    get_state_backend().set(other, STORE_KEY, json.dumps("s3://bucket/reference"))
+    set_states("running", train="failed")
+    with caplog.at_level(logging.ERROR):
+        look()
+    get_state_backend().delete(other, STORE_KEY)
+    assert "can't be read here" in caplog.text
+    assert reason_to_end(job) == "its task is failed in Airflow"
+
+
+def test_it_begins_with_the_api_server_and_with_nothing_else(airflow_folder):
+    """In a process of its own, because it never ends."""
+    import subprocess
+    import sys
+
+    script = """
+import asyncio, threading
+from pipeline_ops.ui.plugin import TrainyardPlugin
+names = lambda: [thread.name for thread in threading.enumerate()]
+[entry] = TrainyardPlugin.fastapi_root_middlewares
+calls = []
+async def app(scope, receive, send): calls.append(scope["type"])
+wrapped = entry["middleware"](app, *entry["args"], **entry["kwargs"])
+asyncio.run(wrapped({"type": "http"}, None, None))
+assert "trainyard-custodian" not in names()
+asyncio.run(wrapped({"type": "lifespan"}, None, None))
+assert "trainyard-custodian" in names()
+assert calls == ["http", "lifespan"]
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, env=dict(os.environ), cwd=Path(__file__).resolve().parents[2])

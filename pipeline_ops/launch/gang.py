@@ -219,7 +219,8 @@ class Gang:
         if watch.has_stepped and not had_stepped and self._incarnation:
             seconds = time.monotonic() - self._failed_at
             self._tell("recovered", f"first new step {seconds:.1f} s after the failure was noticed", {"seconds": round(seconds, 3)})
-        if watch.take_preempted_servers():
+        if asked := watch.take_preempted_servers():
+            self._tell("stopping", f"SIGTERM to {', '.join(sorted(asked))}: the gang saves its state and leaves")
             self._signal_chief(signal.SIGTERM)
 
     def _grow(self, watch: Watch) -> None:

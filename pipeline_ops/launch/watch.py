@@ -115,9 +115,9 @@ class Watch:
             case "preempted" if name == self._chief:
                 self.has_saved = True
 
-    def take_preempted_servers(self) -> bool:
-        """Whether a server has newly been asked to stop: it can't tell the chief itself."""
-        found, self._preempted_servers = bool(self._preempted_servers), set()
+    def take_preempted_servers(self) -> set[str]:
+        """The servers that have newly been asked to stop: they can't tell the chief themselves."""
+        found, self._preempted_servers = self._preempted_servers, set()
         return found
 
     def failure(self) -> Failure | None:

@@ -10,15 +10,16 @@ regularisation losses takes effect. Needs the extra `slim` (tf-slim and tf-keras
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 from tensorflow.python.framework import ops
-from tensorflow.python.ops import variable_scope
+from tensorflow.python.ops import nn_ops, variable_scope
 
 from pipeline_ops.contracts.errors import ConfigError
 
@@ -62,6 +63,7 @@ class SlimModel(keras.Model):
         super().__init__()
         self._network = network
         self._by_name: dict[str, keras.Variable] = {}
+        self._generator = keras.random.SeedGenerator()
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Finds out which variables there are, by tracing the definition once, in training, which needs the most."""
@@ -78,7 +80,7 @@ class SlimModel(keras.Model):
         """Logits and regularisation losses. Collections are those of the function that is being traced, so only what is new in them is ours."""
         graph, keys = v1.get_default_graph(), v1.GraphKeys
         seen = {key: len(graph.get_collection(key)) for key in (keys.UPDATE_OPS, keys.REGULARIZATION_LOSSES)}
-        with variable_scope.with_variable_store(variable_scope._VariableStore()), \
+        with _drawing_from(self._generator), variable_scope.with_variable_store(variable_scope._VariableStore()), \
              v1.variable_scope(v1.get_variable_scope(), custom_getter=self._get_variable, use_resource=True, reuse=v1.AUTO_REUSE):
             logits = self._network(images_BHWC, training)
         updates, losses = (graph.get_collection(key)[count:] for key, count in seen.items())
@@ -99,3 +101,18 @@ class SlimModel(keras.Model):
         value = initializer(shape, dtype=dtype) if callable(initializer) else tf.constant(initializer, dtype)
         return self.add_weight(name=name.replace("/", "."), shape=shape, dtype=dtype.name, trainable=trainable,
                                initializer=lambda shape, dtype=None: value)
+
+
+@contextlib.contextmanager
+def _drawing_from(generator: keras.random.SeedGenerator) -> Iterator[None]:
+    """Dropout draws from a generator of Keras's meanwhile. By itself it would begin anew in every process, and so after every restart."""
+    own = nn_ops._dropout
+
+    def dropout(**arguments: Any) -> tf.Tensor:
+        return own(**arguments | {"uniform_sampler": lambda shape, dtype: keras.random.uniform(shape, dtype=dtype, seed=generator)})
+
+    nn_ops._dropout = dropout
+    try:
+        yield
+    finally:
+        nn_ops._dropout = own

@@ -12,9 +12,12 @@ from pipeline_ops.training.ring import Gather, Ring, join_ring
 AllReduce = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 """Called in a replica: the sums of its tensors over all replicas, in the same order. Their shapes must be known."""
 
+_ROW_BYTES = 128
+"""What is said is made this long, or a multiple, so that a gather is traced once."""
 
-def make_all_reduce(strategy: tf.distribute.Strategy, timeout_seconds: float) -> AllReduce:
-    """The faster one of those that can serve a strategy. All workers of a gang must call this at the same place.
+
+def make_all_reduce(strategy: tf.distribute.Strategy, gather: Gather, timeout_seconds: float) -> AllReduce:
+    """The faster one of those that can serve a strategy. All workers of a gang must call this at the same place; `gather` is the strategy's.
 
     Raises:
       MachineError: the workers can't reach each other.
@@ -24,7 +27,7 @@ def make_all_reduce(strategy: tf.distribute.Strategy, timeout_seconds: float) ->
     resolver = strategy.cluster_resolver
     addresses = resolver.cluster_spec().as_dict()["worker"]
     host = addresses[resolver.task_id].rpartition(":")[0].strip("[]")
-    ring = join_ring(resolver.task_id, len(addresses), host, _gather(strategy, resolver.task_id, len(addresses)), timeout_seconds)
+    ring = join_ring(resolver.task_id, len(addresses), host, gather, timeout_seconds)
     return lambda tensors: _by_ring(ring, tensors)
 
 
@@ -35,17 +38,22 @@ def _has_a_cpu_in_each_worker(strategy: tf.distribute.Strategy) -> bool:
     return not others and tf.DeviceSpec.from_string(device).device_type == "CPU"
 
 
-def _gather(strategy: tf.distribute.Strategy, worker: int, workers: int) -> Gather:
-    """By a sum of the strategy's, to which each worker brings a matrix with its own row in it."""
+def make_gather(strategy: tf.distribute.Strategy) -> Gather:
+    """By a sum of the strategy's, to which each worker brings a matrix with its own row in it. Where there is one worker, there is nobody to ask."""
+    resolver = strategy.cluster_resolver if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) else None
+    workers = len(resolver.cluster_spec().as_dict()["worker"]) if resolver else 1
+    if workers == 1:
+        return lambda said: [said]
+    local_replicas = len(strategy.extended.worker_devices)
 
     @tf.function
     def add_up(rows: tf.Tensor) -> tf.Tensor:
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: rows), axis=None)
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: rows / local_replicas), axis=None)
 
     def gather(said: bytes) -> list[bytes]:
-        rows = np.zeros((workers, len(said)), np.float32)
-        rows[worker] = np.frombuffer(said, np.uint8)
-        return [row.tobytes() for row in add_up(tf.constant(rows)).numpy().astype(np.uint8)]
+        rows = np.zeros((workers, -(-len(said) // _ROW_BYTES) * _ROW_BYTES), np.float32)
+        rows[resolver.task_id, :len(said)] = np.frombuffer(said, np.uint8)
+        return [row[:len(said)].tobytes() for row in np.rint(add_up(tf.constant(rows)).numpy()).astype(np.uint8)]
 
     return gather
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline_ops.contracts.errors import MachineError
-from pipeline_ops.training.state import Arrays, TrainingState, name_arrays, read_arrays, write_arrays, write_named
+from pipeline_ops.training.state import Arrays, TrainingState, digest_of_weights, name_arrays, read_arrays, write_arrays, write_named
 
 _STATE_KEY = "state"
 _POLL_SECONDS = 0.05
@@ -32,12 +32,13 @@ _POLL_SECONDS = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What a checkpoint held. `best` are the weights of the state's best epoch; None where no epoch has been the best yet."""
+    """What a checkpoint held, and the digest of all that. `best` are the weights of the state's best epoch; None where there is none yet."""
 
     state: TrainingState
     weights: Arrays
     optimizer: Arrays
     best: Arrays | None
+    digest: str
 
 
 class Checkpoints:
@@ -50,7 +51,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int = 2, keep_best: int = 1):
-        self._folder, self._keep, self._keep_best = folder, keep, max(keep, keep_best)
+        self.folder, self._keep, self._keep_best = folder, keep, max(keep, keep_best)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: concurrent.futures.Future = concurrent.futures.Future()
         self._writing.set_result(None)
@@ -86,13 +87,16 @@ class Checkpoints:
         if self._writing.done():
             self._writing.result()
 
-    def restore(self, warn: Callable[[str], None]) -> Restored | None:
+    def restore(self, warn: Callable[[str], None], at_most: int | None = None) -> Restored | None:
         """The newest one that is whole, or None where there is none.
 
         Args:
           warn: is told of each that is damaged.
+          at_most: newer ones than that of this step are left alone.
         """
         for file in self._newest_first():
+            if at_most is not None and file.stem > _stem(at_most):
+                continue
             try:
                 return self._read(file)
             except Exception as error:  # a damaged file can raise nearly anything: BadZipFile, zlib.error, RuntimeError, KeyError ...
@@ -101,7 +105,7 @@ class Checkpoints:
 
     def wait_for(self, step: int, timeout_seconds: float) -> None:
         """Returns once the checkpoint of a step, which another worker may still be writing, can be read. Raises MachineError."""
-        file, deadline = self._folder / f"{_stem(step)}.npz", time.monotonic() + timeout_seconds
+        file, deadline = self.folder / f"{_stem(step)}.npz", time.monotonic() + timeout_seconds
         while not file.exists():
             if time.monotonic() > deadline:
                 raise MachineError(f"{file} was not there after {timeout_seconds:.0f} s (train.step_timeout_seconds); can this host see that folder?")
@@ -109,11 +113,11 @@ class Checkpoints:
 
     def remove_leftovers(self) -> None:
         """Removes what a killed writer has left. For the chief, before the first save."""
-        for file in self._folder.glob(".*.npz.*.tmp"):
+        for file in self.folder.glob(".*.npz.*.tmp"):
             file.unlink(missing_ok=True)
 
     def best_file(self, epoch: int) -> Path:
-        return self._folder / f"best-{epoch:05d}.npz"
+        return self.folder / f"best-{epoch:05d}.npz"
 
     def _write(self, step: int, arrays: dict[str, np.ndarray], best_epoch: int, best: Arrays | None) -> None:
         """The best weights come before the state that refers to them: a restart between the two finds the epoch not done, and does it again."""
@@ -122,23 +126,24 @@ class Checkpoints:
                 file.unlink(missing_ok=True)
         if best is not None:
             write_arrays(self.best_file(best_epoch), best)
-        write_named(self._folder / f"{_stem(step)}.npz", arrays)
+        write_named(self.folder / f"{_stem(step)}.npz", arrays)
         for old in self._newest_first()[self._keep:]:
             old.unlink(missing_ok=True)
-        bests = sorted((file for file in self._folder.glob("best-*.npz") if file.stem <= self.best_file(max(best_epoch, 0)).stem), reverse=True)
+        bests = sorted((file for file in self.folder.glob("best-*.npz") if file.stem <= self.best_file(max(best_epoch, 0)).stem), reverse=True)
         for old in bests[self._keep_best:]:
             old.unlink(missing_ok=True)
 
     def _read(self, file: Path) -> Restored:
         with open(file, "rb") as opened, np.load(opened) as stored:  # opened here, because numpy leaves a damaged file open
             arrays = {name: stored[name] for name in stored.files}  # reading checks the CRC of each
-        state = TrainingState.model_validate(json.loads(arrays.pop(_STATE_KEY).tobytes()))
-        named = sorted(arrays.items())
+        state = TrainingState.model_validate(json.loads(arrays[_STATE_KEY].tobytes()))
         best = read_arrays(self.best_file(state.best_epoch)) if state.best_epoch >= 0 else None
-        return Restored(state, [a for name, a in named if name[0] == "w"], [a for name, a in named if name[0] == "o"], best)
+        named = sorted(arrays.items())
+        digest = digest_of_weights([array for _, array in named] + (best or []))
+        return Restored(state, [a for name, a in named if name[0] == "w"], [a for name, a in named if name[0] == "o"], best, digest)
 
     def _newest_first(self) -> list[Path]:
-        return sorted(self._folder.glob("checkpoint-*.npz"), reverse=True)
+        return sorted(self.folder.glob("checkpoint-*.npz"), reverse=True)
 
 
 class Buffers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,26 +13,19 @@ import tensorflow as tf
 from pipeline_ops.contracts.errors import ConfigError
 
 DUMP = "debugger"
-"""In TensorBoard's folder."""
+"""In TensorBoard's folder; a folder for each worker in it, because TensorBoard's debugger reads the records of one process only."""
 _DETECTED = re.compile(r"Detected Infinity or NaN.*? op \S+", re.S)
 _PLACE = re.compile(r"\+ (\S+ \(L\d+\) \S+)")
 
 
-def turn_on(switches: Sequence[str], board: Path) -> None:
-    """What each does is said in `config_watching.py`."""
-    if "determinism" in switches:
-        tf.config.experimental.enable_op_determinism()
-    if "dump" in switches:
-        tf.debugging.experimental.enable_dump_debug_info(str(board / DUMP), tensor_debug_mode="FULL_HEALTH", circular_buffer_size=-1)
-    if "numerics" in switches:
-        tf.debugging.enable_check_numerics()
-    if "eager" in switches:
-        tf.config.run_functions_eagerly(True)
-
-
 @contextlib.contextmanager
-def naming_operations(switches: Sequence[str]) -> Iterator[None]:
-    """Raises ConfigError with what TensorFlow says where the check of numbers has stopped an operation."""
+def debugging(switches: Sequence[str], board: Path, worker: str) -> Iterator[None]:
+    """What each switch does is said in `config_watching.py`. Records of an incarnation that was lost give way to those of the next.
+
+    Raises:
+      ConfigError: the check of numbers has stopped an operation; with what TensorFlow says of it.
+    """
+    _turn_on(switches, board / DUMP / worker.replace(" ", "-"))
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -40,3 +34,18 @@ def naming_operations(switches: Sequence[str]) -> Iterator[None]:
             raise
         own = [place for place in _PLACE.findall(str(error)) if "packages/" not in place]
         raise ConfigError(f"train.debug: numerics: {' '.join(found.group(0).split())}, made by {' > '.join(own)}; the log has all of it") from error
+    finally:
+        if "dump" in switches:  # by itself it writes the last of it when the interpreter ends, which a worker's never does
+            tf.debugging.experimental.disable_dump_debug_info()
+
+
+def _turn_on(switches: Sequence[str], records: Path) -> None:
+    if "determinism" in switches:
+        tf.config.experimental.enable_op_determinism()
+    if "dump" in switches:
+        shutil.rmtree(records, ignore_errors=True)
+        tf.debugging.experimental.enable_dump_debug_info(str(records), tensor_debug_mode="FULL_HEALTH", circular_buffer_size=-1)
+    if "numerics" in switches:
+        tf.debugging.enable_check_numerics()
+    if "eager" in switches:
+        tf.config.run_functions_eagerly(True)

@@ -40,10 +40,8 @@ def loss_of(taken: Taken) -> float:
     return float(taken.sums[0] / taken.sums[-1]) if taken.worst_loss is None else taken.worst_loss
 
 
-def decide(config: Train, state: TrainingState, number: int, step: int, loss: float, batch: Path) -> None:
-    """Changes the state to what it is after the divergence with this number, counted from 0.
-
-    The state may have been read after another worker had saved it with the decision in it; then nothing is left to do.
+def decide(config: Train, state: TrainingState, step: int, loss: float, batch: Path) -> None:
+    """Changes the state to what it is after a divergence.
 
     Raises:
       ConfigError: the budget is spent.
@@ -53,10 +51,8 @@ def decide(config: Train, state: TrainingState, number: int, step: int, loss: fl
     if policy.action == "stop":
         raise ConfigError(f"{what}; look at it, lower train.optimizer.learning_rate, set train.optimizer.clip, or choose an action in "
                           "train.on_divergence")
-    if number >= policy.max_times:
+    if len(state.divergences) >= policy.max_times:
         raise ConfigError(f"{what}; that was once more than train.on_divergence.max_times ({policy.max_times}) allows")
-    if len(state.divergences) > number:
-        return
     if policy.action == "lower_learning_rate":
         state.learning_rate *= policy.factor
         done = f"the learning rate is {state.learning_rate:g} from step {state.step} on"

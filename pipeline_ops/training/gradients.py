@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-Differentiate = Callable[[Any, Any], tuple[tf.Tensor, list[tf.Tensor]]]
-"""Features and labels to the sums of `Task.batch_sums` and the gradients."""
+Differentiate = Callable[[int | tf.Tensor, Any, Any], tuple[tf.Tensor, list[tf.Tensor]]]
+"""The number of a micro-batch, its features and its labels to the sums of `Task.batch_sums` and the gradients."""
 
 
 def as_floats(features: Any) -> Any:
@@ -39,10 +39,10 @@ def in_micro_batches(count: int, differentiate: Differentiate, features: Any, la
       num_sums: the length of the sums.
     """
     if count == 1:
-        return differentiate(features, labels)
+        return differentiate(0, features, labels)
 
     def add_next(number: tf.Tensor, sums: tf.Tensor, *gradients: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        more, new = differentiate(*part_of((features, labels), number, count))
+        more, new = differentiate(number, *part_of((features, labels), number, count))
         return number + 1, sums + more, *(a + b for a, b in zip(gradients, new, strict=True))
 
     nothing = (tf.constant(0), tf.zeros([num_sums]), *(tf.zeros(shape) for shape in shapes))

@@ -25,6 +25,7 @@ from pipeline_ops.models.task import Task, num_sums
 from pipeline_ops.training.all_reduce import AllReduce
 from pipeline_ops.training.gradients import as_floats, in_micro_batches, part_of
 from pipeline_ops.training.optimizer import make_optimizer
+from pipeline_ops.training.random_numbers import Generators
 from pipeline_ops.training.state import Arrays
 
 _SUM = tf.distribute.ReduceOp.SUM
@@ -54,11 +55,14 @@ class Loop(Protocol):
 
     model: keras.Model
 
-    def train(self, batches: Iterator, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
-        """Takes a step for each learning rate, in one call of a compiled function. `stop` is 1 where this worker is asked to stop."""
+    def train(self, batches: Iterator, step: int, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
+        """Takes a step for each learning rate, from the given one on, in one call of a compiled function.
+
+        `stop` is 1 where this worker is asked to stop.
+        """
         ...
 
-    def train_on(self, batch: Any, learning_rate: float) -> Taken:
+    def train_on(self, batch: Any, step: int, learning_rate: float) -> Taken:
         """Takes one step on a batch that `next(batches)` gave: to find out which one of several did the harm."""
         ...
 
@@ -97,6 +101,7 @@ class SynchronousLoop:
         with strategy.scope():
             self.optimizer = make_optimizer(config.optimizer, scale_loss=config.precision == "float16")
             self.optimizer.build(model.trainable_variables)
+        self._generators = Generators(model)
         self._inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         # The gradients that reach `apply_gradients` are summed already. A private hook, so keras is pinned.
         self._inner._all_reduce_sum_gradients = lambda gradients: gradients
@@ -104,34 +109,34 @@ class SynchronousLoop:
         self._gradients = tf.function(self._sum_gradients, jit_compile=True) if config.xla == "gradients" else self._sum_gradients
         self._step = tf.function(self._replica_step, jit_compile=True) if config.xla == "step" else self._replica_step
 
-    def train(self, batches: Iterator, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
+    def train(self, batches: Iterator, step: int, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
         # Of one length always: another length would be traced anew.
         padded = np.zeros(max(self._config.steps_per_call, len(learning_rates)), np.float32)
         padded[:len(learning_rates)] = learning_rates
-        return _taken(*self._train(batches, tf.constant(padded), tf.constant(len(learning_rates)), tf.constant(stop)))
+        return _taken(*self._train(batches, tf.constant(step), tf.constant(padded), tf.constant(len(learning_rates)), tf.constant(stop)))
 
-    def train_on(self, batch: Any, learning_rate: float) -> Taken:
-        return _taken(*self._train_on(batch, tf.constant(learning_rate, tf.float32)))
+    def train_on(self, batch: Any, step: int, learning_rate: float) -> Taken:
+        return _taken(*self._train_on(batch, tf.constant(step), tf.constant(learning_rate, tf.float32)))
 
     @tf.function(reduce_retracing=True)
-    def _train(self, batches: Iterator, learning_rates: tf.Tensor, num_steps: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def _train(self, batches: Iterator, first: tf.Tensor, learning_rates: tf.Tensor, num_steps: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, ...]:
         sums, worst = tf.zeros([num_sums(self._task) + 1]), tf.constant(tf.float32.min)
-        for step in tf.range(num_steps):
-            of_step = self._take(next(batches), learning_rates[step], stop)
+        for number in tf.range(num_steps):
+            of_step = self._take(next(batches), first + number, learning_rates[number], stop)
             sums, worst = sums + of_step, tf.maximum(worst, _mean_loss(of_step))
         self._share_averages(sums)
         return sums, self._are_finite(), worst
 
     @tf.function(reduce_retracing=True)
-    def _train_on(self, batch: Any, learning_rate: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        sums = self._take(batch, learning_rate, tf.constant(0.0))
+    def _train_on(self, batch: Any, step: tf.Tensor, learning_rate: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        sums = self._take(batch, step, learning_rate, tf.constant(0.0))
         self._share_averages(sums)
         return sums, self._are_finite(), _mean_loss(sums)
 
-    def _take(self, batch: Any, learning_rate: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+    def _take(self, batch: Any, step: tf.Tensor, learning_rate: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
         """One step: the sums over all replicas, and how many of them are asked to stop."""
         self._inner._learning_rate.value.assign(learning_rate)
-        replicas = self._strategy.run(self._step, args=(*batch, stop))
+        replicas = self._strategy.run(self._step, args=(*batch, step, stop))
         return self._strategy.experimental_local_results(replicas)[0]  # the same on every replica
 
     def _share_averages(self, taken: tf.Tensor) -> None:
@@ -162,7 +167,8 @@ class SynchronousLoop:
         values = [self._strategy.experimental_local_results(variable.value)[0] for variable in self.model.trainable_variables]
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
 
-    def _replica_step(self, features: Any, labels: Any, stop: tf.Tensor) -> tf.Tensor:
+    def _replica_step(self, features: Any, labels: Any, step: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+        self._generators.begin(step, _replica_number())
         sums, gradients = self._gradients(*self._part_of_replica(features, labels))
         *gradients, sums = self._all_reduce([*gradients, tf.concat([sums, [stop]], 0)])
         if not self._task.counts_examples:
@@ -180,7 +186,7 @@ class SynchronousLoop:
         shapes = [variable.shape for variable in self.model.trainable_variables]
         return in_micro_batches(self._config.micro_batches, self._sum_gradients_of, features, labels, shapes, num_sums(self._task))
 
-    def _sum_gradients_of(self, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _sum_gradients_of(self, _number: int | tf.Tensor, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             sums = self._task.batch_sums(self.model(as_floats(features), training=True), labels, training=True)
             loss = sums[0] / self._config.global_batch

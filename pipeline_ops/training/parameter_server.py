@@ -22,6 +22,7 @@ from pipeline_ops.models.task import Task, num_sums
 from pipeline_ops.training.gradients import as_floats, in_micro_batches
 from pipeline_ops.training.loop import Taken
 from pipeline_ops.training.piecewise import Pieces, PiecewiseOptimizer, checkpoint_order, read
+from pipeline_ops.training.random_numbers import Generators
 from pipeline_ops.training.state import Arrays
 
 
@@ -38,9 +39,10 @@ class ParameterServerLoop:
     def __init__(self, strategy: tf.distribute.ParameterServerStrategy, model: keras.Model, task: Task, config: Train):
         self._strategy, self.model, self._task, self._config = strategy, model, task, config
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        self._pieces = {variable.path: self._on_servers(variable) for variable in model.variables}
+        self._generators = Generators(model)
+        self._pieces = {variable.path: self._on_servers(variable) for variable in (*model.trainable_variables, *self._generators.others)}
         self._trainable = [self._pieces[variable.path] for variable in model.trainable_variables]
-        self._others = [self._pieces[variable.path] for variable in model.non_trainable_variables]
+        self._others = [self._pieces[variable.path] for variable in self._generators.others]
         self._optimizer = PiecewiseOptimizer(config.optimizer, self._trainable, self._like)
         self._order = checkpoint_order(config.optimizer, model)
 
@@ -56,30 +58,31 @@ class ParameterServerLoop:
             with self._strategy.extended.colocate_vars_with(piece):
                 return tf.Variable(tf.zeros(piece.shape))
 
-    def train(self, batches: Iterator, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
+    def train(self, batches: Iterator, step: int, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
         """Returns when all steps are done, wherever: what is saved or evaluated then is complete."""
-        steps = [self._coordinator.schedule(self._step, args=(*next(batches), tf.constant(rate, tf.float32))) for rate in learning_rates]
+        steps = [self._coordinator.schedule(self._step, args=(*next(batches), tf.constant(step + number), tf.constant(rate, tf.float32)))
+                 for number, rate in enumerate(learning_rates)]
         self._coordinator.join()
         is_finite = self._coordinator.schedule(self._are_finite)
         sums = np.array(self._coordinator.fetch(steps))
         return Taken(sums.sum(axis=0), bool(self._coordinator.fetch(is_finite)), stop > 0, float(np.max(sums[:, 0] / sums[:, -1])))
 
-    def train_on(self, batch: Any, learning_rate: float) -> Taken:
-        return self.train(iter([batch]), [learning_rate])
+    def train_on(self, batch: Any, step: int, learning_rate: float) -> Taken:
+        return self.train(iter([batch]), step, [learning_rate])
 
     @tf.function(reduce_retracing=True)
-    def _step(self, features: Any, labels: Any, learning_rate: tf.Tensor) -> tf.Tensor:
+    def _step(self, features: Any, labels: Any, step: tf.Tensor, learning_rate: tf.Tensor) -> tf.Tensor:
         """Runs on a worker."""
         values = [read(pieces) for pieces in self._trainable]
 
-        def differentiate(features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        def differentiate(number: int | tf.Tensor, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
             with tf.GradientTape() as tape:
                 tape.watch(values)
-                others = [read(pieces) for pieces in self._others]
+                others = self._generators.with_states(self._generators.states_of(step, number), [read(pieces) for pieces in self._others])
                 outputs, others, losses = self.model.stateless_call(values, others, as_floats(features), training=True, return_losses=True)
                 sums = self._task.batch_sums(outputs, labels, training=True)
                 loss = sums[0] / self._config.global_batch + sum(losses) / self._config.micro_batches
-            for pieces, value in zip(self._others, others, strict=True):
+            for pieces, value in zip(self._others, self._generators.without_states(others), strict=True):
                 _assign(pieces, value)
             return sums, [tf.convert_to_tensor(g) for g in tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)]
 

@@ -48,18 +48,19 @@ class PiecewiseOptimizer:
     def averages(self) -> list[Pieces] | None:
         return self.slots.get(_AVERAGES)
 
-    def apply(self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor) -> None:
-        """One step on the gradients of whole weights."""
-        step = self.iterations.read_value()
+    def apply(self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor) -> list[tf.Tensor]:
+        """One step on the gradients of whole weights. Returns what all pieces are after it."""
+        step, after = self.iterations.read_value(), []
         for number, gradient in enumerate(clipped(self._config.clip, gradients)):
             pieces = self._weights[number]
             parts = [gradient] if len(pieces) == 1 else tf.split(gradient, [piece.shape[0] for piece in pieces])
             for index, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
                 slots = {name: values[number][index] for name, values in self.slots.items()}
-                self._apply_to(piece, part, slots, learning_rate, step)
+                after.append(self._apply_to(piece, part, slots, learning_rate, step))
         self.iterations.assign(step + 1)
+        return after
 
-    def _apply_to(self, weight: tf.Variable, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor, step: tf.Tensor) -> None:
+    def _apply_to(self, weight: tf.Variable, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Each variable is read once and written once, after that: in a step that DTensor compiles, a read may come before an earlier write."""
         value = weight.read_value()
         if self._config.weight_decay:
@@ -69,6 +70,7 @@ class PiecewiseOptimizer:
         if _AVERAGES in slots:
             kept = tf.cast(step != 0, tf.float32) * self._config.average_weights
             slots[_AVERAGES].assign(kept * slots[_AVERAGES].read_value() + (1 - kept) * value)
+        return value
 
     def _momentum_step(self, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor) -> tf.Tensor:
         if not self._config.momentum:

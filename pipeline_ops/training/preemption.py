@@ -7,7 +7,10 @@ the same step and leave. No message of its own is needed, and none can be late.
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+from collections.abc import Callable
 
 from pipeline_ops.contracts.errors import MachineError
 
@@ -33,3 +36,21 @@ class StopRequest:
     def as_number(self) -> float:
         """What this worker adds to the sum over all workers: a sum above 0 means that somebody was asked."""
         return float(self._asked)
+
+
+def report_stop(report: Callable[[], None]) -> None:
+    """Has `report` called at the first SIGTERM, and lets the process live: for one that only serves.
+
+    Its main thread is inside TensorFlow for ever, where no handler of Python's runs, so a thread waits for what the interpreter writes when a
+    signal comes. The supervisor then asks the chief, and the process serves until the chief has saved.
+    """
+    asked, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+
+    def wait() -> None:
+        os.read(asked, 1)
+        report()
+
+    threading.Thread(target=wait, daemon=True).start()

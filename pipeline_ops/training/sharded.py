@@ -23,6 +23,7 @@ from pipeline_ops.models.task import Task
 from pipeline_ops.training.gradients import as_floats
 from pipeline_ops.training.loop import Taken
 from pipeline_ops.training.piecewise import PiecewiseOptimizer, checkpoint_order
+from pipeline_ops.training.random_numbers import Generators
 from pipeline_ops.training.state import Arrays
 
 _AXIS = "devices"
@@ -66,9 +67,10 @@ class ShardedLoop:
         self.model, self._task, self._config = model, task, config
         self._mesh = dtensor.create_mesh([(_AXIS, len(devices))], devices=[device.strip("/").upper() for device in devices])
         self._specs = sharding_specs({variable.path: variable.shape for variable in model.weights}, config.sharding, len(devices))
-        self._variables = {variable.path: self._on_mesh(variable) for variable in model.variables}
+        self._generators = Generators(model)
+        self._variables = {variable.path: self._on_mesh(variable) for variable in (*model.trainable_variables, *self._generators.others)}
         self._trainable = [self._variables[variable.path] for variable in model.trainable_variables]
-        self._others = [self._variables[variable.path] for variable in model.non_trainable_variables]
+        self._others = [self._variables[variable.path] for variable in self._generators.others]
         self._optimizer = PiecewiseOptimizer(config.optimizer, [[variable] for variable in self._trainable], self._like)
         self._order = checkpoint_order(config.optimizer, model)
 
@@ -91,13 +93,14 @@ class ShardedLoop:
         whole = dtensor.relayout(value, dtensor.Layout.replicated(self._mesh, len(value.shape)))
         return dtensor.unpack(whole)[0].numpy()
 
-    def train(self, batches: Iterator, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
-        taken = [self.train_on(next(batches), rate) for rate in learning_rates]
+    def train(self, batches: Iterator, step: int, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
+        taken = [self.train_on(next(batches), step + number, rate) for number, rate in enumerate(learning_rates)]
         return Taken(np.sum([one.sums for one in taken], axis=0), all(one.is_finite for one in taken), stop > 0, max(one.worst_loss for one in taken))
 
-    def train_on(self, batch: Any, learning_rate: float) -> Taken:
+    def train_on(self, batch: Any, step: int, learning_rate: float) -> Taken:
+        states = self._generators.states_of(step, 0)
         try:
-            sums, is_finite = self._step(*tf.nest.map_structure(self._put, batch), self._put(np.float32(learning_rate)))
+            sums, is_finite = self._step(*tf.nest.map_structure(self._put, (*batch, states, np.float32(learning_rate))))
         except tf.errors.UnknownError as error:
             raise self._refused(error) from error
         sums = self._get(sums)
@@ -114,31 +117,33 @@ class ShardedLoop:
                            f"this: {reason}; divide other weights in train.sharding, replace the layer, or take another strategy")
 
     @tf.function(reduce_retracing=True)
-    def _step(self, features: Any, labels: Any, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        sums, gradients = self._differentiate(features, labels)
-        self._optimizer.apply(gradients, learning_rate)
-        return sums, tf.reduce_all([tf.reduce_all(tf.math.is_finite(variable.read_value())) for variable in self._trainable])
+    def _step(self, features: Any, labels: Any, states: list[tf.Tensor], learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        sums, gradients = self._differentiate(features, labels, states)
+        after = self._optimizer.apply(gradients, learning_rate)  # not read again: that might come before it was written
+        return sums, tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in after])
 
-    def _differentiate(self, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _differentiate(self, features: Any, labels: Any, states: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
         values = [variable.read_value() for variable in self._trainable]
         with tf.GradientTape() as tape:
             tape.watch(values)
-            others = [variable.read_value() for variable in self._others]
+            others = self._generators.with_states(states, [variable.read_value() for variable in self._others])
             outputs, others, losses = self.model.stateless_call(values, others, as_floats(features), training=True, return_losses=True)
             sums = self._task.batch_sums(outputs, labels, training=True)
             loss = sums[0] / self._config.global_batch + sum(losses)
-        for variable, value in zip(self._others, others, strict=True):
+        for variable, value in zip(self._others, self._generators.without_states(others), strict=True):
             variable.assign(value)
         return sums, tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
     def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
-        return np.sum([self._get(self._evaluate_batch(*tf.nest.map_structure(self._put, batch))) for batch in batches], axis=0)
+        unused = self._generators.states_of(0, 0)  # nothing is drawn, but the model as a function takes all of its variables
+        return np.sum([self._get(self._evaluate_batch(*tf.nest.map_structure(self._put, (*batch, unused)))) for batch in batches], axis=0)
 
     @tf.function(reduce_retracing=True)
-    def _evaluate_batch(self, features: Any, labels: Any) -> tf.Tensor:
+    def _evaluate_batch(self, features: Any, labels: Any, states: list[tf.Tensor]) -> tf.Tensor:
         averages = self._optimizer.averages
         values = [pieces[0].read_value() for pieces in averages] if averages else [variable.read_value() for variable in self._trainable]
-        outputs, _ = self.model.stateless_call(values, [variable.read_value() for variable in self._others], as_floats(features), training=False)
+        others = self._generators.with_states(states, [variable.read_value() for variable in self._others])
+        outputs, _ = self.model.stateless_call(values, others, as_floats(features), training=False)
         return self._task.batch_sums(outputs, labels, training=False)
 
     def weights(self) -> Arrays:

@@ -25,6 +25,7 @@ from pipeline_ops.training.board import Board
 from pipeline_ops.training.loop import Loop, SynchronousLoop
 from pipeline_ops.training.parameter_server import ParameterServerLoop
 from pipeline_ops.training.placement import compute_on_devices, variables_on_devices
+from pipeline_ops.training.ring import Gather
 from pipeline_ops.training.sharded import ShardedLoop
 from pipeline_ops.training.strategy import ChosenStrategy
 from pipeline_ops.training.warm_start import WarmStart, read_warm_start
@@ -60,7 +61,7 @@ def make_board(folder: Path, config: Train, request: Request, figures: DatasetFi
     return Board(folder, config.tensorboard, figures.class_names, examples, build)
 
 
-def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Task, figures: DatasetFigures) -> Loop:
+def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Task, figures: DatasetFigures, gather: Gather) -> Loop:
     """A model with weights that depend on the seed alone, and the loop that trains it.
 
     Raises:
@@ -80,7 +81,7 @@ def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Tas
         case _:
             with chosen.strategy.scope():
                 model = build_model(config, shape, num_classes, folder, for_training=True)
-    return SynchronousLoop(chosen.strategy, model, task, config, make_all_reduce(chosen.strategy, config.step_timeout_seconds))
+    return SynchronousLoop(chosen.strategy, model, task, config, make_all_reduce(chosen.strategy, gather, config.step_timeout_seconds))
 
 
 def warm_start_of(config: Train, request: Request, loop: Loop, figures: DatasetFigures) -> WarmStart | None:

@@ -24,15 +24,17 @@ from pipeline_ops.input.changes import make_changes
 from pipeline_ops.input.dataset import Slice, evaluation_batches, examples_of_step, training_batches
 from pipeline_ops.input.sources import EncodedSource, open_source
 from pipeline_ops.models.task import means
+from pipeline_ops.training.agreement import restore_together
+from pipeline_ops.training.all_reduce import make_gather
 from pipeline_ops.training.callbacks import end_epoch
 from pipeline_ops.training.checkpoints import Checkpoints
-from pipeline_ops.training.debugging import naming_operations, turn_on
+from pipeline_ops.training.debugging import debugging
 from pipeline_ops.training.divergence import DivergedError, batch_file, decide, is_sound, loss_of, save_batch
 from pipeline_ops.training.loop import Taken, snapshot
 from pipeline_ops.training.optimizer import schedule_factor
 from pipeline_ops.training.own_callbacks import OwnCallbacks
 from pipeline_ops.training.parameter_server import serve
-from pipeline_ops.training.preemption import Preempted, StopRequest
+from pipeline_ops.training.preemption import Preempted, StopRequest, report_stop
 from pipeline_ops.training.splits import open_splits, refuse_small
 from pipeline_ops.training.state import Arrays, TrainingState, digest_of_weights, write_arrays
 from pipeline_ops.training.strategy import ChosenStrategy, cluster_resolver, make_strategy, use_threads
@@ -52,14 +54,14 @@ def run_worker(spec: WorkerSpec) -> Training:
     progress.report("joining", message=f"{spec.name} of {spec.workers} joins")
     if spec.is_server:
         use_threads(spec)
+        report_stop(lambda: progress.report("preempted", message="asked to stop; the chief is told to save"))
         serve(cluster_resolver(spec))
     request = read_request(spec.request)
     config = Train.model_validate(request.config)
-    turn_on(config.debug, Path(spec.work) / TENSORBOARD)
-    chosen = make_strategy(config, spec)
-    progress.report("building", message=f"strategy {chosen.name}{', because ' + chosen.reason if chosen.reason else ''}")
-    training = Training(spec, request, config, chosen, progress)
-    with naming_operations(config.debug):
+    with debugging(config.debug, Path(spec.work) / TENSORBOARD, spec.name):
+        chosen = make_strategy(config, spec)
+        progress.report("building", message=f"strategy {chosen.name}{', because ' + chosen.reason if chosen.reason else ''}")
+        training = Training(spec, request, config, chosen, progress)
         training.run()
     return training
 
@@ -84,7 +86,8 @@ class Training:
         refuse_small(self._train, config)
         self._total_steps = self._train.end_of_epoch(config.epochs - 1, config.global_batch)
         self._task = make_task(config, request, self._figures)
-        self._loop = make_loop(config, request, chosen, self._task, self._figures)
+        self._gather = make_gather(chosen.strategy)
+        self._loop = make_loop(config, request, chosen, self._task, self._figures, self._gather)
         self._work = Path(spec.work)
         self._checkpoints = Checkpoints(self._work, config.keep_checkpoints, config.best_checkpoint.keep if config.best_checkpoint else 1)
         if spec.is_chief:
@@ -164,9 +167,9 @@ class Training:
         num_steps = 1 if is_alone else next((i for i in range(most) if state.step + i in skipped), most)
         learning_rates = [self._learning_rate(state.step + i) for i in range(num_steps)]
         if is_alone and num_steps:
-            taken = self._loop.train_on(next(self._batches), learning_rates[0])
+            taken = self._loop.train_on(next(self._batches), state.step, learning_rates[0])
         else:
-            taken = self._loop.train(self._batches, learning_rates, self._stop.as_number)
+            taken = self._loop.train(self._batches, state.step, learning_rates, self._stop.as_number)
         if num_steps and not is_sound(taken, self._config):
             raise DivergedError(state.step + num_steps, state.step if is_alone else None, loss_of(taken))
         state.step += num_steps
@@ -176,7 +179,7 @@ class Training:
 
     def _recover(self, error: DivergedError) -> None:
         """Back to the last checkpoint: to find out which step it was, or, once that is known, to go on as the config says."""
-        number, lost = len(self._state.divergences), self._state
+        epoch = len(self._state.history)
         self._restore_step(self._saved_step)
         self._batches = self._batches_from(self._state.step)
         if error.step is None:
@@ -185,8 +188,8 @@ class Training:
                 f"the loss or the weights diverged before step {error.until} (loss {error.loss:g}); step {self._state.step} again, one by one"))
             return
         self._one_by_one_until = 0
-        batch = self._keep_batch(error, self._learning_rate(error.step), epoch=len(lost.history))
-        decide(self._config, self._state, number, error.step, error.loss, batch)
+        batch = self._keep_batch(error, self._learning_rate(error.step), epoch)
+        decide(self._config, self._state, error.step, error.loss, batch)
         self._save()  # the decision is part of the checkpoint that it was made at
         self._progress.report("diverged", self._state.step, unit="steps", message=self._state.warnings[-1])
 
@@ -234,9 +237,9 @@ class Training:
         self._saved_step = self._state.step
 
     def _restore(self) -> TrainingState:
-        """The state to go on from; weights and optimizer are set to what belongs to it."""
+        """The state to go on from, the same for all workers; weights and optimizer are set to what belongs to it."""
         warnings: list[str] = []
-        restored = self._checkpoints.restore(warnings.append)
+        restored = restore_together(self._checkpoints, self._gather, warnings.append)
         for warning in warnings:
             self._progress.report("warning", message=warning)
         if restored is None:

@@ -33,7 +33,7 @@ from pipeline_ops.input.dataset import Slice, Split, training_batches  # noqa: E
 from pipeline_ops.input.sources import EncodedSource, MemorySource  # noqa: E402
 from pipeline_ops.models import build_model  # noqa: E402
 from pipeline_ops.models.classification import Classification  # noqa: E402
-from pipeline_ops.training.all_reduce import make_all_reduce  # noqa: E402
+from pipeline_ops.training.all_reduce import make_all_reduce, make_gather  # noqa: E402
 from pipeline_ops.training.checkpoints import Checkpoints  # noqa: E402
 from pipeline_ops.training.loop import SynchronousLoop, snapshot  # noqa: E402
 from pipeline_ops.training.state import TrainingState  # noqa: E402
@@ -47,7 +47,7 @@ def make_loop(**config) -> SynchronousLoop:
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     with strategy.scope():
         model = build_model(train, SHAPE, 10, Path.cwd(), for_training=True)
-    return SynchronousLoop(strategy, model, Classification(SHAPE), train, make_all_reduce(strategy, 60))
+    return SynchronousLoop(strategy, model, Classification(SHAPE), train, make_all_reduce(strategy, make_gather(strategy), 60))
 
 
 def batches_in_memory():
@@ -62,7 +62,7 @@ def checkpoint_seconds(loop: SynchronousLoop, folder: Path) -> tuple[float, floa
     background, synchronous = [], []
     for number in range(2 * ROUNDS + 2):
         for _ in range(3):
-            loop.train(batches, [1e-4] * STEPS_BETWEEN)
+            loop.train(batches, 0, [1e-4] * STEPS_BETWEEN)
         begin = time.perf_counter()
         checkpoints.save(TrainingState(step=next(step), learning_rate=1e-3), *snapshot(loop))
         if number % 2:
@@ -104,7 +104,7 @@ def halves(split: Split, cached: bool, **model) -> tuple[float, float]:
 
     def train(count: int) -> None:
         for _ in range(count // STEPS_BETWEEN):
-            loop.train(ready, [1e-4] * STEPS_BETWEEN)
+            loop.train(ready, 0, [1e-4] * STEPS_BETWEEN)
 
     drain(20), train(20)
     pairs = [(rate(drain, 200), rate(train, 100)) for _ in range(ROUNDS)]

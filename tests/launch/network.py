@@ -100,6 +100,10 @@ class Network:
     def mend(self, host: str) -> None:
         _run("ip", "link", "set", f"v-{host}", "up")
 
+    def on(self, host: str) -> list[str]:
+        """Before a command: what is mounted by it is mounted on that host only."""
+        return ["nsenter", "--mount", "--target", (self.folder / f"{host}.pid").read_text().strip()]
+
     def hosts_file(self, count: int) -> dict[str, object]:
         """The content of a hosts file with the first hosts."""
         return {"launcher": "ssh", "hosts": [{"name": host, "address": self.addresses[host], "cores": 1} for host in self.hosts[:count]],

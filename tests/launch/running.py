@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,31 +18,82 @@ from conftest import DIGITS
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.figures import WEIGHTS, TrainingFigures
 from pipeline_ops.contracts.job import Job
+from pipeline_ops.contracts.layout import work_folder
 from pipeline_ops.contracts.manifest import find_damage, read_manifest
 from pipeline_ops.contracts.processes import ProcessIdentity, kill_group, start_detached
 from pipeline_ops.contracts.progress import Progress, ProgressReader
 from pipeline_ops.contracts.request import read_status
 from pipeline_ops.training.state import read_arrays
 
-QUICK = {"train__epochs": 6, "train__checkpoint_every_steps": 7, "train__steps_per_call": 5, "train__early_stopping": None}
+INTERVAL = 15
+"""Steps between two checkpoints."""
+STEPS_OF_EPOCH = 22
+
+QUICK = {"train__epochs": 6, "train__checkpoint_every_steps": INTERVAL, "train__steps_per_call": 5, "train__early_stopping": None,
+         "train__callbacks": ["holding:Hold"], "train__hosts": "lab"}
 
 
 def config_with_hosts(folder: Path, content: dict) -> Path:
-    """A pipeline beside a hosts file `lab`. One core for each worker: another number of threads is another order of summing up."""
+    """A pipeline beside a hosts file `lab`, and beside modules of a user's own.
+
+    One core for each worker: another number of threads is another order of summing up.
+    """
     (folder / "hosts").mkdir(parents=True, exist_ok=True)
     (folder / "hosts" / "lab.yaml").write_text(yaml.safe_dump(content))
+    shutil.copy(Path(__file__).with_name("holding.py"), folder)
+    shutil.copytree(Path(__file__).parents[1] / "own" / "acme_vision", folder / "acme_vision", dirs_exist_ok=True)
     return Path(shutil.copy(DIGITS, folder / "digits.yaml"))
 
 
-class RunningJob:
-    """A train job as an operator starts it."""
+@contextlib.contextmanager
+def starting(make_job_in, dataset: str, folder: Path, hosts: dict, **defaults) -> Iterator[Callable[..., RunningJob]]:
+    """Gives a function that starts jobs in a folder, on hosts as a hosts file describes them; what is left of them is ended afterwards."""
+    started = []
 
-    def __init__(self, job: Job):
+    def start(name: str = "attempt", lab: dict | None = None, is_held: bool = False, **overrides) -> RunningJob:
+        make = make_job_in(folder, dataset, config_with_hosts(folder, hosts | (lab or {})))
+        started.append(RunningJob(make(name, **(QUICK | defaults | overrides)), is_held))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for job in started:
+            job.put_an_end_to_it()
+
+
+class RunningJob:
+    """A train job as an operator starts it.
+
+    Args:
+      job: its request and its folder.
+      is_held: it stops at the end of its first epoch, until it is let go.
+    """
+
+    def __init__(self, job: Job, is_held: bool = False):
         self.job = job
+        if is_held:
+            self._hold.touch()
         self.process = start_detached([sys.executable, "-m", "pipeline_ops.launch.train", "--request", str(job.attempt.request)], job.attempt.log,
                                       cwd=job.attempt.folder)
         self.identity = ProcessIdentity.of(self.process.pid)
         self._progress = ProgressReader(job.attempt.progress)
+
+    @property
+    def _hold(self) -> Path:
+        return self.job.attempt.folder / "hold"
+
+    def wait_until_held(self) -> None:
+        """Returns once the first epoch is over, all of its checkpoints are on the disk, and the chief does nothing."""
+        every = self.job.request.config["checkpoint_every_steps"]
+        newest = work_folder(self.job.folder) / f"checkpoint-{STEPS_OF_EPOCH // every * every:09d}.npz"
+        deadline = time.monotonic() + 90
+        while not (newest.exists() and self._hold.with_name("held").exists()):
+            assert self.process.poll() is None and time.monotonic() < deadline, self.job.attempt.log.read_text()
+            time.sleep(0.02)
+
+    def let_go(self) -> None:
+        self._hold.unlink()
 
     def wait_for_step(self, step: int) -> None:
         self.wait_for(lambda moment: moment.phase == "train" and (moment.done or 0) >= step)
@@ -86,7 +138,11 @@ class RunningJob:
         return [moment.message for moment in ProgressReader(self.job.attempt.progress).new() if moment.phase == phase]
 
     def steps(self, phase: str, worker: str = "worker 0") -> list[int]:
-        return [moment.done for moment in ProgressReader(self.job.attempt.worker_progress(worker)).new() if moment.phase == phase]
+        return [moment.done for moment in self.moments(worker) if moment.phase == phase]
+
+    def moments(self, worker: str = "worker 0") -> list[Progress]:
+        """All that a worker has reported."""
+        return ProgressReader(self.job.attempt.worker_progress(worker)).new()
 
     def figures(self) -> TrainingFigures:
         uri = read_status(self.job.attempt).manifest
@@ -114,6 +170,34 @@ def assert_same(job: RunningJob, undisturbed: RunningJob) -> None:
     assert max(float(np.abs(a - b).max()) for a, b in zip(mine, theirs, strict=True)) <= 1e-6
     mine, theirs = (running.figures().history[-1].metrics["loss"] for running in (job, undisturbed))
     assert abs(mine - theirs) <= 1e-6
+
+
+def assert_went_on(undisturbed: RunningJob, *tries: RunningJob, chief: str = "worker 0", survive_seconds: float = 5.0) -> None:
+    """The last of these tries has ended as if nothing had happened, at the price of at most one checkpoint interval each time, and nobody is left."""
+    last = tries[-1]
+    assert last.end() == ExitCode.SUCCESS, last.message()
+    assert_same(last, undisturbed)
+    repeated = repeated_steps([moment for one in tries for moment in one.moments(chief)])
+    assert repeated, "nothing was interrupted"
+    assert max(repeated) <= last.job.request.config["checkpoint_every_steps"], f"steps that were done again: {repeated}"
+    assert [survivor for one in tries for survivor in one.survivors(survive_seconds)] == []
+
+
+def repeated_steps(of_chief: Sequence[Progress]) -> list[int]:
+    """For each incarnation but the first: how many steps it has done again, from what the chiefs of all have reported.
+
+    A chief reports a few times a second, and at the end of each epoch; so the numbers are exact for a training that was held.
+    """
+    reached, begun = 0, []
+    for moment in of_chief:
+        match moment.phase:
+            case "building":
+                begun.append([reached, 0])  # from the very beginning, unless it says otherwise
+            case "restored":
+                begun[-1][1] = moment.done
+            case "train" | "preempted":
+                reached = moment.done
+    return [reached - start for reached, start in begun[1:]]
 
 
 def pids() -> list[int]:

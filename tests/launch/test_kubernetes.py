@@ -55,7 +55,7 @@ def test_a_pod_trains_through_kubectl_exec_and_is_deleted_after_it(dataset, make
     monkeypatch.setenv("KUBECTL_STAND_IN", str(state))
     config = config_with_hosts(tmp_path, {key: FULL[key] for key in ("launcher", "image", "volumes")} | {"pods": 1})
     job = RunningJob(make_job_in(tmp_path, dataset, config)("attempt", **(
-        QUICK | {"train__epochs": 1, "train__hosts": "lab", "train__workers": 1, "train__strategy": "one_device"})))
+        QUICK | {"train__epochs": 1, "train__workers": 1, "train__strategy": "one_device"})))
     assert job.end() == ExitCode.SUCCESS, job.message()
     assert job.survivors() == []
     calls = (state / "calls").read_text().splitlines()

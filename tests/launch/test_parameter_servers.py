@@ -6,50 +6,52 @@ import os
 import signal
 
 import pytest
-from launch.running import QUICK, RunningJob, assert_same, config_with_hosts
+from launch.running import INTERVAL, assert_went_on, starting
 
 from pipeline_ops.contracts.errors import ExitCode
 
-SERVERS = QUICK | {"train__strategy": "parameter_server", "train__workers": 1, "train__parameter_servers": 2, "train__hosts": "lab",
-                   "train__heartbeat_timeout_seconds": 5}
+HERE = {"launcher": "local"}
+SERVERS = {"train__strategy": "parameter_server", "train__workers": 1, "train__parameter_servers": 2, "train__heartbeat_timeout_seconds": 5}
 ROLES = ["chief", "worker 0", "ps 1"]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(dataset, make_job_in, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("servers")
-    job = RunningJob(make_job_in(folder, dataset, config_with_hosts(folder, {"launcher": "local"}))("attempt", **SERVERS))
-    assert job.end() == ExitCode.SUCCESS, job.job.attempt.log.read_text()
-    return job
 
 
 @pytest.fixture
 def start(dataset, make_job_in, tmp_path):
-    started = []
+    with starting(make_job_in, dataset, tmp_path, HERE, **SERVERS) as start_job:
+        yield start_job
 
-    def start_job(**overrides) -> RunningJob:
-        make = make_job_in(tmp_path, dataset, config_with_hosts(tmp_path, {"launcher": "local"}))
-        started.append(RunningJob(make("attempt", **(SERVERS | overrides))))
-        return started[-1]
 
-    yield start_job
-    for job in started:
-        job.put_an_end_to_it()
+@pytest.fixture(scope="module")
+def undisturbed(dataset, make_job_in, tmp_path_factory):
+    with starting(make_job_in, dataset, tmp_path_factory.mktemp("servers"), HERE, **SERVERS) as start_job:
+        job = start_job()
+        assert job.end() == ExitCode.SUCCESS, job.job.attempt.log.read_text()
+        yield job
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)], ids=lambda number: number.name)
 @pytest.mark.parametrize("name", ROLES)
-def test_a_lost_process_of_any_role_costs_a_restart_and_changes_nothing(start, undisturbed, name, number):
-    job = start()
-    job.wait_for_step(20)
+def test_a_lost_process_of_any_role_is_named_and_costs_a_restart_and_changes_nothing(start, undisturbed, name, number):
+    job = start(is_held=True)
+    job.wait_until_held()
     os.kill(job.worker(name), number)
-    assert job.end() == ExitCode.SUCCESS, job.message()
+    assert_went_on(undisturbed, job, chief="chief")
+    assert job.steps("restored", "chief") == [INTERVAL]
     [message] = job.messages("restart")
     assert name in message
-    [restored] = job.steps("restored", "chief")
-    assert restored >= 20 - SERVERS["train__checkpoint_every_steps"], "no more than a checkpoint's interval is done twice"
-    assert_same(job, undisturbed)
-    assert job.survivors() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROLES)
+def test_sigterm_to_a_process_of_any_role_saves_the_step_and_the_next_gang_goes_on_there(start, undisturbed, name):
+    job = start(is_held=True)
+    job.wait_until_held()
+    os.kill(job.worker(name), signal.SIGTERM)
+    if name != "chief":  # the supervisor has to tell it
+        job.wait_for(lambda moment: moment.phase == "stopping")
+    job.let_go()
+    assert_went_on(undisturbed, job, chief="chief")
+    assert job.steps("restored", "chief") == job.steps("preempted", "chief"), "no step is lost, and none is done twice"
 
 
 @pytest.mark.slow

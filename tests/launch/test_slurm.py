@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from launch.cluster import Cluster, why_not
-from launch.running import QUICK, RunningJob, assert_same, config_with_hosts
+from launch.running import assert_same, assert_went_on, starting
 
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.hosts import SlurmHosts
@@ -40,54 +41,62 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def start(cluster, dataset, make_job_in, tmp_path):
-    started = []
-
-    def start_job(name: str = "attempt", lab: dict | None = None, **overrides) -> RunningJob:
-        content = {"launcher": "slurm", "nodes": 2, "cores_per_node": 1} | (lab or {})
-        make = make_job_in(tmp_path, dataset, config_with_hosts(tmp_path, content))
-        started.append(RunningJob(make(name, **(QUICK | {"train__hosts": "lab", "train__start_timeout_seconds": 90} | overrides))))
-        return started[-1]
-
-    yield start_job
-    for job in started:
-        job.put_an_end_to_it()
+    nodes = {"launcher": "slurm", "nodes": 2, "cores_per_node": 1}
+    with starting(make_job_in, dataset, tmp_path, nodes, train__start_timeout_seconds=90) as start_job:
+        yield start_job
 
 
-def test_two_nodes_train_what_one_machine_trains_and_are_given_back(start, cluster, dataset, make_job_in, tmp_path):
-    job = start()
-    job.wait_for_step(5)
+@pytest.fixture(scope="module")
+def undisturbed(dataset, make_job_in, tmp_path_factory):
+    """A run on this machine alone that nobody disturbed."""
+    with starting(make_job_in, dataset, tmp_path_factory.mktemp("undisturbed"), {"launcher": "local", "cores": 2}) as start_job:
+        job = start_job()
+        assert job.end() == ExitCode.SUCCESS, job.job.attempt.log.read_text()
+        yield job
+
+
+def test_two_nodes_train_what_one_machine_trains_and_are_given_back(start, cluster, undisturbed):
+    job = start(is_held=True)
+    job.wait_until_held()
     assert len(cluster.jobs()) == 1
+    job.let_go()
     assert job.end() == ExitCode.SUCCESS, job.message()
-    config = config_with_hosts(tmp_path / "alone", {"launcher": "local", "cores": 2})
-    alone = RunningJob(make_job_in(tmp_path / "alone", dataset, config)("attempt", **QUICK, train__hosts="lab"))
-    assert alone.end() == ExitCode.SUCCESS
-    assert_same(job, alone)
+    assert_same(job, undisturbed)
     assert job.survivors() == []
     wait_until(lambda: cluster.jobs() == [], "the job is still allocated")
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_leaves_no_process_on_any_node(start, cluster):
-    job = start()
-    job.wait_for_step(10)
+@pytest.mark.parametrize("name", ["worker 0", "worker 1"])
+def test_a_killed_worker_on_a_node_costs_a_restart(start, undisturbed, name):
+    job = start(is_held=True)
+    job.wait_until_held()
+    os.kill(job.worker(name), signal.SIGKILL)
+    assert_went_on(undisturbed, job)
+    assert f"{name} on n{int(name[-1]) + 1} was killed by signal 9 (SIGKILL)" in job.messages("restart")[0]
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_leaves_no_process_on_any_node_and_the_next_try_goes_on(start, cluster, undisturbed):
+    job = start(is_held=True)
+    job.wait_until_held()
     os.kill(job.process.pid, signal.SIGKILL)
     job.process.wait()
     assert [survivor for survivor in job.survivors(10) if "launch.keeper" not in survivor and "slurm" not in survivor] == []
     [keeper] = [pid for pid in job.all() if "launch.keeper" in Path(f"/proc/{pid}/cmdline").read_text()]
     os.kill(keeper, signal.SIGTERM)  # it would give the nodes back by itself a minute later
     wait_until(lambda: cluster.jobs() == [], "the job is still allocated")
+    assert_went_on(undisturbed, job, start("second"))
 
 
 @pytest.mark.slow
-def test_a_cancelled_allocation_is_asked_for_again(start, cluster):
-    job = start(train__epochs=12)
-    job.wait_for_step(20)
+def test_a_cancelled_allocation_is_asked_for_again(start, cluster, undisturbed):
+    job = start(is_held=True)
+    job.wait_until_held()
     [first] = cluster.jobs()
-    os.system(f"scancel {first}")
-    job.wait_for(lambda moment: moment.phase == "restored")
-    assert first not in cluster.jobs()
-    assert job.end() == ExitCode.SUCCESS, job.message()
-    assert job.survivors() == []
+    subprocess.run(["scancel", first], check=True)
+    assert_went_on(undisturbed, job)
+    wait_until(lambda: cluster.jobs() == [], "a job is still allocated")
 
 
 def test_what_slurm_refuses_is_told_and_not_tried_again(start):

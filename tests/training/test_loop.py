@@ -30,7 +30,7 @@ config = Train(model="dense", strategy="mirrored", devices_per_worker=2, global_
 loop = SynchronousLoop(strategy, model, Classification((4, 4, 1)), config, all_reduce)
 batch = (tf.zeros([4, 4, 4, 1], tf.uint8), tf.zeros([4], tf.int64))
 batches = iter(tf.data.Dataset.from_tensors(batch).repeat())
-graph = loop._train.get_concrete_function(batches, tf.zeros([10]), tf.constant(2), tf.constant(0.0)).graph
+graph = loop._train.get_concrete_function(batches, tf.constant(0), tf.zeros([10]), tf.constant(2), tf.constant(0.0)).graph
 
 def ancestors(operation):
     found, waiting = set(), [operation]

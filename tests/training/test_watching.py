@@ -219,6 +219,19 @@ def test_numeric_checks_name_the_operation(make_broken, fleet):
         train(make_broken("numerics", **ALONE, train__debug=["numerics"]), fleet)
 
 
+def test_tensors_are_recorded_for_tensorboards_debugger_by_each_worker(make_job, fleet):
+    from tensorflow.python.debug.lib.debug_events_reader import DebugDataReader
+
+    job = make_job("dump", **QUICK, train__workers=2, train__debug=["dump"])
+    train(job, fleet, steps_limit=3)
+    for folder in (job.work / TENSORBOARD / "debugger" / f"worker-{worker}" for worker in range(2)):
+        with DebugDataReader(str(folder)) as reader:
+            reader.update()
+            recorded = {trace.op_type for trace in reader.graph_execution_traces()}
+            assert {"Conv2D", "MatMul"} <= recorded
+            assert reader.source_file_list()
+
+
 def test_a_training_without_compilation_gives_the_same_result(make_job, fleet):
     few = {**QUICK, **ALONE, "train__epochs": 1}
     jobs = [make_job("compiled", **few), make_job("eager", **few, train__debug=["eager", "determinism"])]

@@ -30,6 +30,19 @@ def smooth(image_shape: tuple[int, int, int], num_classes: int) -> Model:
     ])
 
 
+def dropping(image_shape: tuple[int, int, int], num_classes: int) -> Model:
+    """With layers that draw at random in training."""
+    return Sequential([
+        Input(image_shape),
+        layers.Rescaling(1 / 255),
+        layers.GaussianNoise(0.1),
+        layers.Flatten(),
+        layers.Dense(32, activation="tanh"),
+        layers.Dropout(0.5),
+        layers.Dense(num_classes, dtype="float32", name="logits"),
+    ])
+
+
 def pooled(image_shape: tuple[int, int, int], num_classes: int) -> Model:
     """With an operation that DTensor does not know: the gradient of a mean over windows."""
     return Sequential([

@@ -1,0 +1,112 @@
+"""Train jobs that can't go on say why, in time, and leave nobody behind: the cause is named, and the exit code says whether to try again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from launch.running import RunningJob, starting
+
+from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.contracts.manifest import read_manifest, write_manifest
+from pipeline_ops.contracts.processes import group_members, kill_group
+
+
+def test_without_restarts_left_the_job_fails_and_names_the_worker_and_its_log(start):
+    job = start(is_held=True, train__max_restarts=0)
+    job.wait_until_held()
+    os.kill(job.worker("worker 1"), signal.SIGKILL)
+    assert job.end() == ExitCode.RETRY
+    assert "worker 1 on localhost was killed by signal 9 (SIGKILL)" in job.message()
+    assert "worker-1.log" in job.message()
+    assert job.survivors() == []
+    assert not job.job.folder.exists()
+
+
+def test_sigterm_ends_every_process_within_five_seconds(start):
+    job = start()
+    job.wait_for_step(10)
+    assert len(group_members(job.process.pid)) == 5  # launcher, agent, preloaded process, two workers
+    begin = time.monotonic()
+    assert kill_group(job.identity, 2.0)
+    assert time.monotonic() - begin < 5
+    assert job.process.wait() == ExitCode.RETRY, "what is marked failed is not tried again, whatever its exit code"
+    assert job.survivors() == []
+    assert not job.job.folder.exists()
+
+
+def test_a_worker_that_never_joins_is_named_within_the_deadline(start):
+    job = start(train__heartbeat_timeout_seconds=4, train__max_restarts=0)
+    deadline = time.monotonic() + 60
+    while not (workers := [pid for pid in job.all() if is_fork(job, pid, "worker 1")]):
+        assert time.monotonic() < deadline and job.process.poll() is None
+        time.sleep(0.002)
+    os.kill(workers[0], signal.SIGSTOP)
+    begin = time.monotonic()
+    assert job.end() == ExitCode.RETRY
+    assert "worker 1 on localhost has given no sign of life for" in job.message()
+    assert time.monotonic() - begin < 45, "and not the minutes of a start timeout"
+    assert job.survivors() == []
+
+
+def is_fork(job: RunningJob, pid: int, name: str) -> bool:
+    return os.path.realpath(f"/proc/{pid}/fd/1") == os.path.realpath(job.job.attempt.worker_log(name))
+
+
+def test_no_free_port_is_told_with_the_range_to_widen(start):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        job = start(lab={"first_port": port, "last_port": port}, train__max_restarts=0)
+        assert job.end() == ExitCode.RETRY
+    assert "host localhost has 0 free ports where 2 are needed; widen first_port and last_port" in job.message()
+    assert job.survivors() == []
+
+
+def test_a_second_job_for_the_same_artifact_is_refused(start):
+    first = start(is_held=True)
+    first.wait_until_held()
+    second = start("second")
+    assert second.end() == ExitCode.RETRY
+    assert str(first.process.pid) in second.message()
+    first.let_go()
+    assert first.end() == ExitCode.SUCCESS
+
+
+def test_an_error_in_the_config_is_not_tried_again(start):
+    job = start(train__strategy="tpu", train__workers=1)  # that there is no TPU, only a worker finds out
+    assert job.end() == ExitCode.CONFIG
+    assert "train.strategy is tpu, but no TPU was found" in job.message()
+    assert job.messages("restart") == []
+
+
+@pytest.fixture
+def copied(dataset, tmp_path) -> Path:
+    """A data set of one's own, to damage."""
+    return Path(shutil.copytree(Path(dataset).parent, tmp_path / "dataset"))
+
+
+def test_boxes_are_refused_by_a_classifier_before_anything_is_trained(copied, make_job_in, tmp_path):
+    manifest = read_manifest(copied / "manifest.json")
+    write_manifest(copied, manifest.model_copy(update={"figures": manifest.figures | {"task": "detection"}}))
+    with starting(make_job_in, str(copied / "manifest.json"), tmp_path / "job", {"launcher": "local"}) as start_job:
+        job = start_job()
+        assert job.end() == ExitCode.CONFIG
+    assert "the data set is for detection, and train.model digits_cnn is for classification" in job.message()
+
+
+def test_a_damaged_shard_is_named_before_anything_is_trained(copied, make_job_in, tmp_path):
+    shard = copied / "train-00001-of-00004.tfrecord"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    shard.write_bytes(data)
+    with starting(make_job_in, str(copied / "manifest.json"), tmp_path / "job", {"launcher": "local"}) as start_job:
+        job = start_job()
+        assert job.end() == ExitCode.RETRY
+    assert shard.name in job.message()

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline_ops.contracts.config_input import Augment
 from pipeline_ops.input.augment import Load, as_pixels, change_colours, moves, windows
 from pipeline_ops.input.draws import Draws
-from pipeline_ops.input.mosaic import Mosaics
+from pipeline_ops.input.mosaic import QUARTERS, Mosaics
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 from pipeline_ops.input.windows import Window, show
 
@@ -32,7 +32,8 @@ class SceneChanges:
     """uint8 images and their boxes, changed as the config says.
 
     The labels are a named tuple: corners float32 [b, N, 4] (ymin, xmin, ymax, xmax as fractions), classes int32 [b, N], -1 where there is no box,
-    and is_crowd bool [b, N], a region where nothing is learned. They come back with no more boxes than the fullest example of the batch has.
+    and is_crowd bool [b, N], a region where nothing is learned. They come back with as many columns as the fullest example of the batch needs; with
+    `max_boxes`, which is the N of what is loaded, always with N, and 4 N where there are mosaics.
 
     A box is cut off at the edge of what is shown. If less than `least_visible` of it is left, it becomes a region where nothing is learned:
     what can be seen there is not enough of an object, and no background.
@@ -40,6 +41,7 @@ class SceneChanges:
 
     config: Augment
     num_examples: int
+    max_boxes: int | None = None
 
     def examples(self, draws: Draws) -> tf.Tensor:
         return self._plan(draws).examples_k if self.config.mosaic else draws.examples_b
@@ -51,7 +53,7 @@ class SceneChanges:
             images, labels = load(draws.examples_b)
             if moves(self.config):
                 images, labels = self._moved(images, labels, *windows(self.config, images.shape[1:3], draws))
-        return as_pixels(change_colours(self.config, images, draws)), _trimmed(labels)
+        return as_pixels(change_colours(self.config, images, draws)), self._fitted(labels)
 
     def _plan(self, draws: Draws) -> Mosaics:
         return Mosaics.drawn(draws, self.config.mosaic, self.num_examples)
@@ -76,9 +78,12 @@ class SceneChanges:
         is_crowd = labels.is_crowd | (visible < self.config.least_visible - _ROUNDING)
         return shown_kHWC, type(labels)(corners, tf.where(visible > 0, labels.classes, -1), is_crowd)
 
-
-def _trimmed(labels: Any) -> Any:
-    """Without the columns in which no example has a box; the boxes keep their order."""
-    is_box = labels.classes >= 0
-    order = tf.argsort(tf.cast(~is_box, tf.int32), axis=1, stable=True)[:, :tf.reduce_max(tf.math.count_nonzero(is_box, axis=1))]
-    return type(labels)(*(tf.gather(values, order, batch_dims=1) for values in labels))
+    def _fitted(self, labels: Any) -> Any:
+        """With the boxes first, in the order that they had."""
+        is_box = labels.classes >= 0
+        order = tf.argsort(tf.cast(~is_box, tf.int32), axis=1, stable=True)
+        if self.max_boxes is None:
+            order = order[:, :tf.reduce_max(tf.math.count_nonzero(is_box, axis=1))]
+        else:
+            order = tf.ensure_shape(order, [None, self.max_boxes * (QUARTERS if self.config.mosaic else 1)])
+        return type(labels)(*(tf.gather(values, order, batch_dims=1) for values in labels))

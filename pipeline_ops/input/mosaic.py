@@ -19,7 +19,7 @@ from pipeline_ops.input.windows import Part, Window
 tf = import_tensorflow()
 
 _IS_MOSAIC, _OTHER, _ROW, _COLUMN = range(10, 14)  # `augment.py` has the numbers before
-_QUARTERS = 4
+QUARTERS = 4
 _CLOSEST = 0.25
 """The point where the four meet is at least so far from each edge, as a fraction of the canvas."""
 
@@ -39,7 +39,7 @@ class Mosaics:
     def drawn(cls, draws: Draws, share: float, num_examples: int) -> Mosaics:
         """`share` of all examples are mosaics, of images of a split with `num_examples`."""
         is_mosaic_b = draws.uniform(_IS_MOSAIC) < share
-        is_used_b4 = tf.stack([tf.ones_like(is_mosaic_b)] + [is_mosaic_b] * (_QUARTERS - 1), axis=1)
+        is_used_b4 = tf.stack([tf.ones_like(is_mosaic_b)] + [is_mosaic_b] * (QUARTERS - 1), axis=1)
         owners_k, quarters_k = tf.unstack(tf.where(is_used_b4), axis=1)
         return cls(draws, num_examples, owners_k, quarters_k, tf.gather(is_mosaic_b, owners_k))
 
@@ -73,8 +73,8 @@ class Mosaics:
     def put_boxes_together(self, labels: Any) -> Any:
         """[b, 4 N, ...], with class -1 where there is no box."""
         def placed(values_kN: tf.Tensor) -> tf.Tensor:
-            shape = tf.concat([[tf.size(self.draws.examples_b) * _QUARTERS], tf.shape(values_kN)[1:]], 0)
-            scattered = tf.scatter_nd((self.owners_k * _QUARTERS + self.quarters_k)[:, None], values_kN, tf.cast(shape, tf.int64))
-            return tf.reshape(scattered, tf.concat([[-1, _QUARTERS * shape[1]], shape[2:]], 0))
+            shape = tf.concat([[tf.size(self.draws.examples_b) * QUARTERS], tf.shape(values_kN)[1:]], 0)
+            scattered = tf.scatter_nd((self.owners_k * QUARTERS + self.quarters_k)[:, None], values_kN, tf.cast(shape, tf.int64))
+            return tf.reshape(scattered, tf.concat([[-1, QUARTERS * shape[1]], shape[2:]], 0))
 
         return type(labels)(placed(labels.corners), placed(labels.classes + 1) - 1, placed(tf.cast(labels.is_crowd, tf.int32)) > 0)

@@ -100,7 +100,8 @@ class Training:
 
         # Attributes, so that they live as long as the training does; `run_worker` says why.
         self._source = open_source(self._train, self._task.parse, config.input, cache, digest_of(request.fingerprint.code), self._say)
-        self._changes = make_changes(config.input.augment, self._figures.task, self._train.num_examples)
+        max_boxes = config.model_parameters.get("max_boxes")
+        self._changes = make_changes(config.input.augment, self._figures.task, self._train.num_examples, max_boxes)
         self._batches = self._batches_from(self._state.step)
         self._validation_batches = evaluation_batches(self._validation, self._task.parse, self._task.evaluation_batch, *self._share())
 

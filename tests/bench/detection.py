@@ -118,7 +118,8 @@ def print_curve(config: PipelineConfig, dataset: str, files: list[Path], count: 
         classes = ", ".join(f"{each.name} {each.average_precision_50:.3f}" for each in found.classes)
         minutes = (files[index].stat().st_mtime - begin) / 60
         figures_of_epoch = f"mAP@0.5 {found.metrics['ap_50']:.4f}, mAP {found.metrics['ap']:.4f}"
-        print(f"{minutes:5.1f} min after epoch 1: epoch {index + 1:4}  {figures_of_epoch}  by class at 0.5: {classes}", flush=True)
+        epoch = int(files[index].stem.removeprefix("best-")) + 1
+        print(f"{minutes:5.1f} min after the first: epoch {epoch:4}  {figures_of_epoch}  by class at 0.5: {classes}", flush=True)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def load_from(scenes, pad_to=None):
     return load
 
 
-def changed(scenes, options, epoch=0, examples=range(NUM_SCENES), seed=1):
+def changed(scenes, options, epoch=0, examples=range(NUM_SCENES), seed=1, max_boxes=None):
     """Images, and for each the boxes in pixels with their classes and whether they are to be left alone."""
     import tensorflow as tf
 
@@ -67,7 +67,7 @@ def changed(scenes, options, epoch=0, examples=range(NUM_SCENES), seed=1):
     from pipeline_ops.input.draws import Draws
 
     draws = Draws(seed, tf.fill([len(examples)], np.int64(epoch)), tf.constant(list(examples), tf.int64))
-    images, labels = make_changes(Augment(**options), "detection", NUM_SCENES).load(load_from(scenes), draws)
+    images, labels = make_changes(Augment(**options), "detection", NUM_SCENES, max_boxes).load(load_from(scenes, max_boxes), draws)
     assert images.dtype == tf.uint8 and images.shape[1:] == (HEIGHT, WIDTH, 1)
     return images.numpy(), labels
 
@@ -160,3 +160,12 @@ def test_boxes_need_no_more_room_than_the_fullest_example(scenes):
         assert labels.classes.shape == (NUM_SCENES, max(counts))
     _, few = changed(scenes, {}, examples=[n for n in range(NUM_SCENES) if len(scenes[1][n]) == 1])
     assert few.classes.shape[1] == 1
+
+
+def test_a_detector_that_wants_one_shape_always_gets_it(scenes):
+    for options, columns in (({}, 6), ({"shift": 0.2}, 6), (FULL, 24)):
+        for examples in (range(10), range(10, 20)):
+            _, fixed = changed(scenes, options, examples=examples, max_boxes=6)
+            _, fitted = changed(scenes, options, examples=examples)
+            assert fixed.classes.shape[1] == columns
+            assert [str(found(fixed, n)) for n in range(10)] == [str(found(fitted, n)) for n in range(10)]

@@ -49,7 +49,7 @@ def losses(make_job, fleet, model: str, name: str, **overrides) -> list[float]:
 @MODELS
 def test_one_two_and_four_workers_reach_the_same_losses(make_detection_job, fleet, model):
     alone = losses(make_detection_job, fleet, model, "alone", train__strategy="one_device", train__workers=1)
-    assert len(alone) == 7 and alone[0] < alone[1]
+    assert len(alone) == 7 and alone[5] < alone[1]  # the third epoch's training loss, and the first's
     for workers in (2, 4):
         together = losses(make_detection_job, fleet, model, f"gang-{workers}", train__workers=workers)
         assert together == pytest.approx(alone, rel=1e-5), f"{workers} workers"

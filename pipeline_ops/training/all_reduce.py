@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.training.ring import Gather, join_ring
+from pipeline_ops.training.ring import Gather, Ring, join_ring
 
 AllReduce = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 """Called in a replica: the sums of its tensors over all replicas, in the same order. Their shapes must be known."""
@@ -28,7 +28,7 @@ def make_all_reduce(strategy: tf.distribute.Strategy, gather: Gather, timeout_se
     addresses = resolver.cluster_spec().as_dict()["worker"]
     host = addresses[resolver.task_id].rpartition(":")[0].strip("[]")
     ring = join_ring(resolver.task_id, len(addresses), host, gather, timeout_seconds)
-    return lambda tensors: _in_one_vector(tensors, ring.all_reduce)
+    return lambda tensors: _by_ring(ring, tensors)
 
 
 def _has_a_cpu_in_each_worker(strategy: tf.distribute.Strategy) -> bool:
@@ -58,9 +58,7 @@ def make_gather(strategy: tf.distribute.Strategy) -> Gather:
     return gather
 
 
-def _in_one_vector(tensors: list[tf.Tensor], all_reduce: Callable[[np.ndarray], np.ndarray]) -> list[tf.Tensor]:
+def _by_ring(ring: Ring, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     dense = [tf.convert_to_tensor(tensor) for tensor in tensors]  # gradients of embeddings come as slices
-    vector = tf.concat([tf.reshape(tf.cast(tensor, tf.float32), [-1]) for tensor in dense], 0)
-    total = tf.ensure_shape(tf.numpy_function(all_reduce, [vector], tf.float32), vector.shape)
-    parts = tf.split(total, [tensor.shape.num_elements() for tensor in dense])
-    return [tf.cast(tf.reshape(part, tensor.shape), tensor.dtype) for part, tensor in zip(parts, dense, strict=True)]
+    totals = tf.numpy_function(ring.all_reduce, [tf.cast(tensor, tf.float32) for tensor in dense], [tf.float32] * len(dense))
+    return [tf.cast(tf.ensure_shape(total, tensor.shape), tensor.dtype) for total, tensor in zip(totals, dense, strict=True)]

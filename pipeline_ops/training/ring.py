@@ -1,26 +1,38 @@
-"""The all-reduce of workers that train on a CPU: one vector goes round a ring of plain sockets.
+"""The all-reduce of workers that train on a CPU: one vector goes round a ring of plain sockets, or of shared memory.
 
 TensorFlow's own collectives send every tensor through gRPC, which for a small network takes as long as half of a step.
 The workers are still those of MultiWorkerMirroredStrategy, which tells them each other's addresses here, and reduces
 whatever Keras asks it to; only the sum of a step's gradients goes this way. On GPUs, NCCL does it, and this is not used.
 
+Neighbours on one host don't send the vector: each adds it up in memory that the next one reads, and sends a byte when a part
+of it is ready. So a peer shows in the same way, by its socket, that it is gone or silent: that raises, and the supervisor
+then restarts the gang.
+
 Every part of the vector is added up by one worker, in the order of the ring, and passed on as it is: all workers end
-with the same bytes. A peer that is gone, or silent, raises; the supervisor then restarts the gang.
+with the same bytes, wherever they are.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import mmap
+import os
 import secrets
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 import numpy as np
 
 from pipeline_ops.contracts.errors import MachineError
 
 _TOKEN_BYTES = 16
+_READY = b"r"
+_ALIGNMENT = 16
+"""Numbers, of what TensorFlow asks of memory that it takes over as it is and does not copy."""
 
 Gather = Callable[[bytes], list[bytes]]
 """Gives every worker what each has said, in the order of the workers; all must say equally many bytes."""
@@ -32,71 +44,153 @@ class Ring:
     Args:
       worker: this worker's number.
       workers: how many there are; two or more.
-      to_next: a connected socket.
-      from_previous: a connected socket.
+      to_next: a connected socket; a Unix one where the next worker is to read this one's memory.
+      from_previous: likewise.
       timeout_seconds: how long a peer may be silent.
     """
 
     def __init__(self, worker: int, workers: int, to_next: socket.socket, from_previous: socket.socket, timeout_seconds: float):
         self._worker, self._workers, self._timeout_seconds = worker, workers, timeout_seconds
         self._to_next, self._from_previous = to_next, from_previous
+        self._lends, self._borrows = (peer.family == socket.AF_UNIX for peer in (to_next, from_previous))
+        self._totals = self._previous = np.empty((2, 0), np.float32)
         self._received = np.empty(0, np.float32)
+        self._calls = 0
         for peer in (to_next, from_previous):
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if peer.family != socket.AF_UNIX:
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer.setblocking(False)
 
-    def all_reduce(self, vector: np.ndarray) -> np.ndarray:
-        """The sum over all workers' vectors, float32 [n]; the same bytes on every worker.
+    def all_reduce(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        """The sums over what all workers bring, float32 arrays of the same shapes; the same bytes on every worker.
 
         Raises:
           MachineError: a peer has closed its connection, or is silent.
         """
-        total = np.array(vector)
-        ends = [len(total) * part // self._workers for part in range(self._workers + 1)]
-        parts = [total[start:end] for start, end in zip(ends, ends[1:], strict=False)]
-        received = self._room_for(max(map(len, parts)))
-        for turn in range(self._workers - 1):  # adds up: in the end, this worker has the whole sum of the part after its own
-            part = parts[(self._worker - turn - 1) % self._workers]
-            self._exchange(parts[(self._worker - turn) % self._workers], received[: len(part)])
-            part += received[: len(part)]
-        for turn in range(self._workers - 1):  # passes the sums on
-            self._exchange(parts[(self._worker - turn + 1) % self._workers], parts[(self._worker - turn) % self._workers])
-        return total
+        ends = list(accumulate((array.size for array in arrays), initial=0))
+        places = [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+        total, previous = self._room_for(ends[-1])
+        for array, place in zip(arrays, places, strict=True):
+            total[place] = array.reshape(-1)
+        self._add_up(total, previous)
+        return [_copied(total[place]).reshape(array.shape) for array, place in zip(arrays, places, strict=True)]
 
-    def _room_for(self, count: int) -> np.ndarray:
-        """The same memory every time: fresh memory costs more than what is done with it."""
-        if len(self._received) < count:
-            self._received = np.empty(count, np.float32)
-        return self._received
+    def _room_for(self, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where this worker adds up, and where the previous one does, if that can be read.
+
+        The same memory every time, because fresh memory costs more than what is done with it; and two vectors in turn, because the next
+        worker may still read what the last call has left. It has finished with the call before that one: it took part in the last.
+        """
+        if self._totals.shape[1] < length:
+            self._make_room(length)
+        self._calls += 1
+        return self._totals[self._calls % 2, :length], self._previous[self._calls % 2, :length]
+
+    def _make_room(self, length: int) -> None:
+        """All workers do so in the same call, because all bring equally much."""
+        self._received = np.empty(0 if self._borrows else -(-length // self._workers), np.float32)
+        if self._lends:
+            memory = os.memfd_create("trainyard-ring")
+            os.ftruncate(memory, 2 * length * self._totals.itemsize)
+            self._lend(memory)
+            self._totals = _mapped(memory, length)
+        else:
+            self._totals = np.zeros((2, length), np.float32)
+        if self._borrows:
+            self._previous = _mapped(self._borrow(), length)
+
+    def _add_up(self, total: np.ndarray, previous: np.ndarray) -> None:
+        """Makes of this worker's vector the sum of all. In both rounds it comes to the parts one after the other, each time the one before.
+
+        Nobody changes a part that its neighbour has yet to read: a part's sum comes back only when all have added to it.
+        """
+        ends = [len(total) * part // self._workers for part in range(self._workers + 1)]
+        parts = [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+        for turn in range(self._workers - 1):  # adds up: in the end, this worker has the whole sum of the part after its own
+            outgoing, incoming = parts[(self._worker - turn) % self._workers], parts[(self._worker - turn - 1) % self._workers]
+            received = previous[incoming] if self._borrows else self._received[: incoming.stop - incoming.start]
+            self._exchange(total[outgoing], received)
+            total[incoming] += received
+        for turn in range(self._workers - 1):  # passes the sums on
+            outgoing, incoming = parts[(self._worker - turn + 1) % self._workers], parts[(self._worker - turn) % self._workers]
+            self._exchange(total[outgoing], total[incoming])
+            if self._borrows:
+                total[incoming] = previous[incoming]
 
     def _exchange(self, outgoing: np.ndarray, incoming: np.ndarray) -> None:
-        """Sends one array and fills another, both at once: two workers that only send would wait for each other for ever."""
-        unsent, missing = memoryview(outgoing).cast("B"), memoryview(incoming).cast("B")
+        """Gives one array to the next worker and fills another, both at once: two workers that only send would wait for each other for ever.
+
+        Of an array in shared memory, no more travels than that it is ready.
+        """
+        unsent = memoryview(_READY) if self._lends else memoryview(outgoing).cast("B")
+        missing = memoryview(bytearray(len(_READY))) if self._borrows else memoryview(incoming).cast("B")
         while unsent or missing:
-            sources, targets = [self._from_previous] if missing else [], [self._to_next] if unsent else []
-            readable, writable, _ = select.select(sources, targets, [], self._timeout_seconds)
-            if not readable and not writable:
-                raise MachineError(f"{self._waiting_for(bool(missing))} has been silent for {self._timeout_seconds:g} s (train.step_timeout_seconds)")
-            try:
-                if readable:
-                    missing = missing[self._receive_into(missing):]
-                if writable:
+            readable, writable = self._wait_for([self._from_previous] if missing else [], [self._to_next] if unsent else [])
+            if readable:
+                missing = missing[self._receive_into(missing):]
+            if writable:
+                with self._naming(+1):
                     unsent = unsent[self._to_next.send(unsent):]
-            except OSError as error:
-                raise MachineError(f"{self._waiting_for(bool(readable))} is gone: {error}") from error
 
     def _receive_into(self, buffer: memoryview) -> int:
-        count = self._from_previous.recv_into(buffer)
-        if not count:
-            raise ConnectionResetError("it has closed its connection")
-        return count
+        with self._naming(-1):
+            return _unless_closed(self._from_previous.recv_into(buffer))
 
-    def _waiting_for(self, is_receiving: bool) -> str:
-        return f"worker {(self._worker + (-1 if is_receiving else 1)) % self._workers}"
+    def _lend(self, memory: int) -> None:
+        with self._naming(+1):
+            socket.send_fds(self._to_next, [_READY], [memory])
+
+    def _borrow(self) -> int:
+        self._wait_for([self._from_previous], [])
+        with self._naming(-1):
+            said, memories, _, _ = socket.recv_fds(self._from_previous, len(_READY), 1)
+            _unless_closed(len(said))
+        return memories[0]
+
+    def _wait_for(self, sources: list[socket.socket], targets: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
+        """Those that can be read, and those that can be written."""
+        readable, writable, _ = select.select(sources, targets, [], self._timeout_seconds)
+        if not readable and not writable:
+            silent = self._neighbour(-1 if sources else +1)
+            raise MachineError(f"{silent} has been silent for {self._timeout_seconds:g} s (train.step_timeout_seconds)")
+        return readable, writable
+
+    @contextlib.contextmanager
+    def _naming(self, side: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise MachineError(f"{self._neighbour(side)} is gone: {error}") from error
+
+    def _neighbour(self, side: int) -> str:
+        return f"worker {(self._worker + side) % self._workers}"
 
     def close(self) -> None:
         self._to_next.close()
         self._from_previous.close()
+
+
+def _unless_closed(count: int) -> int:
+    if not count:
+        raise ConnectionResetError("it has closed its connection")
+    return count
+
+
+def _mapped(memory: int, length: int) -> np.ndarray:
+    """Two vectors in the memory of a file, which is closed: whoever has mapped it keeps it, and nothing is left of it when all have ended."""
+    try:
+        return np.frombuffer(mmap.mmap(memory, 2 * length * np.float32().itemsize), np.float32).reshape(2, length)
+    finally:
+        os.close(memory)
+
+
+def _copied(array: np.ndarray) -> np.ndarray:
+    """In memory that TensorFlow takes over and does not copy once more."""
+    room = np.empty(len(array) + _ALIGNMENT, np.float32)
+    first = -(room.ctypes.data // room.itemsize) % _ALIGNMENT
+    copy = room[first:first + len(array)]
+    copy[:] = array
+    return copy
 
 
 def join_ring(worker: int, workers: int, host: str, gather: Gather, timeout_seconds: float) -> Ring:
@@ -112,26 +206,49 @@ def join_ring(worker: int, workers: int, host: str, gather: Gather, timeout_seco
     Raises:
       MachineError: a worker has not come.
     """
-    with socket.create_server(("" if ":" not in host else "::", 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+    with socket.create_server(("" if ":" not in host else "::", 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener, \
+            socket.socket(socket.AF_UNIX) as near_listener:
         token = secrets.token_bytes(_TOKEN_BYTES)
+        near_listener.bind(_near(token))
+        near_listener.listen()
         said = gather(token + f"{host} {listener.getsockname()[1]}".encode().ljust(80))
         places = [(entry[_TOKEN_BYTES:].decode().split()[0], int(entry[_TOKEN_BYTES:].decode().split()[1])) for entry in said]
         following = (worker + 1) % workers
         try:
-            to_next = socket.create_connection(places[following], timeout_seconds)
-            to_next.sendall(said[following][:_TOKEN_BYTES])
-            return Ring(worker, workers, to_next, _accept(listener, token, timeout_seconds), timeout_seconds)
+            to_next = _connect(places[following], said[following][:_TOKEN_BYTES], timeout_seconds)
+            return Ring(worker, workers, to_next, _accept([listener, near_listener], token, timeout_seconds), timeout_seconds)
         except OSError as error:
             raise MachineError(f"worker {worker} could not join the ring, to worker {following} at {places[following][0]}: {error}; "
                                "do the hosts reach each other on every port?") from error
 
 
-def _accept(listener: socket.socket, token: bytes, timeout_seconds: float) -> socket.socket:
+def _near(token: bytes) -> str:
+    """The Unix address of who has a token: in the kernel's own space of names, where others can see it, so it does not give the token away."""
+    return f"\0trainyard-ring-{hashlib.sha256(token).hexdigest()}"
+
+
+def _connect(place: tuple[str, int], token: bytes, timeout_seconds: float) -> socket.socket:
+    """To who has a token: by a Unix socket, which can carry memory, if that is somebody on this host."""
+    near = socket.socket(socket.AF_UNIX)
+    near.settimeout(timeout_seconds)
+    try:
+        near.connect(_near(token))
+        peer = near
+    except ConnectionRefusedError:  # nobody here has that name
+        near.close()
+        peer = socket.create_connection(place, timeout_seconds)
+    peer.sendall(token)
+    return peer
+
+
+def _accept(listeners: list[socket.socket], token: bytes, timeout_seconds: float) -> socket.socket:
     """The connection of the worker before: the one that knows our token."""
     deadline = time.monotonic() + timeout_seconds
     while (left := deadline - time.monotonic()) > 0:
-        listener.settimeout(left)
-        peer, _ = listener.accept()
+        called, _, _ = select.select(listeners, [], [], left)
+        if not called:
+            break
+        peer, _ = called[0].accept()
         peer.settimeout(left)
         if _read_exactly(peer, _TOKEN_BYTES) == token:
             return peer

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import cv2
@@ -205,15 +205,33 @@ class Rate:
         return f"{self.per_second:7.1f} steps/s, {self.cpu_ms:6.2f} ms CPU/step"
 
 
-def rate_of_ours(bench: Bench, net: str, workers: int, global_batch: int, epochs: int, cores: Sequence[int] = ()) -> Rate:
-    """Between the end of the first and of the last epoch but one: the last one ends the workers."""
+def config_of(net: str, workers: int, global_batch: int, epochs: int) -> dict:
     strategy = "one_device" if workers == 1 else "multi_worker_mirrored"
-    config = QUIET | {"model": MODELS[net], "strategy": strategy, "workers": workers, "global_batch": global_batch, "epochs": epochs + 1}
-    with bench.training(config, cores) as training:
+    return QUIET | {"model": MODELS[net], "strategy": strategy, "workers": workers, "global_batch": global_batch, "epochs": epochs}
+
+
+def rate_with_validation(bench: Bench, net: str, global_batch: int, epochs: int) -> Rate:
+    """Of one worker, between the end of the first and of the last epoch but one: the last one ends the workers."""
+    with bench.training(config_of(net, 1, global_batch, epochs + 1)) as training:
         first = training.wait_for(ends_epoch(1))
         start_cpu = training.cpu_seconds()
         last = training.wait_for(ends_epoch(epochs))
         return Rate(last.done - first.done, last.time - first.time, training.cpu_seconds() - start_cpu)
+
+
+def rate_of_steps(bench: Bench, workers: int, global_batch: int, epochs: int, cores: Sequence[int] = ()) -> Rate:
+    """Of the CNN's steps alone, from the second epoch on: a part in the middle of each, so that nothing is in it but steps, as with `ddp.py`."""
+    num_steps = int(0.6 * NUM_IMAGES / global_batch)
+    steps, seconds, cpu_seconds = 0, 0.0, 0.0
+    with bench.training(config_of("cnn", workers, global_batch, epochs), cores) as training:
+        for epoch in range(1, epochs):
+            before = training.wait_for(ends_epoch(epoch)).done
+            first = training.wait_for(lambda moment, before=before: is_step(moment) and moment.done > before)
+            start_cpu = training.cpu_seconds()
+            last = training.wait_for(lambda moment, first=first: is_step(moment) and moment.done >= first.done + num_steps)
+            cpu_seconds += training.cpu_seconds() - start_cpu
+            steps, seconds = steps + last.done - first.done, seconds + last.time - first.time
+    return Rate(steps, seconds, cpu_seconds)
 
 
 def said_by(argv: Sequence[object]) -> dict:
@@ -256,18 +274,18 @@ def measure_fit(bench: Bench, rounds: int) -> None:
         pairs = []
         for _ in range(rounds):
             theirs = Rate(**said_by([sys.executable, HERE / "fit.py", bench.dataset, net, 64, epochs]))
-            pairs.append((rate_of_ours(bench, net, 1, 64, epochs), theirs))
+            pairs.append((rate_with_validation(bench, net, 64, epochs), theirs))
             print(f"{net}\n  fit  {pairs[-1][1]}\n  ours {pairs[-1][0]}", flush=True)
         ratios = [ours.per_second / theirs.per_second for ours, theirs in pairs]
-        print(f"=> steps per second, {net}: {statistics.median(ratios):.2f} of fit's ({' '.join(f'{r:.2f}' for r in ratios)}); CPU per step "
-              f"{statistics.median(ours.cpu_ms / theirs.cpu_ms for ours, theirs in pairs):.2f}\n", flush=True)
+        print(f"=> steps per second, {net}: {spread(ratios)} of fit's; CPU per step "
+              f"{spread(ours.cpu_ms / theirs.cpu_ms for ours, theirs in pairs)}\n", flush=True)
 
 
 def measure_scaling(bench: Bench, rounds: int, torch: Path | None) -> None:
     """One core for each worker. Weak: 32 examples each. Strong: 64 together."""
     one_core, measured = sorted(os.sched_getaffinity(0))[:1], []
     for _ in range(rounds):
-        ours = [rate_of_ours(bench, "cnn", 1, 32, 2, one_core), rate_of_ours(bench, "cnn", 1, 64, 3, one_core), rate_of_ours(bench, "cnn", 2, 64, 4)]
+        ours = [rate_of_steps(bench, 1, 32, 2, one_core), rate_of_steps(bench, 1, 64, 2, one_core), rate_of_steps(bench, 2, 64, 3)]
         theirs = [Rate(**said_by([torch, HERE / "ddp.py", workers, batch, 300])) for workers, batch in ((1, 32), (1, 64), (2, 32))] if torch else []
         measured.append((ours, theirs))
         for name, rates in (("ours", ours), ("DDP ", theirs)):
@@ -275,14 +293,18 @@ def measure_scaling(bench: Bench, rounds: int, torch: Path | None) -> None:
                 print(f"  {name} {label}: {rate}", flush=True)
     for name, place in (("ours", 0), ("DDP", 1)):
         if rounds_of := [sides[place] for sides in measured if sides[place]]:
-            weak = statistics.median(two.per_second / small.per_second for small, _, two in rounds_of)
-            strong = statistics.median(two.per_second / large.per_second for _, large, two in rounds_of)
-            print(f"=> {name}: weak scaling {weak:.2f}, strong scaling {strong:.2f} of two workers", flush=True)
+            print(f"=> {name}: weak scaling {spread(two.per_second / small.per_second for small, _, two in rounds_of)}, "
+                  f"strong scaling {spread(two.per_second / large.per_second for _, large, two in rounds_of)} of two workers", flush=True)
     if torch:
-        ratios = [ours[2].cpu_ms / theirs[2].cpu_ms for ours, theirs in measured]
-        print(f"=> CPU per step of two workers: {statistics.median(ratios):.2f} of DDP's\n", flush=True)
+        print(f"=> CPU per step of two workers: {spread(ours[2].cpu_ms / theirs[2].cpu_ms for ours, theirs in measured)} of DDP's\n", flush=True)
     else:
         print("PyTorch was not run: name an interpreter that has it with --torch\n", flush=True)
+
+
+def spread(ratios: Iterable[float]) -> str:
+    """The median, and what each round gave."""
+    all_ratios = list(ratios)
+    return f"{statistics.median(all_ratios):.2f} ({' '.join(f'{ratio:.2f}' for ratio in all_ratios)})"
 
 
 def main() -> None:

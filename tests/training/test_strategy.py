@@ -27,6 +27,23 @@ def test_auto_takes_what_the_hosts_have_and_says_why(workers, devices_per_worker
     assert choose(config, workers, gpus) == (strategy, reason)
 
 
+THREADS = """
+import json, sys
+from pipeline_ops.contracts.gang import WorkerSpec
+from pipeline_ops.training.strategy import use_threads
+from tensorflow.python.eager import context
+use_threads(WorkerSpec.model_construct(threads=int(sys.argv[1])))
+config = context.context().config  # what TensorFlow's threads are made by
+print(json.dumps([config.intra_op_parallelism_threads, config.inter_op_parallelism_threads, config.experimental.disable_thread_spinning]))
+"""
+
+
+@pytest.mark.parametrize("cores, threads", [(1, [1, 2, True]), (3, [3, 3, False])])
+def test_idle_threads_of_a_worker_with_one_core_sleep_at_once(cores, threads):
+    output = subprocess.run([sys.executable, "-c", THREADS, str(cores)], capture_output=True, text=True, check=True).stdout
+    assert json.loads(output) == threads
+
+
 def test_without_a_tpu_the_message_says_where_to_name_one():
     from pipeline_ops.training.strategy import find_tpu
 

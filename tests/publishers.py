@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from pipeline_ops.contracts.fingerprint import Fingerprint
@@ -64,6 +65,7 @@ def s3_place(s3_server, monkeypatch, tmp_path) -> str:
     """A place in the bucket that nobody else uses; what this process and its children need to reach it is in the environment."""
     for name, value in _CREDENTIALS.items() | {("AWS_ENDPOINT_URL", s3_server)}:
         monkeypatch.setenv(name, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # one that was made for another server would go on to reach that one
     return f"s3://{BUCKET}/{tmp_path.name}/models/digits"
 
 

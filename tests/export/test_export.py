@@ -192,7 +192,7 @@ def test_a_kill_after_promoting_is_repaired_by_the_next_try(workshop):
     plan = planned(workshop, "good")
     _, folder = workshop.run(plan)
     (folder / NAME).unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
     workshop.run(plan)
     assert numbers(workshop) == [1] and len(workshop.registry.history()) == 1 and (folder / NAME).exists()
 

@@ -33,7 +33,7 @@ FAULTS = [
     ("preloaded", STOP, "host localhost: "),
     ("agent", STOP, "host localhost: nothing was heard of it"),
 ]
-QUICK_ONES = [("worker 0", KILL), ("worker 1", KILL), ("preloaded", KILL), ("worker 1", STOP)]
+QUICK_ONES = [("worker 0", KILL), ("worker 1", STOP)]
 
 
 @pytest.mark.parametrize(("role", "number", "message"), [
@@ -63,6 +63,7 @@ def test_what_is_done_again_is_counted():
     assert repeated_steps([Progress(time=0.0, phase=phase, done=done) for phase, done in said]) == [7, 40, 0]
 
 
+@pytest.mark.slow
 def test_a_hung_step_is_noticed_though_the_process_lives(start, undisturbed):
     """By the supervisor, or by a peer that waits: whoever is first."""
     job = start(is_held=True, train__step_timeout_seconds=5)
@@ -95,6 +96,7 @@ def test_a_launcher_that_was_stopped_for_a_while_goes_on(start, undisturbed):
     assert_went_on(undisturbed, job)
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_worker_stops_all_at_the_same_step_and_the_next_gang_goes_on_there(start, undisturbed):
     job = start(is_held=True)
     job.wait_until_held()
@@ -158,6 +160,7 @@ def free_range(count: int) -> int:
     raise AssertionError("no free ports")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_nothing_is_lost_once_there_is_room(start, undisturbed, tmp_path):
     if os.geteuid() != 0:
         pytest.skip("a small disk can be mounted by root only")

@@ -30,7 +30,7 @@ def undisturbed(dataset, make_job_in, tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)], ids=lambda number: number.name)
-@pytest.mark.parametrize("name", ROLES)
+@pytest.mark.parametrize("name", [pytest.param("chief", marks=pytest.mark.slow), pytest.param("worker 0", marks=pytest.mark.slow), "ps 1"])
 def test_a_lost_process_of_any_role_is_named_and_costs_a_restart_and_changes_nothing(start, undisturbed, name, number):
     job = start(is_held=True)
     job.wait_until_held()

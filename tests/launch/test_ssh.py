@@ -81,6 +81,7 @@ def test_three_hosts_train_what_one_machine_trains(start, alone):
     assert job.survivors() == []
 
 
+@pytest.mark.slow
 def test_a_lost_host_shrinks_the_gang_and_the_result_is_the_same(start, network, undisturbed):
     job = start(hosts=2, is_held=True, train__min_workers=1)
     job.wait_until_held()

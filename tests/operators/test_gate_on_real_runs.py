@@ -25,6 +25,8 @@ from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.shards import LABEL, shards_of
 from pipeline_ops.operators.job_operator import EvaluateOperator, ExportOperator, TrainOperator
 
+pytestmark = pytest.mark.slow
+
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 NOT_WORSE = {"metric": "accuracy", "not_worse_than_champion_by_more_than": 0.02, "confidence": 0.95}
 FEW_EPOCHS, MANY_EPOCHS = 3, 16

@@ -22,7 +22,9 @@ SMALL = {
     "retinanet": {"backbone": "MobileNetV2", "backbone_parameters": {"alpha": 0.35}, "width": 16, "depth": 1, "normalization": "group",
                   "frozen_batch_normalization": True, "anchor_scale": 2.0},
 }
-MODELS = pytest.mark.parametrize("model", ["center_detector", pytest.param("retinanet", marks=pytest.mark.slow)])
+pytestmark = pytest.mark.slow
+
+MODELS = pytest.mark.parametrize("model", ["center_detector", "retinanet"])
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,6 @@ def test_one_two_and_four_workers_reach_the_same_losses(make_detection_job, flee
         assert together == pytest.approx(alone, rel=1e-5), f"{workers} workers"
 
 
-@pytest.mark.slow
 @MODELS
 def test_micro_batches_change_nothing(make_detection_job, fleet, model):
     whole, parts = (losses(make_detection_job, fleet, model, f"parts-{parts}", train__strategy="one_device", train__workers=1,
@@ -68,4 +69,4 @@ def test_another_seed_reaches_other_losses(make_detection_job, fleet, model):
     """So that the comparisons above can fail."""
     one, other = (losses(make_detection_job, fleet, model, f"seed-{seed}", train__strategy="one_device", train__workers=1, train__seed=seed)
                   for seed in (1, 2))
-    assert other != pytest.approx(one, rel=1e-2)
+    assert other != pytest.approx(one, rel=1e-3)

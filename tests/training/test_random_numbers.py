@@ -28,9 +28,9 @@ SLIM_WITH_DROPOUT = SLIM | {"train__model_parameters": {"dropout": 0.5}}
 CASES = {
     "one device": ALONE,
     "two workers": {"train__workers": 2},
-    "tf-slim": SLIM_WITH_DROPOUT,
 }
 SLOW = {
+    "tf-slim": SLIM_WITH_DROPOUT,
     "two devices": {"train__strategy": "mirrored", "train__workers": 1, "train__devices_per_worker": 2},
     "parameter servers": {"train__strategy": "parameter_server", "train__workers": 1, "train__parameter_servers": 1, "train__micro_batches": 2},
     "divided layers": ALONE | {"train__strategy": "sharded_layers", "train__devices_per_worker": 2, "train__sharding": {"*/logits/kernel": 0}},

@@ -21,7 +21,7 @@ import pytest
 from pipeline_ops.cli.embedded import Home, Secrets, Server, airflow_environment
 
 HERE = Path(__file__).parent
-END_SECONDS = 30.0
+END_SECONDS = 5.0
 
 
 class Command:

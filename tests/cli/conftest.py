@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from processes import ask, below, kill, lives
 
 from pipeline_ops.contracts.config import load_config
 from pipeline_ops.contracts.figures import REPORT
@@ -103,8 +104,8 @@ class Survivors:
         for process in psutil.process_iter():
             if self._is_ours(process):
                 self._seen[process.pid] = process
-                self._seen |= {child.pid: child for child in self._children(process)}
-        return [process for process in self._seen.values() if self._lives(process)]
+                self._seen |= {child.pid: child for child in below(process)}
+        return [process for process in self._seen.values() if lives(process)]
 
     def wait_for(self, count: int, seconds: float = 20.0) -> None:
         """Fails, and names those that there are, if they are not so many before the time is up."""
@@ -121,24 +122,7 @@ class Survivors:
         assert not left, left
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            return process.environ().get(_TAG) == self._tag
-        except psutil.Error:
-            return False
-
-    @staticmethod
-    def _children(process: psutil.Process) -> list[psutil.Process]:
-        try:
-            return process.children(recursive=True)
-        except psutil.Error:
-            return []
-
-    @staticmethod
-    def _lives(process: psutil.Process) -> bool:
-        try:
-            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
+        return ask(process.environ, gone={}).get(_TAG) == self._tag
 
 
 @pytest.fixture
@@ -156,4 +140,4 @@ def whole_module_survivors() -> Iterator[Survivors]:
 def _ending_them(found: Survivors) -> Iterator[Survivors]:
     yield found
     for process in found.look():
-        process.kill()
+        kill(process)

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import httpx
 import psutil
 import yaml
+from processes import below, command_line, lives
 
 from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.cli.embedded import MIGRATE, PROGRAMS, USER, Home, Secrets, airflow_command, airflow_environment
@@ -97,7 +98,7 @@ class Airflow:
 
     def send(self, number: signal.Signals, *names: str) -> None:
         """To every process of theirs, but for jobs."""
-        for process in [process for name in names for process in (self._programs[name], *self._programs[name].children(recursive=True))]:
+        for process in [process for name in names for process in (self._programs[name], *below(self._programs[name]))]:
             if not is_of_a_job(process):
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(number)
@@ -157,8 +158,7 @@ class Run:
         found = []
         for process in psutil.process_iter(["cmdline", "cwd"]):
             if any(place in word for word in (*(process.info["cmdline"] or ()), process.info["cwd"] or "")):
-                with contextlib.suppress(psutil.Error):
-                    found += [process, *process.children(recursive=True)]
+                found += [process, *below(process)]
         return [process for process in dict.fromkeys(found) if lives(process)]
 
     def wait_for_job(self) -> Attempt:
@@ -183,17 +183,7 @@ class Run:
 
 
 def is_of_a_job(process: psutil.Process) -> bool:
-    try:
-        return any("--request" in word or "pipeline_ops.launch" in word or "pipeline_ops.training" in word for word in process.cmdline())
-    except psutil.Error:
-        return False
-
-
-def lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+    return any("--request" in word or "pipeline_ops.launch" in word or "pipeline_ops.training" in word for word in command_line(process))
 
 
 def wait_until(condition: Callable[[], object], seconds: float) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from cli import services
-from cli.programs import Airflow, Run, lives, make_pipeline, wait_until
+from cli.programs import Airflow, Run, make_pipeline, wait_until
+from processes import command_line, lives
 
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.records import read_record
@@ -214,7 +215,7 @@ def test_a_training_goes_on_to_its_end_through_a_deployment(airflow, training):
 def test_a_killed_worker_costs_a_try_and_the_next_one_finds_the_same_gang(airflow, training):
     run = training()
     attempt = bring_to(run, "running")
-    [leader] = [process for process in run.processes(attempt) if "--request" in process.cmdline()]
+    [leader] = [process for process in run.processes(attempt) if "--request" in command_line(process)]
     airflow.kill(airflow.worker)
     airflow.restart(airflow.worker)
     wait_until(lambda: run.task()["try_number"] == 2 and run.task()["state"] in ("running", "deferred"), 180)

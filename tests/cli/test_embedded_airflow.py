@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+from processes import ask
 
 from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.cli.embedded import USER, Home, Server
@@ -52,5 +54,6 @@ def test_a_home_of_its_own_on_loopback_only_without_schedules(home, survivors):
         assert api.active_runs("small") == [run_id], "a daily DAG that is unpaused must not start by itself"
     with AirflowApi(server.url, USER, "wrong") as stranger, pytest.raises(MachineError, match="refuses POST /auth/token"):
         stranger.log_in()
-    listening = {entry.laddr.ip for process in survivors.look() for entry in process.net_connections("tcp") if entry.status == psutil.CONN_LISTEN}
+    connections = [entry for process in survivors.look() for entry in ask(partial(process.net_connections, "tcp"), gone=[])]
+    listening = {entry.laddr.ip for entry in connections if entry.status == psutil.CONN_LISTEN}
     assert listening == {"127.0.0.1"}

@@ -20,6 +20,7 @@ import httpx
 import psutil
 import pytest
 import yaml
+from processes import below, lives
 
 from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.contracts.plan import JOBS
@@ -163,11 +164,11 @@ def test_marking_the_task_failed_ends_its_processes_within_5_seconds(ui, trainya
         [run_id] = api.active_runs("digits")
         wait_until(lambda: {task["task_id"]: task["state"] for task in api.tasks("digits", run_id)}["train"] == state)
         job = job_of(trainyard.folder / "storage" / "runs" / "digits" / run_id)
-        tree = [job, *job.children(recursive=True)]
+        tree = [job, *below(job)]
         assert len(tree) >= 4  # the launcher, the preloaded process, two workers
     mark_failed(ui, f"/api/v2/dags/digits/dagRuns/{quote(run_id, safe='')}/taskInstances/train")
     began = time.monotonic()
-    wait_until(lambda: not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in tree))
+    wait_until(lambda: not any(lives(member) for member in tree))
     assert time.monotonic() - began < 5.0
     output, _ = process.communicate(timeout=20)
     assert process.returncode != 0

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import command_line
 
 from pipeline_ops.cli.embedded import Home, Secrets, Server, airflow_environment
 
@@ -136,7 +137,7 @@ def test_a_program_that_dies_is_named_with_its_last_words(start, survivors):
 def test_a_program_that_is_killed_later_is_named_too(start, survivors):
     command = start()
     command.wait_until_up()
-    victim = next(process for process in survivors.look() if process.cmdline()[-2:-1] == ["triggerer"])
+    victim = next(process for process in survivors.look() if command_line(process)[-2:-1] == ["triggerer"])
     victim.kill()
     time.sleep(1.0)
     assert command.ask("there?").startswith("error the triggerer of the embedded Airflow was killed by signal 9")

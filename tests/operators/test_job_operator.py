@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, TaskDeferred
+from processes import below, lives
 
 from pipeline_ops.contracts.config import load_config
 from pipeline_ops.contracts.errors import ExitCode
@@ -197,11 +198,11 @@ def test_a_job_that_is_not_done_in_time_ends_itself_with_all_its_processes(run):
     task = run(**{"train.timeout_seconds": 8, "train.epochs": 5000})
     handle = task.start()
     wait_for_workers(handle, 4)
-    tree = psutil.Process(handle.process.pid).children(recursive=True)
+    tree = below(psutil.Process(handle.process.pid))
     [event] = asyncio.run(events_of(task.trigger))
     assert event.payload["message"] == "not done after timeout_seconds (8)"
     deadline = time.monotonic() + 5
-    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in tree):
+    while any(lives(process) for process in tree):
         assert time.monotonic() < deadline, tree
         time.sleep(0.05)
     assert not list(task.layout.artifacts("train").glob("[!.]*"))

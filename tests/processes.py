@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -30,6 +31,11 @@ def command_line(process: psutil.Process) -> list[str]:
 
 def below(process: psutil.Process) -> list[psutil.Process]:
     return ask(lambda: process.children(recursive=True), gone=[])
+
+
+def working_below(folder: Path) -> list[psutil.Process]:
+    """All that live now and work there, whatever they call themselves, and whoever started them."""
+    return [process for process in psutil.process_iter(["cwd"]) if (process.info["cwd"] or "").startswith(str(folder)) and lives(process)]
 
 
 def kill(process: psutil.Process) -> None:

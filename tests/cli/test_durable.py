@@ -202,7 +202,7 @@ def test_the_same_gang_goes_on_when_scheduler_triggerer_and_all_of_airflow_are_k
 @table(("deferred",), ("running",))
 def test_a_training_goes_on_to_its_end_through_a_deployment(airflow, training, when):
     """All programs are stopped as a deployment does, and started again."""
-    run = training(epochs=300)
+    run = training(epochs=150)
     attempt = bring_to(run, when)
     airflow.stop(*airflow.commands)
     if when == "deferred":

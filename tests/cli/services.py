@@ -6,7 +6,7 @@ Nothing is kept for a crash of the machine (no fsync). Needs Debian's packages p
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib.metadata
 import os
 import secrets
 import shutil
@@ -22,8 +22,7 @@ from processes import working_below
 from pipeline_ops.cli.ports import free_port
 
 _START_SECONDS = 60
-_MODULES = {"celery": "celery", "psycopg2": "psycopg2-binary", "asyncpg": "asyncpg", "redis": "redis",
-            "airflow.providers.celery": "apache-airflow-providers-celery"}
+_PACKAGES = {"celery", "psycopg2-binary", "asyncpg", "redis", "apache-airflow-providers-celery"}
 
 
 def why_not() -> str | None:
@@ -32,8 +31,8 @@ def why_not() -> str | None:
         return "no PostgreSQL server here: install the package postgresql"
     if shutil.which("redis-server") is None:
         return "no Redis here: install the package redis-server"
-    missing = [package for module, package in _MODULES.items() if importlib.util.find_spec(module) is None]
-    return f"{', '.join(missing)} not installed: make install-dev" if missing else None
+    missing = _PACKAGES - {installed.name for installed in importlib.metadata.distributions()}
+    return f"{', '.join(sorted(missing))} not installed: make install-dev" if missing else None
 
 
 @contextlib.contextmanager

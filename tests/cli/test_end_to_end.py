@@ -36,7 +36,8 @@ class Trainyard:
     """The command, with a home, a config and raw data of its own."""
 
     def __init__(self, folder: Path):
-        self.folder, self.config = folder, folder / "digits.yaml"
+        self.folder, self.config, self.temporary = folder, folder / "digits.yaml", folder / "temporary"
+        self.temporary.mkdir()
         values = yaml.safe_load(DIGITS.read_text())
         values["storage"]["root"], values["preprocess"]["source"]["path"] = "storage", "raw"
         values["train"] |= {"epochs": 3, "global_batch": 64, "workers": 2}
@@ -46,7 +47,11 @@ class Trainyard:
 
     def start(self, *words: str, environment=os.environ, **streams) -> subprocess.Popen:
         argv = [sys.executable, "-m", "pipeline_ops.cli.main", *words]
-        return subprocess.Popen(argv, text=True, env={**environment, "TRAINYARD_HOME": str(self.folder)}, **streams)
+        return subprocess.Popen(argv, text=True, env=self.environment(environment), **streams)
+
+    def environment(self, inherited=os.environ) -> dict[str, str]:
+        """With a temporary folder of its own, as /tmp is."""
+        return {**inherited, "TRAINYARD_HOME": str(self.folder), "TMPDIR": str(self.temporary)}
 
     def run(self, *more: str, environment=os.environ) -> subprocess.CompletedProcess:
         words = ["run", str(self.config), "--json", *more]
@@ -106,6 +111,11 @@ def test_the_first_run_publishes_version_1(first_run, trainyard):
     assert Path(summary["report"]).is_file()
 
 
+def test_a_run_leaves_no_temporary_file(first_run, trainyard):
+    """Of Beam, of TensorFlow in workers that end without saying goodbye, of Airflow's programs, which are killed."""
+    assert list(trainyard.temporary.rglob("*")) == []
+
+
 def test_the_address_the_progress_and_the_result_are_shown(first_run):
     shown = first_run.stderr
     assert re.search(r"Airflow +http://127\.0\.0\.1:\d+ +user admin +password \S{16}", shown)
@@ -141,7 +151,7 @@ def test_unusable_files_over_the_budget_fail_the_run_and_are_named(ui, trainyard
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-def test_a_run_that_is_stopped_in_the_middle_leaves_no_process(trainyard, first_run, tmp_path, survivors, number):
+def test_a_run_that_is_stopped_in_the_middle_leaves_no_process_and_no_temporary_file(trainyard, first_run, tmp_path, temporary, survivors, number):
     aside = {**survivors.environment, "TRAINYARD_HOME": str(tmp_path)}
     argv = [sys.executable, "-m", "pipeline_ops.cli.main", "run", str(trainyard.config), "--set", "train.epochs=2000"]
     process = subprocess.Popen(argv, env=aside, stdout=subprocess.PIPE, text=True)
@@ -152,6 +162,7 @@ def test_a_run_that_is_stopped_in_the_middle_leaves_no_process(trainyard, first_
     assert process.wait(timeout=10) == (-9 if number == signal.SIGKILL else 128 + number)
     survivors.wait_for_none(5.0 - (time.monotonic() - began) if number == signal.SIGKILL else 0.0)
     assert time.monotonic() - began < 5.0
+    assert list(temporary.rglob("*")) == []
 
 
 @pytest.mark.parametrize("state", ["running", pytest.param("deferred", marks=pytest.mark.slow)])

@@ -23,6 +23,8 @@ import yaml
 from processes import below, lives
 
 from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.contracts.figures import TrainingFigures
+from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.plan import JOBS
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
@@ -56,7 +58,7 @@ class Trainyard:
     def run(self, *more: str, environment=os.environ) -> subprocess.CompletedProcess:
         words = ["run", str(self.config), "--json", *more]
         process = self.start(*words, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        output, errors = process.communicate(timeout=200)
+        output, errors = process.communicate(timeout=280)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
@@ -136,6 +138,26 @@ def test_another_learning_rate_trains_but_does_not_preprocess(ui, trainyard):
     summary = summary_of(trainyard.run("--set", "train.optimizer.learning_rate=0.002"))
     assert cached_tasks(summary) == {"preprocess"}
     assert summary["gate"]["champion_version"] == 1
+
+
+@pytest.mark.slow
+def test_with_a_warm_start_the_second_training_begins_with_the_first_ones_weights(ui, trainyard):
+    """A model of its own, so that there is no champion at first. The third run is the second one unchanged."""
+    words = ("--set", "train.warm_start=champion", "--set", "export.model=warm")
+    first, second, third = (trainyard.run(*words, "--set", f"train.epochs={epochs}") for epochs in (3, 4, 4))
+    assert "there is no champion yet to begin with; begins anew" in first.stderr
+    assert summary_of(first)["training"]["warm_start"] is None
+    begun, model = summary_of(second), summary_of(first)["model"]["uri"]
+    assert model.endswith("models/warm/1") and begun["training"]["warm_start"] == model
+    assert f"begins with the weights of {model}" in second.stderr, "while it trains"
+    assert re.search(rf"^Began +with the weights of {model}$", second.stderr, re.MULTILINE), "when it has ended"
+    before, after = (training_of(summary).history for summary in (summary_of(first), begun))
+    assert after[0].metrics["loss"] < min(before[0].metrics["loss"] / 2, before[-1].metrics["loss"] * 1.5)
+    assert cached_tasks(summary_of(third)) == set(JOBS)
+
+
+def training_of(summary: dict) -> TrainingFigures:
+    return TrainingFigures.model_validate(read_manifest(summary["tasks"]["train"]["manifest"]).figures)
 
 
 def test_unusable_files_over_the_budget_fail_the_run_and_are_named(ui, trainyard, tmp_path):

@@ -28,7 +28,10 @@ DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 _CHROMIUM_ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
                        "--disable-component-update", "--disable-sync"]
-_UI_MILLISECONDS = 60_000
+_UI_MILLISECONDS = 120_000
+_RUN_MILLISECONDS = 400_000
+
+pytestmark = pytest.mark.timeout(900)
 
 
 class Trainyard:
@@ -276,7 +279,7 @@ def test_a_run_can_be_triggered_from_the_form_and_watched_in_the_ui(ui, trainyar
     page.get_by_text(re.compile(r"train(ed)? \d+/\d+ steps")).first.wait_for()  # the log shows only the lines that fit, so no earlier one
     album.take("log")
     page.goto(run)
-    page.get_by_text("Success", exact=True).nth(len(JOBS)).wait_for()  # of the run, and of each task
+    page.get_by_text("Success", exact=True).nth(len(JOBS)).wait_for(timeout=_RUN_MILLISECONDS)  # of the run, and of each task
     album.take("run")
     [request] = (trainyard.folder / "storage" / "runs" / "digits" / unquote(run.rsplit("/", 1)[-1])).glob("train/*/request.json")
     assert json.loads(request.read_text())["config"]["epochs"] == 4

@@ -231,6 +231,7 @@ def test_a_picture_that_is_dropped_gets_its_classes_drawn_and_no_name_of_a_class
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.set_default_timeout(120_000)
         problems = []
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
@@ -263,6 +264,7 @@ def test_boxes_are_drawn_over_the_picture_where_a_model_answers_with_boxes(serve
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
         page = browser.new_page(viewport={"width": 800, "height": 700})
+        page.set_default_timeout(120_000)
         page.route("**/*:predict", lambda route: route.fulfill(json={"predictions": [detections]}))
         page.goto(server.address)
         page.get_by_text("version 2, @champion").wait_for()

@@ -62,6 +62,11 @@ def below(process: psutil.Process) -> list[psutil.Process]:
     return ask(lambda: process.children(recursive=True), gone=[])
 
 
+def working_below(folder: Path) -> list[psutil.Process]:
+    """All that live now and work there, whatever they call themselves, and whoever started them."""
+    return [process for process in psutil.process_iter(["cwd"]) if (process.info["cwd"] or "").startswith(str(folder)) and lives(process)]
+
+
 def kill(process: psutil.Process) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         process.kill()

@@ -146,15 +146,15 @@ def test_another_learning_rate_trains_but_does_not_preprocess(ui, trainyard):
 
 @pytest.mark.slow
 def test_with_a_warm_start_the_second_training_begins_with_the_first_ones_weights(ui, trainyard):
-    """A model of its own, so that there is no champion at first. The third run is the second one unchanged."""
-    words = ("--set", "train.warm_start=champion", "--set", "export.model=warm")
+    """A model of its own, so that there is no champion at first, and a seed of its own. The third run is the second one unchanged."""
+    words = ("--set", "train.warm_start=champion", "--set", "export.model=warm", "--set", "train.seed=5")
     first, second, third = (trainyard.run(*words, "--set", f"train.epochs={epochs}") for epochs in (3, 4, 4))
     assert "there is no champion yet to begin with; begins anew" in first.stderr
     assert summary_of(first)["training"]["warm_start"] is None
-    begun, model = summary_of(second), summary_of(first)["model"]["uri"]
-    assert model.endswith("models/warm/1") and begun["training"]["warm_start"] == model
-    assert f"begins with the weights of {model}" in second.stderr, "while it trains"
-    assert re.search(rf"^Began +with the weights of {model}$", second.stderr, re.MULTILINE), "when it has ended"
+    begun, version_1 = summary_of(second), str(trainyard.folder / "storage" / "models" / "warm" / "1" / "manifest.json")
+    assert begun["training"]["warm_start"] == version_1
+    assert f"begins with the weights of {version_1}" in second.stderr, "while it trains"
+    assert f"Began     with the weights of {version_1}\n" in second.stderr, "when it has ended"
     before, after = (training_of(summary).history for summary in (summary_of(first), begun))
     assert after[0].metrics["loss"] < min(before[0].metrics["loss"] / 2, before[-1].metrics["loss"] * 1.5)
     assert cached_tasks(summary_of(third)) == set(JOBS)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launch.running import command, environment, pids
+from processes import let_other_users_pass
 
 os.environ["PATH"] += f"{os.pathsep}/usr/sbin{os.pathsep}/sbin"  # not in everybody's
 
@@ -41,9 +42,7 @@ class Cluster:
         self.config = folder / "slurm.conf"
 
     def up(self) -> None:
-        for part in (self.folder, *self.folder.parents):  # munged runs as a user of its own
-            if part.stat().st_uid == os.geteuid():
-                part.chmod(part.stat().st_mode | 0o011)
+        let_other_users_pass(self.folder)  # munged runs as a user of its own
         for name in ("ctld", "spool", "log", "run"):
             (self.folder / name).mkdir()
         self._start_munge()

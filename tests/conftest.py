@@ -20,7 +20,7 @@ from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import write_request
 from pipeline_ops.contracts.shards import CLASS_WEIGHTS, ENCODED, KEY, LABEL, DatasetFigures, shard_name
 
-pytest_plugins = ["workshop", "publishers", "scenes"]
+pytest_plugins = ["workshop", "publishers", "scenes", "log_tails"]
 
 DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 NUM_SHARDS = 4

@@ -25,7 +25,7 @@ from pipeline_ops.contracts.plan import KINDS, JobPlan
 from pipeline_ops.contracts.processes import ProcessIdentity, kill_group, start_detached
 from pipeline_ops.contracts.progress import Progress, ProgressReader
 from pipeline_ops.contracts.request import Status, read_status, write_request
-from pipeline_ops.contracts.wanted import GRACE_SECONDS, ask_to_end
+from pipeline_ops.contracts.wanted import GRACE_SECONDS, ask_to_end, reason_to_end
 
 _LAST_LOOK_SECONDS = 0.5
 _LOG_TAIL_BYTES = 2000
@@ -57,6 +57,10 @@ class JobHandle:
         """Whether it runs, or may: of a process on another host, only its status is seen here."""
         process = self.process
         return process is not None and (not _is_here(process) or process.is_alive())
+
+    def is_told_to_end(self) -> bool:
+        """Whether it won't run for long any more."""
+        return reason_to_end(self.attempt) is not None
 
     def has_ended(self) -> bool:
         """Whether it has said how."""

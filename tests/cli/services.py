@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from processes import working_below
+
 from pipeline_ops.cli.ports import free_port
 
 _START_SECONDS = 60
@@ -43,6 +45,7 @@ def celery_settings() -> Iterator[dict[str, str]]:
                "AIRFLOW__CELERY__RESULT_BACKEND": f"db+postgresql+psycopg2://{database}",
                "AIRFLOW__CELERY__BROKER_URL": broker,
                "AIRFLOW__CELERY__WORKER_CONCURRENCY": "2"}
+    assert not (left := working_below(Path(folder))), left
 
 
 @contextlib.contextmanager

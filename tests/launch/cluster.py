@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -55,7 +56,7 @@ class Cluster:
 
     def down(self) -> None:
         for file in [*(self.folder / "run").glob("*.pid"), self.folder / "munge" / "pid"]:
-            if file.exists():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a daemon removes it, and is gone
                 os.kill(int(file.read_text()), signal.SIGTERM)
         os.environ.pop("SLURM_CONF", None)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 from conftest import DIGITS
+from processes import Stopwatch
 
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.figures import WEIGHTS, TrainingFigures
@@ -87,7 +88,7 @@ class RunningJob:
         """Returns once the first epoch is over, all of its checkpoints are on the disk, and the chief does nothing."""
         every = self.job.request.config["checkpoint_every_steps"]
         newest = work_folder(self.job.folder) / f"checkpoint-{STEPS_OF_EPOCH // every * every:09d}.npz"
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 180
         while not (newest.exists() and self._hold.with_name("held").exists()):
             assert self.process.poll() is None and time.monotonic() < deadline, self.job.attempt.log.read_text()
             time.sleep(0.02)
@@ -98,7 +99,7 @@ class RunningJob:
     def wait_for_step(self, step: int) -> None:
         self.wait_for(lambda moment: moment.phase == "train" and (moment.done or 0) >= step)
 
-    def wait_for(self, is_it: Callable[[Progress], bool], seconds: float = 90) -> Progress:
+    def wait_for(self, is_it: Callable[[Progress], bool], seconds: float = 180) -> Progress:
         """The first new moment of the job that is the one."""
         deadline = time.monotonic() + seconds
         while True:
@@ -126,9 +127,11 @@ class RunningJob:
     def worker(self, name: str) -> int:
         """The process of that name, as the plan has it: `worker 0`."""
         log = os.path.realpath(self.job.attempt.worker_log(name))
-        return next(pid for pid in self.all() if "training.preloaded" in command(pid) and os.path.realpath(f"/proc/{pid}/fd/1") == log)
+        found = [pid for pid in self.all() if "training.preloaded" in command(pid) and os.path.realpath(f"/proc/{pid}/fd/1") == log]
+        assert found, f"{name} does not run\n{self.job.attempt.log.read_text()}"
+        return found[0]
 
-    def end(self, seconds: float = 150) -> ExitCode:
+    def end(self, seconds: float = 240) -> ExitCode:
         return ExitCode(self.process.wait(seconds))
 
     def message(self) -> str:
@@ -151,9 +154,9 @@ class RunningJob:
         return TrainingFigures.model_validate(manifest.figures)
 
     def survivors(self, seconds: float = 5.0) -> list[str]:
-        """What still lives after so long."""
-        deadline = time.monotonic() + seconds
-        while (left := self.all()) and time.monotonic() < deadline:
+        """What still lives after so long, by a `Stopwatch`."""
+        watch = Stopwatch()
+        while (left := self.all()) and watch.seconds < seconds:
             time.sleep(0.05)
         return [f"{pid}: {command(pid)}" for pid in left]
 
@@ -161,7 +164,8 @@ class RunningJob:
         """For tests that have failed."""
         kill_group(self.identity, 1.0)
         for pid in self.all():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def assert_same(job: RunningJob, undisturbed: RunningJob) -> None:

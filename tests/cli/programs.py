@@ -127,13 +127,16 @@ class Airflow:
         return answers[-1]
 
     def _call_once(self, method: str, path: str, body: dict | None) -> httpx.Response:
-        token = httpx.post(f"{self.url}/auth/token", json={"username": USER, "password": self.password}, timeout=60).json()["access_token"]
-        return httpx.request(method, f"{self.url}/api/v2/dags/digits/{path}", json=body, headers={"Authorization": f"Bearer {token}"}, timeout=60)
+        login = httpx.post(f"{self.url}/auth/token", json={"username": USER, "password": self.password}, timeout=60)
+        if login.is_server_error:
+            return login
+        headers = {"Authorization": f"Bearer {login.json()['access_token']}"}
+        return httpx.request(method, f"{self.url}/api/v2/dags/digits/{path}", json=body, headers=headers, timeout=60)
 
     def is_healthy(self) -> bool:
         try:
             health = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=60).json()
-        except httpx.HTTPError:
+        except (httpx.HTTPError, ValueError):  # an error of the server is no JSON
             return False
         return all(part["status"] == "healthy" for part in health.values())
 

@@ -12,12 +12,11 @@ import secrets
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from processes import working_below
+from processes import let_other_users_pass, working_below
 
 from pipeline_ops.cli.ports import free_port
 
@@ -36,22 +35,23 @@ def why_not() -> str | None:
 
 
 @contextlib.contextmanager
-def celery_settings() -> Iterator[dict[str, str]]:
-    """The environment of an Airflow with CeleryExecutor on both of them, which run for as long as the block does."""
-    with tempfile.TemporaryDirectory(prefix="trainyard-services-") as folder, postgres(Path(folder)) as database, redis(Path(folder)) as broker:
+def celery_settings(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment of an Airflow with CeleryExecutor on both of them, which run in a new folder for as long as the block does."""
+    folder.mkdir()
+    with postgres(folder) as database, redis(folder) as broker:
         yield {"AIRFLOW__CORE__EXECUTOR": "CeleryExecutor",
                "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{database}",
                "AIRFLOW__CELERY__RESULT_BACKEND": f"db+postgresql+psycopg2://{database}",
                "AIRFLOW__CELERY__BROKER_URL": broker,
                "AIRFLOW__CELERY__WORKER_CONCURRENCY": "2"}
-    assert not (left := working_below(Path(folder))), left
+    assert not (left := working_below(folder)), left
 
 
 @contextlib.contextmanager
 def postgres(folder: Path) -> Iterator[str]:
     """An empty database: user, password, host, port and name, as they stand in an address."""
     programs, port, password = _postgres_programs(), free_port(), secrets.token_hex(16)
-    folder.chmod(0o755)  # the server refuses to be root, and its user has to reach its folder
+    let_other_users_pass(folder)  # the server refuses to be root
     data, password_file = folder / "postgres", folder / "postgres-password"
     data.mkdir(mode=0o700)
     password_file.write_text(password)

@@ -31,7 +31,7 @@ def running_airflow(home: Path, config: Path, dag_id: str, environment: Mapping[
         wait_for_dag(api, Home(home), server, dag_id, since=0.0)
         api.pause(dag_id, paused=False)
         yield api
-    holder.communicate(timeout=20)
+    holder.communicate(timeout=60)
 
 
 @contextlib.contextmanager

@@ -96,10 +96,12 @@ def _run(target, arguments, environment) -> None:
     target(*arguments)
 
 
-def publish_many(place: str, tag: str, count: int, promote: bool = False, at_work=None) -> None:
-    """`at_work` is an event that says that the first version is there."""
+def publish_many(place: str, tag: str, count: int, promote: bool = False, at_work=None, go_on=None) -> None:
+    """`at_work` is an event that says that the first version is there, and `go_on` a semaphore that is taken before each of them."""
     registry = Registry(place)
     for index in range(count):
+        if go_on:
+            go_on.acquire()
         version = publish(registry, f"{tag} {index} ")
         if promote:
             registry.promote(version.number, "newest")

@@ -64,13 +64,18 @@ def _train(job: Job, config: Train, stop: Stop, started: float) -> ExitCode:
 def make_fleet(job: Job, config: Train) -> Iterator[Fleet]:
     """The hosts that the request names; nothing of ours is left on them in the end."""
     hosts = parse_hosts(job.request.hosts) if job.request.hosts else None
-    fleet = Fleet(make_launcher(hosts, job), lock=f"{job.request.pipeline}-{job.folder.name}", folder=job.attempt.folder,
+    fleet = Fleet(make_launcher(hosts, job), lock=lock_of(job), folder=job.attempt.folder,
                   silence_seconds=config.heartbeat_timeout_seconds, start_seconds=config.start_timeout_seconds,
                   ports=hosts.ports if hosts else None, environment=hosts.environment if hosts else None)
     try:
         yield fleet
     finally:
         fleet.close()
+
+
+def lock_of(job: Job) -> str:
+    """Names what no two gangs may train: the artifact at its place. The same training below another storage root is another one."""
+    return f"{job.request.pipeline}-{digest_of(str(job.folder))}"
 
 
 def make_launcher(hosts: Hosts | None, job: Job) -> Launcher:

@@ -25,7 +25,9 @@ from pipeline_ops.operators.notices import terms_of_dag, terms_of_tasks
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
 
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
-_RETRY_DELAY = dt.timedelta(seconds=5)
+_RETRIES = {"retry_delay": dt.timedelta(seconds=5), "retry_exponential_backoff": 6, "max_retry_delay": dt.timedelta(minutes=5)}
+"""The first at once, because most often a process was killed. Later ones give an Airflow that comes back slowly the time to do so: a try that
+can't reach its API server is lost, though the job goes on."""
 _RUNS_WITH_APPROVAL = 16
 """Waiting ones among them; the next run starts when one of so many has been answered, or has waited its time."""
 
@@ -42,7 +44,7 @@ def make_dag(config: PipelineConfig) -> DAG:
     with DAG(config.pipeline, description=config.description, schedule=timetable_of(config), start_date=_START, catchup=False,
              max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
              tags=["trainyard", *config.tags], doc_md=_describe(config),
-             default_args={"owner": config.owner, "retry_delay": _RETRY_DELAY}, fail_fast=False, **terms_of_dag(config)) as dag:
+             default_args={"owner": config.owner, **_RETRIES}, fail_fast=False, **terms_of_dag(config)) as dag:
         tasks = [_add_search(config) if config.search and operator is TrainOperator else
                  operator(config_file=str(config.file), outlets=outlets_of(config, operator.job), **_terms(getattr(config, operator.job)),
                           **terms_of_tasks(config))

@@ -147,12 +147,16 @@ class JobOperator(BaseOperator):
         return self._fail(config, context, status, None)
 
     def _running_already(self, context: Mapping[str, Any]) -> JobHandle | None:
-        """The job that an earlier try of this task has started, if it still runs; one that is dead, or was cleared, is ended."""
+        """The job that an earlier try of this task has started, if it still runs; one that is dead, was cleared, or was told to end, is ended.
+
+        It is told to end where Airflow takes a living task for dead, and kills it: the next try is there before the job is gone.
+        """
         stored = context["task_state_store"].get(STORE_KEY)
         if not stored:
             return None
         handle = JobHandle.from_json(stored)
-        if handle.is_alive() and Claim.model_validate(stored["claim"]).passes_to(_claim_of(context)):
+        is_ours = Claim.model_validate(stored["claim"]).passes_to(_claim_of(context))
+        if is_ours and handle.is_alive() and not handle.is_told_to_end():
             self.log.info("The process of an earlier try still runs; following it. Its folder: %s", handle.attempt.folder)
             _claim(context, handle)
             return handle

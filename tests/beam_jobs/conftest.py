@@ -157,7 +157,7 @@ def animals(pipeline: Pipeline, encode) -> Pipeline:
 
 @pytest.fixture
 def large_animals(pipeline: Pipeline) -> Pipeline:
-    """200 files that take some seconds to decode: the time to do something to the job."""
+    """200 files that take some seconds to decode."""
     import cv2
 
     for label in ("cat", "dog"):
@@ -193,7 +193,7 @@ def read_records() -> Callable[[Path], list[bytes]]:
 def wait_for() -> Callable[..., None]:
     """Waits until something holds, and fails the test if it does not within some seconds."""
 
-    def wait(condition: Callable[[], Any], seconds: float = 30) -> None:
+    def wait(condition: Callable[[], Any], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "waited in vain"

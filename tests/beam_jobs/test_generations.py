@@ -399,7 +399,7 @@ def grown(large_animals):
     rest = large_animals.folder / "rest"
     for label in ("cat", "dog"):
         (rest / label).mkdir(parents=True)
-        for index in range(60, 100):
+        for index in range(20, 100):
             os.rename(large_animals.raw / label / f"{index}.jpg", rest / label / f"{index}.jpg")
     run(large_animals, deltas={"max_fraction": 1.0})
     for label in ("cat", "dog"):
@@ -438,8 +438,10 @@ def test_a_killed_run_and_a_retry_give_the_bytes_of_a_run_that_was_not_killed(la
 
 
 def test_a_second_run_on_the_same_change_is_refused_while_the_first_one_works(large_animals, grown, half_way):
+    os.killpg(half_way.pid, signal.SIGSTOP)  # so that it is not done before the second one looks
     second = large_animals.run(grown)
+    os.killpg(half_way.pid, signal.SIGCONT)
     assert second.exit_code is ExitCode.RETRY
     assert f"is held by process {half_way.pid}" in second.message
-    assert half_way.wait(60) == 0
+    assert half_way.wait(240) == 0
     assert grown.manifest.exists()

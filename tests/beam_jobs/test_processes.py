@@ -9,9 +9,9 @@ import pytest
 from beam_jobs.plan import Record, ShardPlan
 from beam_jobs.processes import num_processes
 from pipeline_ops.contracts.config_preprocess import BeamRunner
+from pipeline_ops.contracts.descendants import descendants
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.listing import RawFile
-from pipeline_ops.contracts.processes import group_members
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -35,7 +35,7 @@ def test_there_are_as_many_processes_as_the_work_is_worth(runner, num_shards, nu
 
 
 def test_no_process_outlives_the_job(animals):
-    before = set(group_members(os.getpgrp()))
+    before = set(descendants())  # of this process, and not of its group: other tests run in that at the same time
     outcome = animals.run(runner={"workers": 3})
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
-    assert set(group_members(os.getpgrp())) <= before
+    assert set(descendants()) <= before

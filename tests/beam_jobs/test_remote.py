@@ -9,7 +9,6 @@ import sys
 
 import fsspec
 import pytest
-from publishers import s3_place, s3_server  # noqa: F401  fixtures
 
 from beam_jobs.raw import Reader
 from pipeline_ops.contracts.config import load_config
@@ -42,7 +41,7 @@ class Store:
 
 
 @pytest.fixture
-def store(s3_place) -> Store:  # noqa: F811
+def store(s3_place) -> Store:
     return Store(s3_place)
 
 

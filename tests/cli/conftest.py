@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from processes import ask, below, kill, lives
+from processes import Stopwatch, ask, below, kill, lives
 
 from pipeline_ops.contracts.config import load_config
 from pipeline_ops.contracts.figures import REPORT
@@ -107,7 +107,7 @@ class Survivors:
                 self._seen |= {child.pid: child for child in below(process)}
         return [process for process in self._seen.values() if lives(process)]
 
-    def wait_for(self, count: int, seconds: float = 20.0) -> None:
+    def wait_for(self, count: int, seconds: float = 60.0) -> None:
         """Fails, and names those that there are, if they are not so many before the time is up."""
         deadline = time.monotonic() + seconds
         while len(found := self.look()) != count:
@@ -116,8 +116,8 @@ class Survivors:
 
     def wait_for_none(self, seconds: float) -> None:
         """Fails, and names them, if any is left when the time is up."""
-        deadline = time.monotonic() + seconds
-        while (left := self.look()) and time.monotonic() < deadline:
+        watch = Stopwatch()
+        while (left := self.look()) and watch.seconds < seconds:
             time.sleep(0.1)
         assert not left, left
 

@@ -11,14 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import httpx
 import psutil
 import yaml
-from processes import below, command_line, lives
+from processes import below, command_line, lives, working_below
 
 from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.cli.embedded import MIGRATE, PROGRAMS, USER, Home, Secrets, airflow_command, airflow_environment
@@ -27,11 +27,11 @@ from pipeline_ops.contracts.fingerprint import CODE_ROOT
 from pipeline_ops.contracts.layout import Attempt, Layout
 
 DIGITS = CODE_ROOT / "configs" / "digits.yaml"
-_SOON = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "10", "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
-         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3", "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
-         "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10", "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10"}
-"""Defaults of minutes, in seconds."""
+_SOON = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30", "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
+         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3", "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2"}
+"""Minutes in seconds. Not fewer: the programs of a busy machine are silent for ten, and are then taken for dead."""
 _CELERY_WORKER = {"worker": ("celery", "worker", "--skip-serve-logs", "--without-mingle", "--without-gossip")}
+_ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh")
 _UP_SECONDS = 240
 
 
@@ -65,11 +65,21 @@ class Airflow:
         wait_until(lambda: self.api.dag("digits") is not None, _UP_SECONDS)
         self.api.pause("digits", paused=False)
 
-    def start(self, *names: str) -> None:
+    def start(self, *names: str, wrapper: Sequence[str] = ()) -> None:
         for name in names:
             with open(self.home.log(name), "ab") as log:
-                self._programs[name] = psutil.Popen(airflow_command(self.commands[name]), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                                    env=self._environment, cwd=self.home.folder, start_new_session=True)
+                self._programs[name] = psutil.Popen([*wrapper, *airflow_command(self.commands[name])], stdin=subprocess.DEVNULL, stdout=log,
+                                                    stderr=log, env=self._environment, cwd=self.home.folder, start_new_session=True)
+
+    @contextlib.contextmanager
+    def elsewhere(self, name: str) -> Iterator[None]:
+        """As if a program's host were lost: it is killed, and runs on one of another name for as long as the block does."""
+        self.kill(name)
+        self.start(name, wrapper=_ELSEWHERE)
+        try:
+            yield
+        finally:
+            self.kill(name)
 
     def kill(self, *names: str) -> None:
         """By signal 9, with every process below them; a job is not below them any more, or is spared, as by the crash of one of them."""
@@ -80,14 +90,11 @@ class Airflow:
     def end(self) -> None:
         """Kills all programs, and what may be left of those that were killed before."""
         self.kill(*list(self._programs))
-        for process in self.processes():
+        for process in working_below(self.folder):
             with contextlib.suppress(psutil.Error):
                 process.kill()
                 process.wait(30)
-
-    def processes(self) -> list[psutil.Process]:
-        """All that work below the folder: programs, tasks and jobs. Airflow gives its processes other names and environments than they had."""
-        return [process for process in psutil.process_iter(["cwd"]) if (process.info["cwd"] or "").startswith(str(self.folder)) and lives(process)]
+        assert not (left := working_below(self.folder)), left
 
     def stop(self, *names: str) -> None:
         """As a deployment does."""
@@ -120,13 +127,16 @@ class Airflow:
         return answers[-1]
 
     def _call_once(self, method: str, path: str, body: dict | None) -> httpx.Response:
-        token = httpx.post(f"{self.url}/auth/token", json={"username": USER, "password": self.password}, timeout=60).json()["access_token"]
-        return httpx.request(method, f"{self.url}/api/v2/dags/digits/{path}", json=body, headers={"Authorization": f"Bearer {token}"}, timeout=60)
+        login = httpx.post(f"{self.url}/auth/token", json={"username": USER, "password": self.password}, timeout=60)
+        if login.is_server_error:
+            return login
+        headers = {"Authorization": f"Bearer {login.json()['access_token']}"}
+        return httpx.request(method, f"{self.url}/api/v2/dags/digits/{path}", json=body, headers=headers, timeout=60)
 
     def is_healthy(self) -> bool:
         try:
             health = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=60).json()
-        except httpx.HTTPError:
+        except (httpx.HTTPError, ValueError):  # an error of the server is no JSON
             return False
         return all(part["status"] == "healthy" for part in health.values())
 
@@ -149,8 +159,8 @@ class Run:
     @property
     def attempts(self) -> list[Attempt]:
         """In the order in which they were started."""
-        folders = self._airflow.layout.attempts(self.run_id, self.name).glob("attempt-*")
-        return [Attempt(folder) for folder in sorted(folders, key=lambda folder: (folder / "request.json").stat().st_ctime)]
+        requests = self._airflow.layout.attempts(self.run_id, self.name).glob("attempt-*/request.json")  # a folder is there a moment before it
+        return [Attempt(request.parent) for request in sorted(requests, key=lambda request: request.stat().st_ctime)]
 
     def processes(self, attempt: Attempt | None = None) -> list[psutil.Process]:
         """Those of all jobs of the run, or of one of them, that live now: all that names its folder, works in it, or is below one that does."""
@@ -162,15 +172,18 @@ class Run:
         return [process for process in dict.fromkeys(found) if lives(process)]
 
     def wait_for_job(self) -> Attempt:
-        """The first job, once its process is there."""
-        wait_until(lambda: self.attempts and self.processes(self.attempts[0]), 180)
-        return self.attempts[0]
+        """The last job, once its process is there; usually it is the first."""
+        return self._wait_for_last(lambda attempt: bool(self.processes(attempt)))
 
     def wait_for_steps(self) -> Attempt:
-        """The first job, once it trains."""
-        attempt = self.wait_for_job()
-        wait_until(lambda: attempt.progress.exists() and '"train"' in attempt.progress.read_text(), 180)
-        return attempt
+        """The last job, once it trains."""
+        return self._wait_for_last(lambda attempt: attempt.progress.exists() and '"train"' in attempt.progress.read_text())
+
+    def _wait_for_last(self, is_so: Callable[[Attempt], bool]) -> Attempt:
+        """Of several: a busy Airflow that takes its own task for dead starts another."""
+        found: list[Attempt] = []
+        wait_until(lambda: found.extend(attempt for attempt in self.attempts[-1:] if is_so(attempt)) or found, 180)
+        return found[-1]
 
     def wait_for_end_of(self, attempt: Attempt, seconds: float) -> None:
         """Until no process of a job is left; the log says how long that took."""

@@ -37,7 +37,7 @@ def home(tmp_path, survivors):
     assert lines[1].startswith("up "), lines
     yield Home(tmp_path)
     assert len(survivors.look()) >= 10  # the supervisor, four programs, four workers, and this one
-    holder.communicate(timeout=10)
+    holder.communicate(timeout=60)
     assert survivors.look() == []
 
 

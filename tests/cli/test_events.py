@@ -64,7 +64,7 @@ def airflow(folder, whole_module_survivors, own_package):
             wait_for_dag(api, home, server, dag, since=0.0)
             api.pause(dag, paused=False)
         yield api
-    holder.communicate(timeout=20)
+    holder.communicate(timeout=60)
 
 
 def wait_for(condition, seconds: float = 150.0):

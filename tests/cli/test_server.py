@@ -17,12 +17,13 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import command_line
+from processes import Stopwatch, command_line, kill
 
 from pipeline_ops.cli.embedded import Home, Secrets, Server, airflow_environment
 
 HERE = Path(__file__).parent
 END_SECONDS = 5.0
+"""As a `Stopwatch` has them."""
 
 
 class Command:
@@ -50,8 +51,23 @@ class Command:
 
     def end(self) -> int:
         """Ends it as a user does who has seen enough; the exit status."""
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=60)
         return self.process.returncode
+
+    def wait_for_end(self) -> int:
+        """The exit status. Fails if it takes too long."""
+        watch = Stopwatch()
+        status = self.process.wait(timeout=60)
+        assert watch.seconds < END_SECONDS
+        return status
+
+    def wait_for_error(self) -> str:
+        """What a command says that looks after its Airflow again and again, once that is not well any more."""
+        deadline = time.monotonic() + 60
+        while (answer := self.ask("there?")) == "alive there?":
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        return answer
 
 
 @pytest.fixture
@@ -72,9 +88,9 @@ def test_four_programs_run_while_a_command_holds_them_and_none_after(start, surv
     command = start()
     command.wait_until_up()
     survivors.wait_for(6)  # the command, the supervisor, four programs
-    began = time.monotonic()
+    watch = Stopwatch()
     assert command.end() == 0
-    assert time.monotonic() - began < END_SECONDS
+    assert watch.seconds < END_SECONDS
     assert survivors.look() == []
     assert not home.server.exists()
 
@@ -85,7 +101,7 @@ def test_a_signal_to_the_command_ends_everything_before_the_command_ends(start, 
     command.wait_until_up()
     survivors.wait_for(7)
     command.process.send_signal(number)
-    assert command.process.wait(timeout=END_SECONDS) == 128 + number
+    assert command.wait_for_end() == 128 + number
     assert survivors.look() == []
 
 
@@ -94,7 +110,7 @@ def test_a_signal_during_the_start_leaves_nothing(start, survivors, home):
     while not home.log("triggerer").exists():
         time.sleep(0.02)
     command.process.send_signal(signal.SIGINT)
-    assert command.process.wait(timeout=END_SECONDS) == 130
+    assert command.wait_for_end() == 130
     assert survivors.look() == []
 
 
@@ -120,8 +136,7 @@ def test_a_killed_supervisor_leaves_nothing_and_the_command_says_so(start, survi
     supervisor, _ = command.wait_until_up()
     survivors.wait_for(7)
     os.kill(supervisor, signal.SIGKILL)
-    time.sleep(0.3)
-    assert command.ask("there?").startswith("error the embedded Airflow has ended")
+    assert command.wait_for_error().startswith("error the embedded Airflow has ended")
     survivors.wait_for_none(END_SECONDS)
 
 
@@ -130,17 +145,17 @@ def test_a_program_that_dies_is_named_with_its_last_words(start, survivors):
     error = command.process.stdout.read()
     assert "the scheduler of the embedded Airflow ended with exit status 3" in error
     assert "the scheduler's last words" in error
-    assert command.process.wait(timeout=END_SECONDS) == 75
+    assert command.wait_for_end() == 75
     assert survivors.look() == []
 
 
 def test_a_program_that_is_killed_later_is_named_too(start, survivors):
     command = start()
     command.wait_until_up()
-    victim = next(process for process in survivors.look() if command_line(process)[-2:-1] == ["triggerer"])
-    victim.kill()
-    time.sleep(1.0)
-    assert command.ask("there?").startswith("error the triggerer of the embedded Airflow was killed by signal 9")
+    survivors.wait_for(6)
+    [victim] = [process for process in survivors.look() if command_line(process)[-2:-1] == ["triggerer"]]
+    kill(victim)
+    assert command.wait_for_error().startswith("error the triggerer of the embedded Airflow was killed by signal 9")
     survivors.wait_for_none(END_SECONDS)
 
 
@@ -150,7 +165,7 @@ def test_a_port_that_somebody_else_took_is_an_error(start, survivors, home):
         time.sleep(0.02)
     with socket.create_server(("127.0.0.1", server.port)):
         assert f"another process took port {server.port}" in command.process.stdout.read()
-        assert command.process.wait(timeout=END_SECONDS) == 75
+        assert command.wait_for_end() == 75
     assert survivors.look() == []
 
 
@@ -178,7 +193,7 @@ def test_a_command_with_another_config_is_refused_and_told_which_are_served(star
     first.wait_until_up()
     second = start("/elsewhere/b.yaml")
     error = second.process.stdout.read()
-    assert second.process.wait(timeout=END_SECONDS) == 75
+    assert second.wait_for_end() == 75
     assert "serves /configs/a.yaml, but not /elsewhere/b.yaml" in error
     assert first.ask("there?") == "alive there?"
     first.end()

@@ -184,17 +184,17 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path, holder):
 
 
 def test_who_waits_gets_the_lock_when_it_is_free(tmp_path, holder):
-    threading.Timer(0.3, holder.kill).start()
     start = time.monotonic()
-    with exclusive_lock(tmp_path / "lock", "the data", wait_seconds=30):
-        assert 0.2 < time.monotonic() - start < 20
+    threading.Timer(0.3, holder.kill).start()
+    with exclusive_lock(tmp_path / "lock", "the data", wait_seconds=120):
+        assert 0.3 <= time.monotonic() - start < 60
 
 
 def test_who_waits_in_vain_is_refused_in_time(tmp_path, holder):
     start = time.monotonic()
     with pytest.raises(MachineError, match="wait for it, or end it"), exclusive_lock(tmp_path / "lock", "the data", wait_seconds=0.3):
         pass
-    assert 0.3 <= time.monotonic() - start < 10
+    assert 0.3 <= time.monotonic() - start < 60
 
 
 def test_an_error_in_the_block_frees_the_lock(tmp_path):

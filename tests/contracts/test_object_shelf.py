@@ -52,7 +52,7 @@ def test_a_store_that_ignores_conditions_is_refused_before_anything_is_published
     answers = multiprocessing.get_context("forkserver").Queue()
     with running_s3("unconditional") as address:
         start(publish_and_say, s3_place, "a", answers, environment=os.environ | {"AWS_ENDPOINT_URL": address})
-        said = answers.get(timeout=60)
+        said = answers.get(timeout=120)
     assert "this store ignores If-None-Match, so it can't hold a registry" in said
 
 

@@ -150,6 +150,7 @@ def test_the_page_of_the_server_draws_what_a_real_detector_finds(chain, tmp_path
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
             page = browser.new_page(viewport={"width": 390, "height": 900})
+            page.set_default_timeout(120_000)
             page.goto(address)
             page.get_by_text("version 1, @champion").wait_for()
             page.set_input_files("#file", str(tmp_path / "scene.png"))

@@ -75,7 +75,7 @@ def test_the_worst_mistakes_are_the_most_confident_ones(workshop):
 
 def test_a_gate_that_is_not_passed_exits_3_and_leaves_the_whole_artifact(workshop):
     process, attempt = workshop.start(plan := workshop.plan("evaluate", workshop.train("good"), evaluate__gate=STRICT))
-    assert process.wait(60) == 3, attempt.log.read_text()
+    assert process.wait(180) == 3, attempt.log.read_text()
     folder = Path(plan.request.artifact)
     assert {file.path for file in read_manifest(folder / NAME).files} == {REPORT, METRICS}
     assert find_damage(folder / NAME, read_manifest(folder / NAME), checksums=True) == []
@@ -85,7 +85,7 @@ def test_a_gate_that_is_not_passed_exits_3_and_leaves_the_whole_artifact(worksho
 
 def test_a_passed_gate_exits_0_and_progress_counts_the_images(workshop):
     process, attempt = workshop.start(workshop.plan("evaluate", workshop.train("good")))
-    assert process.wait(60) == 0, attempt.log.read_text()
+    assert process.wait(180) == 0, attempt.log.read_text()
     moments = ProgressReader(attempt.progress).new()
     assert [(m.phase, m.done, m.total, m.unit) for m in moments] == [("evaluate", done, 100, "images") for done in (0, 32, 64, 96, 100)]
 

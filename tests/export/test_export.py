@@ -154,7 +154,7 @@ def test_an_export_whose_version_was_removed_is_made_again(workshop):
 def test_two_exporters_at_once_get_two_versions_and_one_champion(workshop):
     plans = [planned(workshop, "good"), planned(workshop, "fair")]
     started = [workshop.start(plan, attempt=f"attempt-{index}") for index, plan in enumerate(plans)]
-    codes = [process.wait(120) for process, _ in started]
+    codes = [process.wait(240) for process, _ in started]
     statuses = [read_status(attempt) for _, attempt in started]
     assert sorted(codes) == [ExitCode.SUCCESS, ExitCode.DATA], statuses
     assert numbers(workshop) == [1, 2]
@@ -167,7 +167,7 @@ def test_two_exporters_at_once_get_two_versions_and_one_champion(workshop):
 def test_the_same_export_twice_at_once_publishes_once(workshop):
     plan = planned(workshop, "good")
     started = [workshop.start(plan, attempt=f"attempt-{index}") for index in range(2)]
-    codes = sorted(process.wait(120) for process, _ in started)
+    codes = sorted(process.wait(240) for process, _ in started)
     assert codes in ([0, 0], [0, 75])  # the second was told that the first is at it, or came when all was done
     assert numbers(workshop) == [1] and workshop.registry.champion().number == 1
 

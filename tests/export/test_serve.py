@@ -55,13 +55,13 @@ class Server:
     @staticmethod
     def _answer(request) -> tuple[int, dict]:
         try:
-            with urllib.request.urlopen(request, timeout=30) as reply:
+            with urllib.request.urlopen(request, timeout=60) as reply:
                 return reply.status, json.load(reply)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
 
     def wait_for_version(self, number: int) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while (said := self.get("/health")[1])["version"] != number:
             assert time.monotonic() < deadline and self.process.poll() is None, said
             time.sleep(0.05)
@@ -174,7 +174,7 @@ def test_nothing_but_its_own_paths_can_be_read(server, path, status):
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(server):
     import http.client
 
-    connection = http.client.HTTPConnection(server.address.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(server.address.removeprefix("http://"), timeout=60)
     connection.putrequest("POST", "/v1/models/digits:predict")
     connection.putheader("Content-Length", str(1 << 40))
     connection.endheaders()
@@ -210,7 +210,7 @@ def test_a_champion_that_can_not_be_loaded_leaves_the_old_one_in_service_and_the
     shutil.copytree(registry.place / "2", broken)
     (broken / "saved_model.pb").write_bytes(b"no model")
     registry.promote(9, "broken")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not (said := server.get("/health")[1])["problem"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -231,6 +231,7 @@ def test_a_picture_that_is_dropped_gets_its_classes_drawn_and_no_name_of_a_class
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.set_default_timeout(120_000)
         problems = []
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
@@ -263,6 +264,7 @@ def test_boxes_are_drawn_over_the_picture_where_a_model_answers_with_boxes(serve
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
         page = browser.new_page(viewport={"width": 800, "height": 700})
+        page.set_default_timeout(120_000)
         page.route("**/*:predict", lambda route: route.fulfill(json={"predictions": [detections]}))
         page.goto(server.address)
         page.get_by_text("version 2, @champion").wait_for()
@@ -284,12 +286,12 @@ def test_before_anything_is_published_it_says_that_and_waits(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         address = process.stdout.readline().strip()
         with contextlib.suppress(urllib.error.HTTPError):
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 120
             while "no version has the alias canary" not in (said := _health(address))[1]["problem"]:
                 assert time.monotonic() < deadline, said
             assert said[0] == 503 and said[1]["status"] == "loading"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         assert "Traceback" not in process.stderr.read()
 
 

@@ -11,12 +11,15 @@ from pathlib import Path
 
 
 class Hold:
-    """Once in a job, and only if the file `hold` lies in the job's folder; until that is gone. The file `held` says that it is so far."""
+    """Once in a job, and only if the file `hold` lies in the job's folder, or in the one that TRAINYARD_TEST_HOLD names; until that is gone.
+
+    The file `held` beside it says that it is so far.
+    """
 
     chief_only = True
 
     def after_epoch(self, run, epoch):
-        folder = Path(os.environ["TRAINYARD_RUN"])
+        folder = Path(os.environ.get("TRAINYARD_TEST_HOLD") or os.environ["TRAINYARD_RUN"])
         hold, held = folder / "hold", folder / "held"
         if held.exists() or not hold.exists():
             return

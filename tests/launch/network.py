@@ -6,6 +6,7 @@ iproute2 and openssh-server.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -87,7 +88,8 @@ class Network:
     def down(self) -> None:
         for host in self.hosts:
             for pid in subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True).stdout.split():
-                os.kill(int(pid), signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", host], capture_output=True)
             subprocess.run(["ip", "link", "del", f"v-{host}"], capture_output=True)
         subprocess.run(["ip", "link", "del", f"{PREFIX}br"], capture_output=True)
@@ -130,7 +132,7 @@ def _run(*argv: str) -> None:
 def _wait_for_sshd(address: str) -> None:
     import socket
 
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         try:
             with socket.create_connection((address, 22), 1):

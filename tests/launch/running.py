@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 from conftest import DIGITS
+from processes import Stopwatch
 
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.figures import WEIGHTS, TrainingFigures
@@ -47,12 +48,17 @@ def config_with_hosts(folder: Path, content: dict) -> Path:
 
 @contextlib.contextmanager
 def starting(make_job_in, dataset: str, folder: Path, hosts: dict, **defaults) -> Iterator[Callable[..., RunningJob]]:
-    """Gives a function that starts jobs in a folder, on hosts as a hosts file describes them; what is left of them is ended afterwards."""
-    started = []
+    """Gives a function that starts jobs in a folder, on hosts as a hosts file describes them; what is left of them is ended afterwards.
+
+    All of their hosts have the same temporary folder, which is their own.
+    """
+    started, temporary = [], folder / "temporary"
+    temporary.mkdir(parents=True)
 
     def start(name: str = "attempt", lab: dict | None = None, is_held: bool = False, **overrides) -> RunningJob:
-        make = make_job_in(folder, dataset, config_with_hosts(folder, hosts | (lab or {})))
-        started.append(RunningJob(make(name, **(QUICK | defaults | overrides)), is_held))
+        content = {"environment": {"TMPDIR": str(temporary)}} | hosts | (lab or {})
+        make = make_job_in(folder, dataset, config_with_hosts(folder, content))
+        started.append(RunningJob(make(name, **(QUICK | defaults | overrides)), temporary, is_held))
         return started[-1]
 
     try:
@@ -67,15 +73,16 @@ class RunningJob:
 
     Args:
       job: its request and its folder.
+      temporary: the temporary folder of its hosts.
       is_held: it stops at the end of its first epoch, until it is let go.
     """
 
-    def __init__(self, job: Job, is_held: bool = False):
-        self.job = job
+    def __init__(self, job: Job, temporary: Path, is_held: bool = False):
+        self.job, self.temporary = job, temporary
         if is_held:
             self._hold.touch()
         self.process = start_detached([sys.executable, "-m", "pipeline_ops.launch.train", "--request", str(job.attempt.request)], job.attempt.log,
-                                      cwd=job.attempt.folder)
+                                      env=os.environ | {"TMPDIR": str(temporary)}, cwd=job.attempt.folder)
         self.identity = ProcessIdentity.of(self.process.pid)
         self._progress = ProgressReader(job.attempt.progress)
 
@@ -87,7 +94,7 @@ class RunningJob:
         """Returns once the first epoch is over, all of its checkpoints are on the disk, and the chief does nothing."""
         every = self.job.request.config["checkpoint_every_steps"]
         newest = work_folder(self.job.folder) / f"checkpoint-{STEPS_OF_EPOCH // every * every:09d}.npz"
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 180
         while not (newest.exists() and self._hold.with_name("held").exists()):
             assert self.process.poll() is None and time.monotonic() < deadline, self.job.attempt.log.read_text()
             time.sleep(0.02)
@@ -98,7 +105,7 @@ class RunningJob:
     def wait_for_step(self, step: int) -> None:
         self.wait_for(lambda moment: moment.phase == "train" and (moment.done or 0) >= step)
 
-    def wait_for(self, is_it: Callable[[Progress], bool], seconds: float = 90) -> Progress:
+    def wait_for(self, is_it: Callable[[Progress], bool], seconds: float = 180) -> Progress:
         """The first new moment of the job that is the one."""
         deadline = time.monotonic() + seconds
         while True:
@@ -126,9 +133,11 @@ class RunningJob:
     def worker(self, name: str) -> int:
         """The process of that name, as the plan has it: `worker 0`."""
         log = os.path.realpath(self.job.attempt.worker_log(name))
-        return next(pid for pid in self.all() if "training.preloaded" in command(pid) and os.path.realpath(f"/proc/{pid}/fd/1") == log)
+        found = [pid for pid in self.all() if "training.preloaded" in command(pid) and os.path.realpath(f"/proc/{pid}/fd/1") == log]
+        assert found, f"{name} does not run\n{self.job.attempt.log.read_text()}"
+        return found[0]
 
-    def end(self, seconds: float = 150) -> ExitCode:
+    def end(self, seconds: float = 240) -> ExitCode:
         return ExitCode(self.process.wait(seconds))
 
     def message(self) -> str:
@@ -151,9 +160,9 @@ class RunningJob:
         return TrainingFigures.model_validate(manifest.figures)
 
     def survivors(self, seconds: float = 5.0) -> list[str]:
-        """What still lives after so long."""
-        deadline = time.monotonic() + seconds
-        while (left := self.all()) and time.monotonic() < deadline:
+        """What still lives after so long, by a `Stopwatch`."""
+        watch = Stopwatch()
+        while (left := self.all()) and watch.seconds < seconds:
             time.sleep(0.05)
         return [f"{pid}: {command(pid)}" for pid in left]
 
@@ -161,7 +170,8 @@ class RunningJob:
         """For tests that have failed."""
         kill_group(self.identity, 1.0)
         for pid in self.all():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def assert_same(job: RunningJob, undisturbed: RunningJob) -> None:
@@ -173,7 +183,10 @@ def assert_same(job: RunningJob, undisturbed: RunningJob) -> None:
 
 
 def assert_went_on(undisturbed: RunningJob, *tries: RunningJob, chief: str = "worker 0", survive_seconds: float = 5.0) -> None:
-    """The last of these tries has ended as if nothing had happened, at the price of at most one checkpoint interval each time, and nobody is left."""
+    """The last of these tries has ended as if nothing had happened, at the price of at most one checkpoint interval each time, and nobody is left.
+
+    Nor is any temporary file of any of them, on any host: the hosts of the tests share their disks with this machine.
+    """
     last = tries[-1]
     assert last.end() == ExitCode.SUCCESS, last.message()
     assert_same(last, undisturbed)
@@ -181,6 +194,7 @@ def assert_went_on(undisturbed: RunningJob, *tries: RunningJob, chief: str = "wo
     assert repeated, "nothing was interrupted"
     assert max(repeated) <= last.job.request.config["checkpoint_every_steps"], f"steps that were done again: {repeated}"
     assert [survivor for one in tries for survivor in one.survivors(survive_seconds)] == []
+    assert [file for one in tries for file in one.temporary.rglob("*")] == []
 
 
 def repeated_steps(of_chief: Sequence[Progress]) -> list[int]:

@@ -11,7 +11,7 @@ from launch.running import INTERVAL, assert_went_on, starting
 from pipeline_ops.contracts.errors import ExitCode
 
 HERE = {"launcher": "local"}
-SERVERS = {"train__strategy": "parameter_server", "train__workers": 1, "train__parameter_servers": 2, "train__heartbeat_timeout_seconds": 5}
+SERVERS = {"train__strategy": "parameter_server", "train__workers": 1, "train__parameter_servers": 2}
 ROLES = ["chief", "worker 0", "ps 1"]
 
 
@@ -32,7 +32,7 @@ def undisturbed(dataset, make_job_in, tmp_path_factory):
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)], ids=lambda number: number.name)
 @pytest.mark.parametrize("name", [pytest.param("chief", marks=pytest.mark.slow), pytest.param("worker 0", marks=pytest.mark.slow), "ps 1"])
 def test_a_lost_process_of_any_role_is_named_and_costs_a_restart_and_changes_nothing(start, undisturbed, name, number):
-    job = start(is_held=True)
+    job = start(is_held=True, train__heartbeat_timeout_seconds=15 if number == signal.SIGKILL else 10)
     job.wait_until_held()
     os.kill(job.worker(name), number)
     assert_went_on(undisturbed, job, chief="chief")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from launch.cluster import Cluster, why_not
-from launch.running import assert_same, assert_went_on, starting
+from launch.running import assert_same, assert_went_on, command, starting
 
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.hosts import SlurmHosts
@@ -34,9 +34,11 @@ def cluster(tmp_path_factory):
     if reason := why_not():
         pytest.skip(f"no Slurm to train on: {reason}")
     cluster = Cluster(tmp_path_factory.mktemp("slurm"), 2)
-    cluster.up()
-    yield cluster
-    cluster.down()
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.down()
 
 
 @pytest.fixture
@@ -83,7 +85,7 @@ def test_a_killed_launcher_leaves_no_process_on_any_node_and_the_next_try_goes_o
     os.kill(job.process.pid, signal.SIGKILL)
     job.process.wait()
     assert [survivor for survivor in job.survivors(10) if "launch.keeper" not in survivor and "slurm" not in survivor] == []
-    [keeper] = [pid for pid in job.all() if "launch.keeper" in Path(f"/proc/{pid}/cmdline").read_text()]
+    [keeper] = [pid for pid in job.all() if "launch.keeper" in command(pid)]
     os.kill(keeper, signal.SIGTERM)  # it would give the nodes back by itself a minute later
     wait_until(lambda: cluster.jobs() == [], "the job is still allocated")
     assert_went_on(undisturbed, job, start("second"))
@@ -106,14 +108,28 @@ def test_what_slurm_refuses_is_told_and_not_tried_again(start):
 
 
 def test_a_queue_that_does_not_move_is_told_within_the_deadline(start, cluster):
-    job = start(lab={"nodes": 1, "queue_timeout_seconds": 3, "arguments": ["--begin=now+1hour"]}, train__workers=1, train__max_restarts=0)
+    job = start(lab={"nodes": 1, "queue_timeout_seconds": 6, "arguments": ["--begin=now+1hour"]}, train__workers=1, train__max_restarts=0)
     assert job.end() == ExitCode.RETRY
-    assert "within 3 s (queue_timeout_seconds in the hosts file): (BeginTime)" in job.message()
+    assert "within 6 s (queue_timeout_seconds in the hosts file): (BeginTime)" in job.message()
     wait_until(lambda: cluster.jobs() == [], "the job is still in the queue")
 
 
+def test_nothing_lives_of_a_cluster_that_goes_down_with_a_job_in_it(cluster, tmp_path):
+    """As after a test that has failed. A cluster of its own, because the others need theirs."""
+    mine, in_use = Cluster(tmp_path, 1), os.environ["SLURM_CONF"]
+    try:
+        mine.up()
+        subprocess.run(["sbatch", "--wrap", "trap '' TERM; sleep 600"], check=True, cwd=tmp_path, stdout=subprocess.DEVNULL)
+        wait_until(lambda: any("sleep 600" in command(pid) for pid in mine.daemons()), "the job does not begin")
+        assert len(mine.daemons()) >= 4, "slurmctld, slurmd, munged and the job"
+    finally:
+        mine.down()
+        os.environ["SLURM_CONF"] = in_use
+    assert mine.daemons() == []
+
+
 def wait_until(is_so, what: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)

@@ -15,14 +15,13 @@ from launch.running import INTERVAL, RunningJob, assert_same, assert_went_on, co
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.layout import work_folder
 
-if reason := why_not():
-    pytest.skip(f"no hosts to train on: {reason}", allow_module_level=True)
-
 PATIENT = {"train__heartbeat_timeout_seconds": 6, "train__start_timeout_seconds": 90}
 
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
+    if reason := why_not():
+        pytest.skip(f"no hosts to train on: {reason}")
     network = Network(tmp_path_factory.mktemp("network"), 3)
     network.up()
     yield network
@@ -62,9 +61,10 @@ def namespace_of(pid: int) -> int:
 
 
 def test_two_hosts_train_what_one_machine_trains(start, undisturbed):
-    job = start(hosts=2)
-    job.wait_for_step(5)
+    job = start(hosts=2, is_held=True)
+    job.wait_until_held()
     assert len({namespace_of(job.worker(f"worker {n}")) for n in (0, 1)} | {namespace_of(os.getpid())}) == 3, "each is in a network of its own"
+    job.let_go()
     assert job.end() == ExitCode.SUCCESS, job.message()
     assert job.figures().workers == 2
     assert_same(job, undisturbed)
@@ -152,7 +152,7 @@ def test_a_gang_of_another_launcher_is_not_joined_by_a_second_one(start):
     first.wait_for_step(5)
     lock = first.job.folder.with_name(f".{first.job.folder.name}.lock")
     lock.unlink()  # as if storage had no locks
-    second = start(hosts=1, name="second", train__epochs=3000, train__start_timeout_seconds=7, train__max_restarts=0)
+    second = start(hosts=1, name="second", train__epochs=3000, train__start_timeout_seconds=20, train__max_restarts=0)
     assert second.end() == ExitCode.RETRY
     assert "a gang for the same artifact runs there already" in second.message()
     assert str(first.agents()[0]) in second.message()

@@ -39,6 +39,15 @@ class Scene:
         ProgressWriter(self.attempt.worker_progress(name)).report(phase, done)
         self.watch.progress()
 
+    def until_it_fails(self, **alive: Event) -> str:
+        """What is told at last, while hosts go on to say who is alive there; they are heard right before each look, however busy the machine is."""
+        while True:
+            for host, event in alive.items():
+                self.watch.note(host, event)
+            if failure := self.watch.failure():
+                return failure.message
+            time.sleep(0.1)
+
     def cause(self) -> str:
         return self.watch.cause(self.watch.failure()).message
 
@@ -69,21 +78,15 @@ def test_a_process_without_a_beat_is_named(tmp_path):
     scene = Scene(tmp_path, heartbeat_timeout_seconds=2)
     scene.reports("worker 0", "train", 1)
     scene.reports("worker 1", "train", 1)
-    while scene.watch.failure() is None:
-        scene.watch.note("h1", Event(event="alive", names=["worker 0"]))
-        time.sleep(0.1)
-    assert "worker 1 on h2 has given no sign of life for 2 s" in scene.watch.failure().message
+    assert "worker 1 on h2 has given no sign of life for " in scene.until_it_fails(h1=Event(event="alive", names=["worker 0"]))
 
 
 def test_of_two_silent_processes_the_stopped_one_is_named(tmp_path):
     """The chief starves where it waits for a stopped server."""
     scene = Scene(tmp_path, strategy="parameter_server", parameter_servers=1, heartbeat_timeout_seconds=2)
     scene.reports("chief", "train", 1)
-    while scene.watch.failure() is None:
-        scene.watch.note("h1", Event(event="alive", names=["worker 0", "ps 0"], stopped=["ps 0"]))
-        scene.watch.note("h2", Event(event="alive", names=["worker 1"]))
-        time.sleep(0.1)
-    assert scene.watch.failure().message.startswith("ps 0 on h1 has given no sign of life")
+    said = scene.until_it_fails(h1=Event(event="alive", names=["worker 0", "ps 0"], stopped=["ps 0"]), h2=Event(event="alive", names=["worker 1"]))
+    assert said.startswith("ps 0 on h1 has given no sign of life")
 
 
 def test_a_process_that_joins_is_alive_unless_it_is_stopped(tmp_path):
@@ -91,11 +94,8 @@ def test_a_process_that_joins_is_alive_unless_it_is_stopped(tmp_path):
     scene = Scene(tmp_path, heartbeat_timeout_seconds=2)
     scene.reports("worker 0", "joining")
     scene.reports("worker 1", "joining")
-    while scene.watch.failure() is None:
-        scene.watch.note("h1", Event(event="alive"))
-        scene.watch.note("h2", Event(event="alive", stopped=["worker 1"]))
-        time.sleep(0.1)
-    assert "worker 1 on h2 has given no sign of life" in scene.watch.failure().message
+    said = scene.until_it_fails(h1=Event(event="alive"), h2=Event(event="alive", stopped=["worker 1"]))
+    assert "worker 1 on h2 has given no sign of life" in said
 
 
 def test_a_gang_that_makes_no_step_is_told_with_everybodys_state(tmp_path):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from google.protobuf import descriptor_pb2, text_format
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline_ops.contracts.errors import ConfigError
@@ -94,6 +94,7 @@ def wanted_of(message) -> list:
     return found
 
 
+ANY_MACHINE = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
 FIELDS = st.builds(
     descriptor_pb2.FieldDescriptorProto, name=st.text(max_size=8), number=st.integers(-(2**31), 2**31 - 1), default_value=st.text(max_size=12),
     label=st.sampled_from([1, 2, 3]), proto3_optional=st.booleans())
@@ -103,7 +104,7 @@ FILES = st.builds(descriptor_pb2.FileDescriptorProto, name=st.text(max_size=8), 
                   public_dependency=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=3))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(ANY_MACHINE, max_examples=100)
 @given(FILES, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 def test_what_protobuf_prints_is_read_as_it_was_meant(message, as_utf8, one_line, pointy_brackets, short_lists):
     text = text_format.MessageToString(message, as_utf8=as_utf8, as_one_line=one_line, pointy_brackets=pointy_brackets,
@@ -111,7 +112,7 @@ def test_what_protobuf_prints_is_read_as_it_was_meant(message, as_utf8, one_line
     assert parsed(text) == wanted_of(message)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(ANY_MACHINE, max_examples=300)
 @given(st.one_of(st.text(), st.text("ab:{}<>[],;'\"\\#-.0x19eE \n"), st.lists(
     st.sampled_from(["a", ":", "{", "}", "<", ">", "[", "]", ",", "1", "-", "'s'", "\n", "#c\n", "1.5", "true", " "])).map("".join)))
 def test_noise_is_read_or_refused_with_a_place_and_nothing_else(text):

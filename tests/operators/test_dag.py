@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from airflow.models.taskinstance import TaskInstance
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("tensorflow", "keras", "apache_beam", "cv2", "PIL", "sklearn", "scipy")
@@ -52,6 +55,14 @@ def test_the_tasks_run_one_after_the_other(tmp_path, monkeypatch):
     assert [task.task_id for task in dag.topological_sort()] == ["preprocess", "train", "evaluate", "export"]
     assert dag.get_task("train").upstream_task_ids == {"preprocess"}
     assert dag.get_task("train").retries == 2
+
+
+def test_the_first_retry_comes_at_once_and_later_ones_outlast_an_airflow_that_comes_back_slowly(tmp_path, monkeypatch):
+    train = bag(tmp_path, monkeypatch, ROOT / "configs" / "digits.yaml").dags["digits"].get_task("train")
+    end = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    failed = {"task": train, "dag_id": "digits", "task_id": "train", "logical_date": None, "end_date": end, "retry_delay_override": None}
+    waits = [(TaskInstance.next_retry_datetime(SimpleNamespace(try_number=number, **failed)) - end).total_seconds() for number in (1, 2, 3, 4)]
+    assert all(low <= wait <= high for wait, (low, high) in zip(waits, [(5, 10), (30, 60), (180, 300), (300, 300)], strict=True)), waits
 
 
 def test_a_task_has_the_pool_the_priority_and_the_executor_that_its_section_names(tmp_path, monkeypatch):

@@ -54,7 +54,8 @@ def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path
             (packages / entry.name).symlink_to(entry)
     [wheel] = (tmp_path / "wheels").glob("*.whl")
     subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", wheel, *offline], check=True)
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRAINYARD_CONFIGS")}
+    environment = {name: value for name, value in os.environ.items()
+                   if name not in ("PYTHONPATH", "TRAINYARD_CONFIGS") and not name.startswith("AIRFLOW__")}
     environment |= {"AIRFLOW_HOME": str(tmp_path / "home"), "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags")}
     events = {"type": "file", "log_file_path": str(tmp_path / "lineage"), "append": True}
     environment |= {"AIRFLOW__CORE__LOAD_EXAMPLES": "False", "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(events)}

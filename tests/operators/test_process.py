@@ -18,7 +18,7 @@ from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.plan import JobPlan
 from pipeline_ops.contracts.processes import ProcessIdentity, group_members, start_detached
 from pipeline_ops.contracts.request import Request, read_status
-from pipeline_ops.contracts.wanted import STORE_KEY, reason_to_end
+from pipeline_ops.contracts.wanted import STORE_KEY, ask_to_end, reason_to_end
 from pipeline_ops.operators.job_operator import TrainOperator
 from pipeline_ops.operators.process import JobHandle, prepare_job, start_job
 
@@ -84,6 +84,13 @@ def test_the_next_try_takes_over_the_job_that_still_runs(handle, process):
     assert TrainOperator(config_file=str(CONFIG))._running_already(task) == handle
     assert process.is_alive()
     assert task["task_state_store"][STORE_KEY]["claim"]["task_instance"] == "second"
+
+
+def test_the_next_try_does_not_follow_a_job_that_is_about_to_end(handle, process):
+    """As when Airflow takes a living task for dead: it kills the task, which tells its job to end, and starts the next try at the same time."""
+    ask_to_end(handle.attempt, "its task was ended in Airflow")
+    assert TrainOperator(config_file=str(CONFIG))._running_already(context(handle)) is None
+    assert group_members(process.pid) == []
 
 
 def test_a_cleared_task_ends_the_job_that_still_runs(handle, process):

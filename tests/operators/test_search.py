@@ -41,7 +41,9 @@ class Run:
         return self.manifests["search"]
 
     def try_out(self, trial: dict) -> str:
-        return TrialOperator(task_id="trial", config_file=str(CONFIG), trial=trial).execute(self.context())
+        operator = TrialOperator(task_id="trial", config_file=str(CONFIG), trial=trial)
+        operator.patience_seconds = 240  # there is nobody here that it could defer to
+        return operator.execute(self.context())
 
     def choose(self) -> str:
         return ChooseOperator(config_file=str(CONFIG)).execute(self.context())

@@ -21,7 +21,7 @@ class Workers:
     def __init__(self, folder: Path, count: int):
         self.folders = [folder / f"worker-{worker}" for worker in range(count)]
         self.said: list[list[str]] = [[] for _ in self.folders]
-        self._barrier, self._rows = threading.Barrier(count, timeout=20), [b""] * count
+        self._barrier, self._rows = threading.Barrier(count, timeout=60), [b""] * count
 
     def save(self, worker: int, step: int, weight: float) -> Path:
         self.folders[worker].mkdir(exist_ok=True)

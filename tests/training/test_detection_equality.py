@@ -29,7 +29,7 @@ MODELS = pytest.mark.parametrize("model", ["center_detector", "retinanet"])
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    fleet = Fleet(LocalLauncher(), "equality", tmp_path_factory.mktemp("host"))
+    fleet = Fleet(LocalLauncher(), "detection-equality", tmp_path_factory.mktemp("host"))
     yield fleet
     fleet.close()
 

@@ -32,6 +32,7 @@ _SOON = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30", "AIRFLOW__
 """Minutes in seconds. Not fewer: the programs of a busy machine are silent for ten, and are then taken for dead."""
 _CELERY_WORKER = {"worker": ("celery", "worker", "--skip-serve-logs", "--without-mingle", "--without-gossip")}
 _ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh")
+_ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
 _UP_SECONDS = 240
 
 
@@ -192,7 +193,14 @@ class Run:
         logging.getLogger(__name__).info("%s ended within %.1f s", attempt.folder.name, time.monotonic() - begin)
 
     def wait_for(self, state: str, task: str | None = None, seconds: float = 180) -> None:
-        wait_until(lambda: self.task(task)["state"] == state, seconds)
+        """Fails at once if the task has ended in another one."""
+
+        def is_so() -> bool:
+            found = self.task(task)["state"]
+            assert found == state or found not in _ENDED, f"{task or self.name} is {found}, and will not be {state}"
+            return found == state
+
+        wait_until(is_so, seconds)
 
 
 def is_of_a_job(process: psutil.Process) -> bool:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import httpx
 import psutil
 import yaml
-from processes import below, command_line, lives, working_below
+from processes import below, command_line, left_below, lives, working_below
 
 from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.cli.embedded import MIGRATE, PROGRAMS, USER, Home, Secrets, airflow_command, airflow_environment
@@ -95,7 +95,7 @@ class Airflow:
             with contextlib.suppress(psutil.Error):
                 process.kill()
                 process.wait(30)
-        assert not (left := working_below(self.folder)), left
+        assert not (left := left_below(self.folder)), left
 
     def stop(self, *names: str) -> None:
         """As a deployment does."""
@@ -218,7 +218,8 @@ def make_pipeline(folder: Path) -> None:
     """`digits.yaml` in a folder, with the raw files beside it: two workers, and a training as long as the run asks for."""
     values = yaml.safe_load(DIGITS.read_text())
     values["storage"]["root"], values["preprocess"]["source"]["path"] = "storage", "raw"
-    values["train"] |= {"global_batch": 64, "workers": 2, "checkpoint_every_steps": 20, "early_stopping": None}
+    values["train"] |= {"global_batch": 64, "workers": 2, "checkpoint_every_steps": 20, "early_stopping": None,
+                        "retries": 5}  # a busy Airflow loses some to itself, before a line of ours runs
     values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.5}]
     (folder / "digits.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     subprocess.run([sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"], check=True, stdout=subprocess.DEVNULL)

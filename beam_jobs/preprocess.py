@@ -12,8 +12,8 @@ import dataclasses
 import itertools
 import logging
 import os
+import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -190,8 +190,12 @@ def _take_over(delta: Delta, before: DataSetBefore | None, draft: ArtifactDraft,
 @contextlib.contextmanager
 def _scratch(job: Job) -> Iterator[Path]:
     """A folder for what workers tell the driver. Below the storage root, which workers on other hosts see, too."""
-    with tempfile.TemporaryDirectory(prefix="shards-", dir=job.attempt.folder, ignore_cleanup_errors=True) as scratch:
-        yield Path(scratch)
+    scratch = job.attempt.scratch
+    scratch.mkdir()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # of a job that is killed, its operator removes it
 
 
 def _run_beam(job: Job, config: Preprocess, plans: Sequence[ShardPlan], order: Order | PictureOrder, phase: str, scratch: Path) -> list:

@@ -18,6 +18,7 @@ from pipeline_ops.contracts.manifest import Manifest, list_files, read_manifest,
 from pipeline_ops.contracts.plan import plan_job
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import write_request
+from pipeline_ops.contracts.scratch import own_temporary_folder
 from pipeline_ops.contracts.shards import CLASS_WEIGHTS, ENCODED, KEY, LABEL, DatasetFigures, shard_name
 
 pytest_plugins = ["workshop", "publishers", "scenes", "log_tails"]
@@ -25,11 +26,29 @@ pytest_plugins = ["workshop", "publishers", "scenes", "log_tails"]
 DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 NUM_SHARDS = 4
 
-os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="trainyard-tests-")  # before anything imports Airflow
-os.environ["TRAINYARD_LOCAL_FOLDER"] = tempfile.mkdtemp(prefix="trainyard-tests-local-")
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps the folders of tests that have failed
+_temporary = own_temporary_folder("tests")
+_folder = _temporary.__enter__()
+os.environ["AIRFLOW_HOME"] = str(_folder / "airflow")  # before anything imports Airflow
+os.environ["TRAINYARD_LOCAL_FOLDER"] = str(_folder / "local")
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def pytest_unconfigure() -> None:
+    """The tests' temporary files go with them; those of tests that are killed, with the next ones."""
+    _temporary.__exit__(None, None, None)
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch) -> Path:
+    """A temporary folder for this process and those that it starts, as /tmp is."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pipeline_ops.cli import compare, explain, import_od_api, models, new_stage, plan, preview, run, serve, stages, ui, validate
 from pipeline_ops.cli.stopping import Stopped
 from pipeline_ops.contracts.errors import TrainyardError
+from pipeline_ops.contracts.scratch import own_temporary_folder
 
 _INTERRUPTED, _BROKEN_PIPE = 130, 141
 
@@ -19,7 +20,8 @@ def main(words: Sequence[str] | None = None) -> int:
     words = models.with_default_action(list(sys.argv[1:] if words is None else words))
     arguments = make_parser().parse_args(words)
     try:
-        return int(arguments.command(arguments))
+        with own_temporary_folder("command"):
+            return int(arguments.command(arguments))
     except TrainyardError as error:
         print(error, file=sys.stderr)
         return error.exit_code

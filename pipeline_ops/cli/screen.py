@@ -117,6 +117,8 @@ def print_result(console: Console, summary: Mapping[str, Any], run: RunView) -> 
     console.print(_result_table(run))
     for line in summary["search"]["table"] if summary["search"] else ():
         console.print(f"Trial   {line}", soft_wrap=True)
+    if summary["training"]["warm_start"]:
+        console.print(f"Began     with the weights of {summary['training']['warm_start']}", soft_wrap=True)
     if summary["metrics"]:
         console.print("Metrics   " + "  ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items()))
     _print_gate(console, summary)

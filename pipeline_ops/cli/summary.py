@@ -16,6 +16,7 @@ from pipeline_ops.contracts.records import find_report
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.search import read_search
 from pipeline_ops.contracts.shards import SPLITS, DatasetFigures, shards_of
+from pipeline_ops.contracts.warm_start import WARM_START
 
 
 def summarise(config: PipelineConfig, run: RunView) -> dict[str, Any]:
@@ -58,11 +59,12 @@ def _dataset(manifest: Manifest | None) -> dict[str, Any]:
 
 
 def _training(manifest: Manifest | None) -> dict[str, Any]:
+    """`warm_start` is the place of the weights that it has begun with."""
     names = ("strategy", "workers", "steps", "restarts", "weights_digest")
     if manifest is None:
-        return dict.fromkeys(names)
-    figures = TrainingFigures.model_validate(manifest.figures)
-    return {name: getattr(figures, name) for name in names}
+        return dict.fromkeys((*names, "warm_start"))
+    figures, began_with = TrainingFigures.model_validate(manifest.figures), manifest.inputs.get(WARM_START)
+    return {name: getattr(figures, name) for name in names} | {"warm_start": began_with and began_with.uri}
 
 
 def _search(config: PipelineConfig, run: RunView) -> dict[str, Any] | None:

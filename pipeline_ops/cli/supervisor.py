@@ -4,8 +4,8 @@
 
 It lives in a session of its own, so Ctrl-C in a terminal doesn't reach it. It runs for as long as a command uses it, which
 `holders.py` tells, also of a command that was killed. It adopts every orphan below it, jobs in
-sessions of their own among them, and ends all of them before it lets go of the home's lock. What it has to say is in
-`<home>/server.json`. Started by `server.py` only.
+sessions of their own among them, and ends all of them before it lets go of the home's lock; then it removes their temporary files. What
+it has to say is in `<home>/server.json`. Started by `server.py` only.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pipeline_ops.contracts.descendants import adopt_orphans, descendants, die_w
 from pipeline_ops.contracts.errors import ExitCode, MachineError
 from pipeline_ops.contracts.files import exclusive_lock
 from pipeline_ops.contracts.processes import ProcessIdentity
+from pipeline_ops.contracts.scratch import own_temporary_folder
 
 LOCKED = ExitCode.RETRY
 """Exit status if another supervisor has the home."""
@@ -159,7 +160,7 @@ def main() -> int:
     home = Home(arguments.home)
     home.make()
     try:
-        with exclusive_lock(home.lock, "the embedded Airflow", wait_seconds=_LOCK_SECONDS):
+        with exclusive_lock(home.lock, "the embedded Airflow", wait_seconds=_LOCK_SECONDS), own_temporary_folder("airflow"):
             return Supervisor(home, arguments.dags, arguments.configs, arguments.schedules).run()
     except MachineError as error:
         print(error, file=sys.stderr)

@@ -58,7 +58,7 @@ class AgentSpec(Message):
       token_file: a file on the shared storage; the host must see what the launcher wrote into it.
       silence_seconds: an agent that hears nothing for so long ends everything on its host.
       ports: the first and the last port that may be used; None: any that is free.
-      environment: for the preloaded process and all of its forks.
+      environment: for the agent, the preloaded process and all of its forks.
     """
 
     host: str

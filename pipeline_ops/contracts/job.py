@@ -30,6 +30,7 @@ from pipeline_ops.contracts.layout import Attempt, lock_file, work_folder
 from pipeline_ops.contracts.manifest import NAME, Manifest, ManifestFile, list_files, write_manifest
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import Request, Status, read_request, write_status
+from pipeline_ops.contracts.scratch import own_temporary_folder
 from pipeline_ops.contracts.wanted import while_wanted
 
 
@@ -92,7 +93,7 @@ def run_request(work: Callable[[Job], ExitCode], path: Path) -> ExitCode:
     attempt = Attempt(path.parent)
     try:
         request = read_request(path)
-        with while_wanted(attempt), _deadline(request.deadline_seconds, attempt):
+        with while_wanted(attempt), _deadline(request.deadline_seconds, attempt), own_temporary_folder(request.job):
             status = _do_once(work, Job(request, attempt, ProgressWriter(attempt.progress)))
     except TrainyardError as error:
         status = Status(exit_code=error.exit_code, message=str(error))

@@ -116,6 +116,11 @@ class Attempt:
     def log(self) -> Path:
         return self.folder / "job.log"
 
+    @property
+    def scratch(self) -> Path:
+        """What processes of the job on any host tell one another; gone with the job."""
+        return self.folder / "scratch"
+
     def of_worker(self, name: str, suffix: str) -> Path:
         """A file of one process of a gang, by the name that it has in messages: `worker-1.log` of `worker 1`."""
         return self.folder / f"{name.replace(' ', '-')}.{suffix}"

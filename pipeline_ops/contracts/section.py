@@ -34,7 +34,8 @@ class TaskSection(Section):
     """The job ends itself after this long, whatever happens to Airflow."""
 
     retries: int = operational(2, ge=0, le=20)
-    """How often Airflow tries again after a machine failure. Errors in the config or the data are never retried."""
+    """How often Airflow tries again after a machine failure: at once, then after half a minute or more, then after minutes, so that an Airflow which
+    comes back slowly does not use them up. Errors in the config or the data are never retried."""
 
     python: str | None = operational(None, min_length=1)
     """The interpreter that runs this task's job, such as `/opt/tensorflow/bin/python`; it needs the packages of the job, and not Airflow.

@@ -19,13 +19,13 @@ import logging
 import re
 import signal
 import sys
-import tempfile
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from pipeline_ops.contracts.registry import Registry
+from pipeline_ops.contracts.scratch import own_temporary_folder
 from pipeline_ops.export.follow import AliasSource, Follower, LoadedModel
 from pipeline_ops.export.rest import BadRequest, answer, parse_question
 
@@ -184,8 +184,8 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the folder of copies goes with the server
-    with tempfile.TemporaryDirectory(prefix="trainyard-serve-") as cache:
-        return _serve(arguments, Follower(AliasSource(Registry(arguments.model), arguments.alias, Path(cache))))
+    with own_temporary_folder("serve") as folder:
+        return _serve(arguments, Follower(AliasSource(Registry(arguments.model), arguments.alias, folder / "copies")))
 
 
 def _serve(arguments: argparse.Namespace, follower: Follower) -> int:

@@ -11,11 +11,9 @@ srun or a plain pipe, is the launcher's affair.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -24,17 +22,20 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.contracts.descendants import adopt_orphans, die_with_parent, end_descendants
-from pipeline_ops.contracts.fingerprint import CODE_ROOT
+from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.contracts.files import read_json, write_json
+from pipeline_ops.contracts.fingerprint import CODE_ROOT, digest_of
 from pipeline_ops.contracts.gang import BEAT_SECONDS, BEATS_VARIABLE, PRELOADED, PRELOADED_MODULE, RUN_VARIABLE, AgentSpec, Event, HostReport, Order
 from pipeline_ops.contracts.processes import ProcessIdentity, is_stopped
+from pipeline_ops.contracts.scratch import Scratch, folder_of, sweep, try_to_hold
 
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pydantic")
+_HOLDER = "holder.json"
 _LOCK_SECONDS = 5.0
 """The forks of a predecessor that has been killed need a moment to be gone."""
 
@@ -44,17 +45,20 @@ def main() -> None:
     events = os.dup(1)
     os.dup2(2, 1)  # a stray print must not look like an event
     adopt_orphans()
-    with contextlib.ExitStack() as stack:
-        try:
-            lock = stack.enter_context(host_lock(spec))
-        except BlockingIOError as error:
-            os.write(events, _line(Event(event="refused", message=str(error))))
-            return
-        try:
-            Agent(spec, events, lock).serve()
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            end_descendants(0.0)
+    os.environ |= spec.environment  # a temporary folder may be among it
+    sweep()
+    try:
+        scratch = hold_host(spec)
+    except (BlockingIOError, MachineError) as error:
+        os.write(events, _line(Event(event="refused", message=str(error))))
+        return
+    try:
+        Agent(spec, events, scratch).serve()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end_descendants(0.0)
+        scratch.remove()
+        sweep()
 
 
 class Agent:
@@ -63,10 +67,10 @@ class Agent:
     Args:
       spec: what it was started with.
       events: the descriptor to report to.
-      lock: the host's lock; the preloaded process and all forks inherit it, so it is free only when all of them are gone.
+      scratch: this host, held. The preloaded process and all forks inherit it, so it is free only when all of them are gone.
     """
 
-    def __init__(self, spec: AgentSpec, events: int, lock: int):
+    def __init__(self, spec: AgentSpec, events: int, scratch: Scratch):
         self._spec, self._events = spec, events
         self._pids: dict[str, int] = {}
         self._held: list[socket.socket] = []
@@ -76,8 +80,8 @@ class Agent:
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGTERM, lambda *_: self._signal(signal.SIGTERM))
         self._preloaded = subprocess.Popen(
-            [sys.executable, "-m", PRELOADED_MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[beats, lock],
-            env={**os.environ, **spec.environment, RUN_VARIABLE: spec.run, BEATS_VARIABLE: str(beats)}, preexec_fn=die_with_parent)
+            [sys.executable, "-m", PRELOADED_MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[beats, scratch.lock],
+            env={**os.environ, **scratch.environment, RUN_VARIABLE: spec.run, BEATS_VARIABLE: str(beats)}, preexec_fn=die_with_parent)
         os.close(beats)
         self._unread = {0: b"", self._preloaded.stdout.fileno(): b"", self._beats: b""}
         self._alive: set[str] = set()
@@ -166,50 +170,30 @@ def _line(event: Event) -> bytes:
     return event.model_dump_json(exclude_defaults=True).encode() + b"\n"
 
 
-@contextlib.contextmanager
-def host_lock(spec: AgentSpec) -> Iterator[int]:
+def hold_host(spec: AgentSpec) -> Scratch:
     """Holds this host for one gang over one artifact; storage whose locks don't reach other hosts can't undo that.
 
-    The lock is on the machine's own disk. It is inherited by every process of the gang, so whoever gets it knows that
+    What is held is the gang's folder for temporary files. Every process of the gang inherits its lock, so whoever gets it knows that
     nothing of an earlier gang lives here. A predecessor of the same launcher that does not go, because it hangs, is killed.
 
     Raises:
       BlockingIOError: a gang of another launcher has the host, in words for a person.
+      MachineError: this host's temporary folder is not for us to use.
     """
-    safe = re.sub(r"[^A-Za-z0-9._-]", "-", f"{spec.lock}-{spec.host}")
-    path = Path(tempfile.gettempdir()) / f"trainyard-{os.getuid()}-{safe}.lock"
-    with open(path, "a+") as file:
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while not _try_lock(file.fileno()):
-            file.seek(0)
-            holder = _parse_holder(file.read())
-            if holder.get("run") == spec.run:
-                with contextlib.suppress(ProcessLookupError, KeyError):
-                    if ProcessIdentity.from_json(holder["process"]).is_alive():
-                        os.kill(holder["process"]["pid"], signal.SIGKILL)
-            if time.monotonic() > deadline:
-                raise BlockingIOError(f"a gang for the same artifact runs there already, started by {holder.get('run', 'another launcher')} with the "
-                                      f"agent {holder.get('process', {}).get('pid', 'unknown')} ({path} is locked); wait for it, or end it")
-            time.sleep(0.05)
-        file.truncate(0)
-        file.write(json.dumps({"run": spec.run, "process": ProcessIdentity.of(os.getpid()).to_json()}))
-        file.flush()
-        yield file.fileno()
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _parse_holder(text: str) -> dict:
-    try:
-        return json.loads(text)
-    except ValueError:  # it is being written
-        return {}
+    name, deadline = f"gang-{digest_of([spec.lock, spec.host])[:12]}", time.monotonic() + _LOCK_SECONDS
+    holder_file = folder_of(name) / _HOLDER
+    while (scratch := try_to_hold(name)) is None:
+        holder = read_json(holder_file) or {}
+        if holder.get("run") == spec.run:
+            with contextlib.suppress(ProcessLookupError):
+                if ProcessIdentity.from_json(holder["process"]).is_alive():
+                    os.kill(holder["process"]["pid"], signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise BlockingIOError(f"a gang for the same artifact runs there already, started by {holder.get('run', 'another launcher')} with the "
+                                  f"agent {holder.get('process', {}).get('pid', 'unknown')} ({holder_file.parent} is locked); wait for it, or end it")
+        time.sleep(0.05)
+    write_json(holder_file, {"run": spec.run, "process": ProcessIdentity.of(os.getpid()).to_json()})
+    return scratch
 
 
 def report_host(spec: AgentSpec) -> HostReport:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.config_notify import check_notifiers
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.section import TaskSection
@@ -25,7 +25,9 @@ from pipeline_ops.operators.notices import terms_of_dag, terms_of_tasks
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
 
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
-_RETRY_DELAY = dt.timedelta(seconds=5)
+_RETRIES = {"retry_delay": dt.timedelta(seconds=5), "retry_exponential_backoff": 6, "max_retry_delay": dt.timedelta(minutes=5)}
+"""The first at once, because most often a process was killed. Later ones give an Airflow that comes back slowly the time to do so: a try that
+can't reach its API server is lost, though the job goes on."""
 _RUNS_WITH_APPROVAL = 16
 """Waiting ones among them; the next run starts when one of so many has been answered, or has waited its time."""
 
@@ -36,23 +38,13 @@ def config_files(places: Iterable[str | os.PathLike]) -> Iterator[Path]:
         yield from sorted(place.glob("*.yaml")) if place.is_dir() else [place]
 
 
-def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config: None) -> DAG:
-    """The DAG of a pipeline.
-
-    Args:
-      file: the pipeline's YAML.
-      check: looks at the config once more, for what contracts can't know.
-
-    Raises:
-      ConfigError: which Airflow shows as the file's import error.
-    """
-    config = load_config(file)
-    check(config)
+def make_dag(config: PipelineConfig) -> DAG:
+    """The DAG of a pipeline. Raises ConfigError, which Airflow shows as the file's import error."""
     check_notifiers(config.notify, config.file)
     with DAG(config.pipeline, description=config.description, schedule=timetable_of(config), start_date=_START, catchup=False,
              max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
              tags=["trainyard", *config.tags], doc_md=_describe(config),
-             default_args={"owner": config.owner, "retry_delay": _RETRY_DELAY}, fail_fast=False, **terms_of_dag(config)) as dag:
+             default_args={"owner": config.owner, **_RETRIES}, fail_fast=False, **terms_of_dag(config)) as dag:
         tasks = [_add_search(config) if config.search and operator is TrainOperator else
                  operator(config_file=str(config.file), outlets=outlets_of(config, operator.job), **_terms(getattr(config, operator.job)),
                           **terms_of_tasks(config))

@@ -25,6 +25,7 @@ from pipeline_ops.contracts.plan import KINDS, JobPlan
 from pipeline_ops.contracts.processes import ProcessIdentity, kill_group, start_detached
 from pipeline_ops.contracts.progress import Progress, ProgressReader
 from pipeline_ops.contracts.request import Status, read_status, write_request
+from pipeline_ops.contracts.scratch import sweep
 from pipeline_ops.contracts.wanted import GRACE_SECONDS, ask_to_end, reason_to_end
 
 _LAST_LOOK_SECONDS = 0.5
@@ -87,9 +88,15 @@ class JobHandle:
         return is_gone
 
     def bury(self) -> bool:
-        """Kills what is left of a job on this host: workers, if it was killed by signal 9. Returns as `end` does."""
+        """Ends what is left of a job on this host, if it was killed by signal 9: its workers, and its temporary files. Returns as `end` does."""
         process = self.process
-        return process is None or not _is_here(process) or kill_group(process, GRACE_SECONDS)
+        if process is None or not _is_here(process):
+            return True
+        is_gone = kill_group(process, GRACE_SECONDS)
+        if is_gone:
+            shutil.rmtree(self.attempt.scratch, ignore_errors=True)
+            sweep()
+        return is_gone
 
     def _obituary(self) -> str:
         log, process = self.attempt.log, self.process

@@ -33,6 +33,7 @@ class Board:
       folder: of the event files.
       config: what is written.
       class_names: for captions.
+      image_shape: H, W, C.
       examples: images uint8 [N, H, W, C] and labels int64 [N] of the validation split, N as `config.images` says; called once.
       build: makes the second model; called once, if it is needed.
     """
@@ -40,6 +41,7 @@ class Board:
     folder: Path
     config: Tensorboard
     class_names: Sequence[str]
+    image_shape: tuple[int, int, int]
     examples: Callable[[], tuple[tf.Tensor, tf.Tensor]]
     build: Callable[[], keras.Model]
 
@@ -71,8 +73,8 @@ class Board:
 
     def _write_graph(self) -> None:
         model = self._second_model()
-        spec = [tf.TensorSpec([None, *tensor.shape[1:]], tf.float32) for tensor in model.inputs]
-        tf.summary.graph(tf.function(lambda inputs: model(inputs, training=False)).get_concrete_function(spec if len(spec) > 1 else spec[0]).graph)
+        images = tf.TensorSpec([None, *self.image_shape], tf.float32)  # a model of the user's own class does not say what it takes
+        tf.summary.graph(tf.function(lambda images: model(images, training=False)).get_concrete_function(images).graph)
 
     def _write_images(self, weights: Arrays) -> None:
         images_NHWC, labels_N = self._examples()

@@ -9,7 +9,8 @@ of it is ready. So a peer shows in the same way, by its socket, that it is gone 
 then restarts the gang.
 
 Every part of the vector is added up by one worker, in the order of the ring, and passed on as it is: all workers end
-with the same bytes, wherever they are.
+with the same bytes, wherever they are. Two workers that read each other's memory both add up the whole, so that they meet once
+in a step and not twice: of two numbers the sum is the same in either order.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from pipeline_ops.contracts.errors import MachineError
 
 _TOKEN_BYTES = 16
 _READY = b"r"
+_WATCH_SECONDS = 0.0005
+"""How long a neighbour on this host is looked for before this thread sleeps. Workers that step together are seldom further apart, and to be
+woken takes longer than what they then do; whoever else wants the core gets it meanwhile."""
 _ALIGNMENT = 16
 """Numbers, of what TensorFlow asks of memory that it takes over as it is and does not copy."""
 
@@ -53,6 +57,7 @@ class Ring:
         self._worker, self._workers, self._timeout_seconds = worker, workers, timeout_seconds
         self._to_next, self._from_previous = to_next, from_previous
         self._lends, self._borrows = (peer.family == socket.AF_UNIX for peer in (to_next, from_previous))
+        self._is_pair = workers == 2 and self._lends and self._borrows
         self._totals = self._previous = np.empty((2, 0), np.float32)
         self._received = np.empty(0, np.float32)
         self._calls = 0
@@ -72,8 +77,13 @@ class Ring:
         total, previous = self._room_for(ends[-1])
         for array, place in zip(arrays, places, strict=True):
             total[place] = array.reshape(-1)
-        self._add_up(total, previous)
-        return [_copied(total[place]).reshape(array.shape) for array, place in zip(arrays, places, strict=True)]
+        if self._is_pair:
+            self._exchange(total, previous)
+            sums = [np.add(total[place], previous[place], out=_room_of_its_own(place.stop - place.start)) for place in places]
+        else:
+            self._add_up(total, previous)
+            sums = [np.positive(total[place], out=_room_of_its_own(place.stop - place.start)) for place in places]
+        return [total.reshape(array.shape) for total, array in zip(sums, arrays, strict=True)]
 
     def _room_for(self, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Where this worker adds up, and where the previous one does, if that can be read.
@@ -149,11 +159,23 @@ class Ring:
 
     def _wait_for(self, sources: list[socket.socket], targets: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
         """Those that can be read, and those that can be written."""
-        readable, writable, _ = select.select(sources, targets, [], self._timeout_seconds)
+        readable, writable = self._watch(sources, targets) if self._borrows else ([], [])
+        if not readable and not writable:
+            readable, writable, _ = select.select(sources, targets, [], self._timeout_seconds)
         if not readable and not writable:
             silent = self._neighbour(-1 if sources else +1)
             raise MachineError(f"{silent} has been silent for {self._timeout_seconds:g} s (train.step_timeout_seconds)")
         return readable, writable
+
+    @staticmethod
+    def _watch(sources: list[socket.socket], targets: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
+        """As `_wait_for`, for a moment, and without sleep; none where the moment has passed."""
+        end = time.perf_counter() + _WATCH_SECONDS
+        while True:
+            readable, writable, _ = select.select(sources, targets, [], 0)
+            if readable or writable or time.perf_counter() > end:
+                return readable, writable
+            os.sched_yield()
 
     @contextlib.contextmanager
     def _naming(self, side: int) -> Iterator[None]:
@@ -184,13 +206,11 @@ def _mapped(memory: int, length: int) -> np.ndarray:
         os.close(memory)
 
 
-def _copied(array: np.ndarray) -> np.ndarray:
-    """In memory that TensorFlow takes over and does not copy once more."""
-    room = np.empty(len(array) + _ALIGNMENT, np.float32)
+def _room_of_its_own(length: int) -> np.ndarray:
+    """Memory that TensorFlow takes over and does not copy once more."""
+    room = np.empty(length + _ALIGNMENT, np.float32)
     first = -(room.ctypes.data // room.itemsize) % _ALIGNMENT
-    copy = room[first:first + len(array)]
-    copy[:] = array
-    return copy
+    return room[first:first + length]
 
 
 def join_ring(worker: int, workers: int, host: str, gather: Gather, timeout_seconds: float) -> Ring:

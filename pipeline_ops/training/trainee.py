@@ -58,7 +58,7 @@ def make_board(folder: Path, config: Train, request: Request, figures: DatasetFi
     def examples() -> tuple[tf.Tensor, tf.Tensor]:
         return evaluation_batches(validation, task.parse, config.tensorboard.images).take(1).get_single_element()
 
-    return Board(folder, config.tensorboard, figures.class_names, examples, build)
+    return Board(folder, config.tensorboard, figures.class_names, figures.image_shape, examples, build)
 
 
 def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Task, figures: DatasetFigures, gather: Gather) -> Loop:

@@ -12,9 +12,11 @@ import sys
 import pytest
 
 from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.processes import group_members
+from pipeline_ops.contracts.files import write_json
+from pipeline_ops.contracts.processes import ProcessIdentity, group_members
 from pipeline_ops.contracts.progress import ProgressReader
 from pipeline_ops.contracts.request import read_status
+from pipeline_ops.operators.process import JobHandle
 
 
 def num_done(attempt) -> int:
@@ -49,6 +51,17 @@ def test_a_killed_job_leaves_no_artifact_and_the_next_one_succeeds(large_animals
     outcome = large_animals.run(plan)
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     assert [path.name for path in outcome.artifact.parent.iterdir() if path.name.endswith(".staging")] == []
+
+
+def test_what_a_killed_job_has_written_for_itself_goes_when_its_operator_buries_it(temporary, started):
+    _, process, attempt = started(runner={"mode": "multi_processing", "workers": 2})
+    write_json(attempt.process, ProcessIdentity.of(process.pid).to_json())
+    process.kill()
+    process.wait()
+    assert list(attempt.scratch.iterdir()) and list(temporary.iterdir())
+    assert JobHandle(attempt, "").bury()
+    assert not attempt.scratch.exists()
+    assert list(temporary.iterdir()) == []
 
 
 def test_while_it_runs_the_task_log_gets_elements_rate_and_eta(started):

@@ -164,6 +164,14 @@ class Training:
                     pids[log] = process.pid
         return pids
 
+    def pin(self) -> None:
+        """Each worker to a core of its own, as `ddp.py` does, or Slurm, or a container with a set of CPUs."""
+        cores = sorted(os.sched_getaffinity(0))
+        for number, (_, pid) in enumerate(sorted(self.worker_pids().items())):
+            for thread in psutil.Process(pid).threads():
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, {cores[number % len(cores)]})
+
     def cpu_seconds(self) -> float:
         """Of all workers."""
         return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in self.worker_pids().values())
@@ -220,12 +228,14 @@ def rate_with_validation(bench: Bench, net: str, global_batch: int, epochs: int)
 
 
 def rate_of_steps(bench: Bench, workers: int, global_batch: int, epochs: int, cores: Sequence[int] = ()) -> Rate:
-    """Of the CNN's steps alone, from the second epoch on: a part in the middle of each, so that nothing is in it but steps, as with `ddp.py`."""
+    """Of the CNN's steps alone, with a core for each worker: from the second epoch on a part in the middle of each, so that nothing is in it but
+    steps, as with `ddp.py`."""
     num_steps = int(0.6 * NUM_IMAGES / global_batch)
     steps, seconds, cpu_seconds = 0, 0.0, 0.0
     with bench.training(config_of("cnn", workers, global_batch, epochs), cores) as training:
         for epoch in range(1, epochs):
             before = training.wait_for(ends_epoch(epoch)).done
+            training.pin()
             first = training.wait_for(lambda moment, before=before: is_step(moment) and moment.done > before)
             start_cpu = training.cpu_seconds()
             last = training.wait_for(lambda moment, first=first: is_step(moment) and moment.done >= first.done + num_steps)

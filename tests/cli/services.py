@@ -6,24 +6,22 @@ Nothing is kept for a crash of the machine (no fsync). Needs Debian's packages p
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib.metadata
 import os
 import secrets
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from processes import working_below
+from processes import let_other_users_pass, working_below
 
 from pipeline_ops.cli.ports import free_port
 
 _START_SECONDS = 60
-_MODULES = {"celery": "celery", "psycopg2": "psycopg2-binary", "asyncpg": "asyncpg", "redis": "redis",
-            "airflow.providers.celery": "apache-airflow-providers-celery"}
+_PACKAGES = {"celery", "psycopg2-binary", "asyncpg", "redis", "apache-airflow-providers-celery"}
 
 
 def why_not() -> str | None:
@@ -32,27 +30,28 @@ def why_not() -> str | None:
         return "no PostgreSQL server here: install the package postgresql"
     if shutil.which("redis-server") is None:
         return "no Redis here: install the package redis-server"
-    missing = [package for module, package in _MODULES.items() if importlib.util.find_spec(module) is None]
-    return f"{', '.join(missing)} not installed: make install-dev" if missing else None
+    missing = _PACKAGES - {installed.name for installed in importlib.metadata.distributions()}
+    return f"{', '.join(sorted(missing))} not installed: make install-dev" if missing else None
 
 
 @contextlib.contextmanager
-def celery_settings() -> Iterator[dict[str, str]]:
-    """The environment of an Airflow with CeleryExecutor on both of them, which run for as long as the block does."""
-    with tempfile.TemporaryDirectory(prefix="trainyard-services-") as folder, postgres(Path(folder)) as database, redis(Path(folder)) as broker:
+def celery_settings(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment of an Airflow with CeleryExecutor on both of them, which run in a new folder for as long as the block does."""
+    folder.mkdir()
+    with postgres(folder) as database, redis(folder) as broker:
         yield {"AIRFLOW__CORE__EXECUTOR": "CeleryExecutor",
                "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{database}",
                "AIRFLOW__CELERY__RESULT_BACKEND": f"db+postgresql+psycopg2://{database}",
                "AIRFLOW__CELERY__BROKER_URL": broker,
                "AIRFLOW__CELERY__WORKER_CONCURRENCY": "2"}
-    assert not (left := working_below(Path(folder))), left
+    assert not (left := working_below(folder)), left
 
 
 @contextlib.contextmanager
 def postgres(folder: Path) -> Iterator[str]:
     """An empty database: user, password, host, port and name, as they stand in an address."""
     programs, port, password = _postgres_programs(), free_port(), secrets.token_hex(16)
-    folder.chmod(0o755)  # the server refuses to be root, and its user has to reach its folder
+    let_other_users_pass(folder)  # the server refuses to be root
     data, password_file = folder / "postgres", folder / "postgres-password"
     data.mkdir(mode=0o700)
     password_file.write_text(password)

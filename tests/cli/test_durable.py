@@ -51,7 +51,7 @@ def airflow(request, tmp_path_factory) -> Iterator[Airflow]:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp(f"durable-{request.param}")
     make_pipeline(folder)
-    with services.celery_settings() if request.param == "celery" else contextlib.nullcontext({}) as executor:
+    with services.celery_settings(folder / "services") if request.param == "celery" else contextlib.nullcontext({}) as executor:
         airflow = Airflow(folder, os.environ, executor)
         try:
             airflow.begin()

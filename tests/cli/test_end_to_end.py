@@ -22,6 +22,8 @@ import yaml
 from processes import Stopwatch, below, lives
 
 from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.contracts.figures import TrainingFigures
+from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.plan import JOBS
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
@@ -38,7 +40,8 @@ class Trainyard:
     """The command, with a home, a config and raw data of its own."""
 
     def __init__(self, folder: Path):
-        self.folder, self.config = folder, folder / "digits.yaml"
+        self.folder, self.config, self.temporary = folder, folder / "digits.yaml", folder / "temporary"
+        self.temporary.mkdir()
         values = yaml.safe_load(DIGITS.read_text())
         values["storage"]["root"], values["preprocess"]["source"]["path"] = "storage", "raw"
         values["train"] |= {"epochs": 3, "global_batch": 64, "workers": 2}
@@ -48,7 +51,11 @@ class Trainyard:
 
     def start(self, *words: str, environment=os.environ, **streams) -> subprocess.Popen:
         argv = [sys.executable, "-m", "pipeline_ops.cli.main", *words]
-        return subprocess.Popen(argv, text=True, env={**environment, "TRAINYARD_HOME": str(self.folder)}, **streams)
+        return subprocess.Popen(argv, text=True, env=self.environment(environment), **streams)
+
+    def environment(self, inherited=os.environ) -> dict[str, str]:
+        """With a temporary folder of its own, as /tmp is."""
+        return {**inherited, "TRAINYARD_HOME": str(self.folder), "TMPDIR": str(self.temporary)}
 
     def run(self, *more: str, environment=os.environ) -> subprocess.CompletedProcess:
         words = ["run", str(self.config), "--json", *more]
@@ -110,6 +117,11 @@ def test_the_first_run_publishes_version_1(first_run, trainyard):
     assert Path(summary["report"]).is_file()
 
 
+def test_a_run_leaves_no_temporary_file(first_run, trainyard):
+    """Of Beam, of TensorFlow in workers that end without saying goodbye, of Airflow's programs, which are killed."""
+    assert list(trainyard.temporary.rglob("*")) == []
+
+
 def test_the_address_the_progress_and_the_result_are_shown(first_run):
     shown = first_run.stderr
     assert re.search(r"Airflow +http://127\.0\.0\.1:\d+ +user admin +password \S{16}", shown)
@@ -132,6 +144,26 @@ def test_another_learning_rate_trains_but_does_not_preprocess(ui, trainyard):
     assert summary["gate"]["champion_version"] == 1
 
 
+@pytest.mark.slow
+def test_with_a_warm_start_the_second_training_begins_with_the_first_ones_weights(ui, trainyard):
+    """A model of its own, so that there is no champion at first, and a seed of its own. The third run is the second one unchanged."""
+    words = ("--set", "train.warm_start=champion", "--set", "export.model=warm", "--set", "train.seed=5")
+    first, second, third = (trainyard.run(*words, "--set", f"train.epochs={epochs}") for epochs in (3, 4, 4))
+    assert "there is no champion yet to begin with; begins anew" in first.stderr
+    assert summary_of(first)["training"]["warm_start"] is None
+    begun, version_1 = summary_of(second), str(trainyard.folder / "storage" / "models" / "warm" / "1" / "manifest.json")
+    assert begun["training"]["warm_start"] == version_1
+    assert f"begins with the weights of {version_1}" in second.stderr, "while it trains"
+    assert f"Began     with the weights of {version_1}\n" in second.stderr, "when it has ended"
+    before, after = (training_of(summary).history for summary in (summary_of(first), begun))
+    assert after[0].metrics["loss"] < min(before[0].metrics["loss"] / 2, before[-1].metrics["loss"] * 1.5)
+    assert cached_tasks(summary_of(third)) == set(JOBS)
+
+
+def training_of(summary: dict) -> TrainingFigures:
+    return TrainingFigures.model_validate(read_manifest(summary["tasks"]["train"]["manifest"]).figures)
+
+
 def test_unusable_files_over_the_budget_fail_the_run_and_are_named(ui, trainyard, tmp_path):
     shutil.copytree(trainyard.folder / "raw", tmp_path / "raw")
     broken = sorted((tmp_path / "raw" / "3").iterdir())[0]
@@ -145,7 +177,7 @@ def test_unusable_files_over_the_budget_fail_the_run_and_are_named(ui, trainyard
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-def test_a_run_that_is_stopped_in_the_middle_leaves_no_process(trainyard, first_run, tmp_path, survivors, number):
+def test_a_run_that_is_stopped_in_the_middle_leaves_no_process_and_no_temporary_file(trainyard, first_run, tmp_path, temporary, survivors, number):
     aside = {**survivors.environment, "TRAINYARD_HOME": str(tmp_path)}
     argv = [sys.executable, "-m", "pipeline_ops.cli.main", "run", str(trainyard.config), "--set", "train.epochs=2000"]
     process = subprocess.Popen(argv, env=aside, stdout=subprocess.PIPE, text=True)
@@ -156,6 +188,7 @@ def test_a_run_that_is_stopped_in_the_middle_leaves_no_process(trainyard, first_
     assert process.wait(timeout=60) == (-9 if number == signal.SIGKILL else 128 + number)
     survivors.wait_for_none(5.0 - watch.seconds if number == signal.SIGKILL else 0.0)
     assert watch.seconds < 5.0
+    assert list(temporary.rglob("*")) == []
 
 
 @pytest.mark.parametrize("state", ["running", pytest.param("deferred", marks=pytest.mark.slow)])

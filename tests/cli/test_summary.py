@@ -15,7 +15,7 @@ SHAPE = {
     "pipeline": None, "run_id": None, "state": None, "seconds": None,
     "tasks": {job: {"state": None, "seconds": None, "cached": None, "manifest": None} for job in JOBS},
     "dataset": {"examples": dict.fromkeys(("train", "validation", "test")), "shards": dict.fromkeys(("train", "validation", "test")), "digest": None},
-    "training": dict.fromkeys(("strategy", "workers", "steps", "restarts", "weights_digest")), "search": None,
+    "training": dict.fromkeys(("strategy", "workers", "steps", "restarts", "weights_digest", "warm_start")), "search": None,
     "metrics": None, "gate": dict.fromkeys(("passed", "champion_version", "reasons")), "model": dict.fromkeys(("name", "version", "uri")),
     "report": None,
 }
@@ -47,7 +47,8 @@ def test_a_whole_run(config_file, make_artifact):
     assert summary["tasks"]["preprocess"] == {"state": "success", "seconds": 1.5, "cached": True, "manifest": data}
     assert summary["dataset"]["examples"] == {"train": 8, "validation": 1, "test": 2}
     assert summary["dataset"]["shards"] == {"train": 1, "validation": 1, "test": 1}
-    assert summary["training"] == {"strategy": "multi_worker_mirrored", "workers": 2, "steps": 30, "restarts": 1, "weights_digest": "abc"}
+    assert summary["training"] == {"strategy": "multi_worker_mirrored", "workers": 2, "steps": 30, "restarts": 1, "weights_digest": "abc",
+                                   "warm_start": None}
     assert summary["metrics"]["accuracy"] == 0.98
     assert summary["gate"] == {"passed": True, "champion_version": None, "reasons": ["accuracy 0.9800 is at least 0.9750"]}
     assert summary["model"] == {"name": "digits", "version": 3, "uri": str(config_file.parent / "root" / "models" / "digits" / "3")}

@@ -9,10 +9,15 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+from launch.running import command, environment, pids
+from processes import let_other_users_pass
 
 os.environ["PATH"] += f"{os.pathsep}/usr/sbin{os.pathsep}/sbin"  # not in everybody's
 
+_END_SECONDS = 10
 _TOOLS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "setpriv")
 
 
@@ -37,9 +42,7 @@ class Cluster:
         self.config = folder / "slurm.conf"
 
     def up(self) -> None:
-        for part in (self.folder, *self.folder.parents):  # munged runs as a user of its own
-            if part.stat().st_uid == os.geteuid():
-                part.chmod(part.stat().st_mode | 0o011)
+        let_other_users_pass(self.folder)  # munged runs as a user of its own
         for name in ("ctld", "spool", "log", "run"):
             (self.folder / name).mkdir()
         self._start_munge()
@@ -49,16 +52,32 @@ class Cluster:
         for node in range(1, self.count + 1):
             (self.folder / "spool" / f"n{node}").mkdir()
             _run("slurmd", "-N", f"n{node}", "-f", str(self.config))
-        deadline = time.monotonic() + 60
-        while len(self._ask("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split()) < self.count:
-            assert time.monotonic() < deadline, f"the nodes do not come up: {self._ask('sinfo', '-N')}"
-            time.sleep(0.1)
+        self._wait(lambda: len(self._ask("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split()) == self.count, "the nodes do not come up")
 
     def down(self) -> None:
-        for file in [*(self.folder / "run").glob("*.pid"), self.folder / "munge" / "pid"]:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a daemon removes it, and is gone
-                os.kill(int(file.read_text()), signal.SIGTERM)
-        os.environ.pop("SLURM_CONF", None)
+        """However far it has come up: first the jobs, which would outlive their daemons, then these."""
+        try:
+            if jobs := self.jobs():
+                self._ask("scancel", *jobs)
+                self._wait(lambda: not self.jobs(), "jobs are still there")
+        finally:
+            self._end_daemons()
+            os.environ.pop("SLURM_CONF", None)
+
+    def daemons(self) -> list[int]:
+        """All that lives of this cluster: the name of its folder is in the command of each of its daemons, and in the environment of its jobs."""
+        mine = str(self.folder)
+        return [pid for pid in pids() if pid != os.getpid() and mine in command(pid) + environment(pid)]
+
+    def _end_daemons(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in self.daemons():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            deadline = time.monotonic() + _END_SECONDS
+            while self.daemons() and time.monotonic() < deadline:
+                time.sleep(0.1)
+        assert self.daemons() == [], "they live on"
 
     def jobs(self) -> list[str]:
         """Ids of the jobs that are not over."""
@@ -111,8 +130,15 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2
 {nodes}PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
 
+    def _wait(self, is_so: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + 60
+        while not is_so():
+            assert time.monotonic() < deadline, f"{what}: {self._ask('sinfo', '-N')}\n{self._ask('squeue')}"
+            time.sleep(0.1)
+
     def _ask(self, *argv: str) -> str:
-        return subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout
+        own = os.environ | {"SLURM_CONF": str(self.config)}  # while this one is not up, the variable may name another cluster
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, env=own).stdout
 
 
 def _free_ports(count: int) -> list[int]:

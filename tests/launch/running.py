@@ -48,12 +48,17 @@ def config_with_hosts(folder: Path, content: dict) -> Path:
 
 @contextlib.contextmanager
 def starting(make_job_in, dataset: str, folder: Path, hosts: dict, **defaults) -> Iterator[Callable[..., RunningJob]]:
-    """Gives a function that starts jobs in a folder, on hosts as a hosts file describes them; what is left of them is ended afterwards."""
-    started = []
+    """Gives a function that starts jobs in a folder, on hosts as a hosts file describes them; what is left of them is ended afterwards.
+
+    All of their hosts have the same temporary folder, which is their own.
+    """
+    started, temporary = [], folder / "temporary"
+    temporary.mkdir(parents=True)
 
     def start(name: str = "attempt", lab: dict | None = None, is_held: bool = False, **overrides) -> RunningJob:
-        make = make_job_in(folder, dataset, config_with_hosts(folder, hosts | (lab or {})))
-        started.append(RunningJob(make(name, **(QUICK | defaults | overrides)), is_held))
+        content = {"environment": {"TMPDIR": str(temporary)}} | hosts | (lab or {})
+        make = make_job_in(folder, dataset, config_with_hosts(folder, content))
+        started.append(RunningJob(make(name, **(QUICK | defaults | overrides)), temporary, is_held))
         return started[-1]
 
     try:
@@ -68,15 +73,16 @@ class RunningJob:
 
     Args:
       job: its request and its folder.
+      temporary: the temporary folder of its hosts.
       is_held: it stops at the end of its first epoch, until it is let go.
     """
 
-    def __init__(self, job: Job, is_held: bool = False):
-        self.job = job
+    def __init__(self, job: Job, temporary: Path, is_held: bool = False):
+        self.job, self.temporary = job, temporary
         if is_held:
             self._hold.touch()
         self.process = start_detached([sys.executable, "-m", "pipeline_ops.launch.train", "--request", str(job.attempt.request)], job.attempt.log,
-                                      cwd=job.attempt.folder)
+                                      env=os.environ | {"TMPDIR": str(temporary)}, cwd=job.attempt.folder)
         self.identity = ProcessIdentity.of(self.process.pid)
         self._progress = ProgressReader(job.attempt.progress)
 
@@ -177,7 +183,10 @@ def assert_same(job: RunningJob, undisturbed: RunningJob) -> None:
 
 
 def assert_went_on(undisturbed: RunningJob, *tries: RunningJob, chief: str = "worker 0", survive_seconds: float = 5.0) -> None:
-    """The last of these tries has ended as if nothing had happened, at the price of at most one checkpoint interval each time, and nobody is left."""
+    """The last of these tries has ended as if nothing had happened, at the price of at most one checkpoint interval each time, and nobody is left.
+
+    Nor is any temporary file of any of them, on any host: the hosts of the tests share their disks with this machine.
+    """
     last = tries[-1]
     assert last.end() == ExitCode.SUCCESS, last.message()
     assert_same(last, undisturbed)
@@ -185,6 +194,7 @@ def assert_went_on(undisturbed: RunningJob, *tries: RunningJob, chief: str = "wo
     assert repeated, "nothing was interrupted"
     assert max(repeated) <= last.job.request.config["checkpoint_every_steps"], f"steps that were done again: {repeated}"
     assert [survivor for one in tries for survivor in one.survivors(survive_seconds)] == []
+    assert [file for one in tries for file in one.temporary.rglob("*")] == []
 
 
 def repeated_steps(of_chief: Sequence[Progress]) -> list[int]:

@@ -54,10 +54,13 @@ def test_a_pod_trains_through_kubectl_exec_and_is_deleted_after_it(dataset, make
     monkeypatch.setenv("PATH", f"{Path(__file__).parent / 'stand_in'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("KUBECTL_STAND_IN", str(state))
     config = config_with_hosts(tmp_path, {key: FULL[key] for key in ("launcher", "image", "volumes")} | {"pods": 1})
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     job = RunningJob(make_job_in(tmp_path, dataset, config)("attempt", **(
-        QUICK | {"train__epochs": 1, "train__workers": 1, "train__strategy": "one_device"})))
+        QUICK | {"train__epochs": 1, "train__workers": 1, "train__strategy": "one_device"})), temporary)
     assert job.end() == ExitCode.SUCCESS, job.message()
     assert job.survivors() == []
+    assert list(temporary.iterdir()) == []
     calls = (state / "calls").read_text().splitlines()
     assert any(call.startswith("exec --stdin trainyard-digits-") for call in calls)
     assert calls[-1].startswith("delete --ignore-not-found")

@@ -34,9 +34,11 @@ def cluster(tmp_path_factory):
     if reason := why_not():
         pytest.skip(f"no Slurm to train on: {reason}")
     cluster = Cluster(tmp_path_factory.mktemp("slurm"), 2)
-    cluster.up()
-    yield cluster
-    cluster.down()
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.down()
 
 
 @pytest.fixture
@@ -110,6 +112,20 @@ def test_a_queue_that_does_not_move_is_told_within_the_deadline(start, cluster):
     assert job.end() == ExitCode.RETRY
     assert "within 6 s (queue_timeout_seconds in the hosts file): (BeginTime)" in job.message()
     wait_until(lambda: cluster.jobs() == [], "the job is still in the queue")
+
+
+def test_nothing_lives_of_a_cluster_that_goes_down_with_a_job_in_it(cluster, tmp_path):
+    """As after a test that has failed. A cluster of its own, because the others need theirs."""
+    mine, in_use = Cluster(tmp_path, 1), os.environ["SLURM_CONF"]
+    try:
+        mine.up()
+        subprocess.run(["sbatch", "--wrap", "trap '' TERM; sleep 600"], check=True, cwd=tmp_path, stdout=subprocess.DEVNULL)
+        wait_until(lambda: any("sleep 600" in command(pid) for pid in mine.daemons()), "the job does not begin")
+        assert len(mine.daemons()) >= 4, "slurmctld, slurmd, munged and the job"
+    finally:
+        mine.down()
+        os.environ["SLURM_CONF"] = in_use
+    assert mine.daemons() == []
 
 
 def wait_until(is_so, what: str) -> None:

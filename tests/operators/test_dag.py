@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from airflow.models.taskinstance import TaskInstance
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("tensorflow", "keras", "apache_beam", "cv2", "PIL", "sklearn", "scipy")
@@ -52,6 +55,14 @@ def test_the_tasks_run_one_after_the_other(tmp_path, monkeypatch):
     assert [task.task_id for task in dag.topological_sort()] == ["preprocess", "train", "evaluate", "export"]
     assert dag.get_task("train").upstream_task_ids == {"preprocess"}
     assert dag.get_task("train").retries == 2
+
+
+def test_the_first_retry_comes_at_once_and_later_ones_outlast_an_airflow_that_comes_back_slowly(tmp_path, monkeypatch):
+    train = bag(tmp_path, monkeypatch, ROOT / "configs" / "digits.yaml").dags["digits"].get_task("train")
+    end = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    failed = {"task": train, "dag_id": "digits", "task_id": "train", "logical_date": None, "end_date": end, "retry_delay_override": None}
+    waits = [(TaskInstance.next_retry_datetime(SimpleNamespace(try_number=number, **failed)) - end).total_seconds() for number in (1, 2, 3, 4)]
+    assert all(low <= wait <= high for wait, (low, high) in zip(waits, [(5, 10), (30, 60), (180, 300), (300, 300)], strict=True)), waits
 
 
 def test_a_task_has_the_pool_the_priority_and_the_executor_that_its_section_names(tmp_path, monkeypatch):
@@ -105,7 +116,8 @@ def test_the_form_offers_what_the_config_has_with_its_types_bounds_and_help():
     patience = params["train.early_stopping.patience_epochs"]
     assert (patience.schema["section"], patience.schema["title"]) == ("Train: early stopping", "Patience (epochs)")
     assert "digits_cnn" in params["train.model"].schema["examples"]
-    assert "never follows the number of workers" in params["train.global_batch"].description
+    assert params["train.global_batch"].description.endswith("It never follows the number of workers. At least 1, at most 1000000.")
+    assert params["train.hosts"].description == "The hosts to train on: the name of a file in hosts/ beside this one. Empty: this machine."
     assert "evaluate.gate" not in params
     assert next(iter(params)) == "train.model"
     assert "train.retries" not in params
@@ -128,8 +140,8 @@ def test_the_form_asks_what_matters_first_and_patience_last():
 
     sections = sections_of(form_params(load_config(ROOT / "configs" / "digits.yaml")))
     of_train = [section for section in sections if section.startswith("Train")]
-    assert sections[: len(of_train)] == of_train
-    assert of_train[0] == "Train"
+    assert sections[:2] == ["Train", "Start from"]
+    assert sections[2 : len(of_train) + 1] == of_train[1:]
     assert of_train[-1] == "Train: where and how patiently"
     assert sections.index("Preprocess") < sections.index("Evaluate") < sections.index("Export")
 

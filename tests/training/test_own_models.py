@@ -21,6 +21,7 @@ from pipeline_ops.launch.train import train
 OWN = {"train__model": "acme_vision.nets:normalized", "train__model_parameters": {"width": 4}, "train__loss": "acme_vision.objectives:focal_loss",
        "train__metrics": ["acme_vision.objectives:top3", "acme_vision.objectives:brier_error"], "train__workers": 2, "train__epochs": 3,
        "train__best_checkpoint": {"monitor": "validation_brier_error"}, "train__early_stopping": None, "train__reduce_learning_rate": None}
+SLIM = Path(__file__).parents[2] / "configs" / "slim_digits.yaml"
 PACKAGE = Path(__file__).parents[1] / "own"
 
 
@@ -36,6 +37,14 @@ def test_two_workers_train_it_and_its_metrics_are_figures_like_any_other(own_pac
     assert last.metrics["top3"] >= last.metrics["accuracy"]
     errors = [epoch.metrics["validation_brier_error"] for epoch in figures.history]
     assert figures.best_epoch == errors.index(min(errors))  # lower is better, as the name says
+    assert saved_signature(job.folder) == {"probabilities", "classes"}
+
+
+@pytest.mark.slow
+def test_the_slim_example_trains_and_is_served(dataset, tmp_path, make_job_in, saved_signature):
+    """With the graph for TensorBoard, which has to be had of a model that is no chain of Keras layers."""
+    job = make_job_in(tmp_path, dataset, SLIM)(train__workers=1, train__strategy="one_device", train__epochs=1)
+    assert train(job) == ExitCode.SUCCESS
     assert saved_signature(job.folder) == {"probabilities", "classes"}
 
 

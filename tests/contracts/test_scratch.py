@@ -1,0 +1,140 @@
+"""Temporary folders that go, however their process ends, and the lock that each of them is. Real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.contracts.scratch import folder_of, own_temporary_folder, sweep, try_to_hold
+
+_WRITE_AND_WAIT = """
+import sys, tempfile
+from pipeline_ops.contracts.scratch import own_temporary_folder
+with own_temporary_folder("test"):
+    tempfile.mkstemp()
+    print(tempfile.mkdtemp(), flush=True)
+    sys.stdin.read()
+"""
+
+
+pytestmark = pytest.mark.usefixtures("temporary")
+
+@pytest.fixture
+def start() -> Iterator[Callable[[], tuple[subprocess.Popen, Path]]]:
+    """Starts processes that have written temporary files, and wait; gives the folder that is theirs, too."""
+    started = []
+
+    def start_one() -> tuple[subprocess.Popen, Path]:
+        started.append(subprocess.Popen([sys.executable, "-c", _WRITE_AND_WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return started[-1], Path(started[-1].stdout.readline().strip()).parent
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_what_a_block_writes_as_temporary_goes_with_it(temporary):
+    before = dict(os.environ)
+    with own_temporary_folder("test") as folder:
+        assert Path(tempfile.mkdtemp()).parent == folder
+        told = subprocess.run([sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"], capture_output=True, text=True, check=True)
+        assert told.stdout.strip() == str(folder)
+    assert list(temporary.iterdir()) == []
+    assert os.environ == before and tempfile.gettempdir() == str(temporary)
+
+
+def test_a_block_that_fails_leaves_nothing(temporary):
+    with pytest.raises(ZeroDivisionError), own_temporary_folder("test"):
+        tempfile.mkstemp()
+        raise ZeroDivisionError
+    assert list(temporary.iterdir()) == []
+
+
+def test_of_a_process_that_was_killed_the_next_one_removes_everything_and_of_one_that_lives_nothing(start, temporary):
+    (dead, its_folder), (living, other_folder) = start(), start()
+    dead.kill()
+    dead.wait()
+    assert its_folder.is_dir()
+    sweep()
+    assert not its_folder.exists()
+    assert len(list(other_folder.iterdir())) == 2
+    living.communicate()
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_process_starts_has_its_folder_beside_and_not_inside(temporary):
+    with own_temporary_folder("job") as outer, own_temporary_folder("gang") as inner:
+        assert inner.parent == outer.parent
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_folder_is_held_by_one_process_and_by_those_that_inherit_its_lock(temporary):
+    first = try_to_hold("gang")
+    assert try_to_hold("gang") is None
+    heir = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[first.lock])
+    os.close(first.lock)
+    assert try_to_hold("gang") is None
+    heir.send_signal(signal.SIGKILL)
+    heir.communicate()
+    (folder_of("gang") / "of the one that was killed").mkdir()
+    second = try_to_hold("gang")
+    assert list(second.folder.iterdir()) == []
+    second.remove()
+
+
+def test_who_waits_for_a_folder_that_is_removed_does_not_hold_a_folder_that_is_not_there():
+    """Each of many holds the folder, and removes it, while the others try to: at no time do two of them hold it."""
+    inside, most, rounds = [], [], 50
+
+    def hold_and_remove() -> None:
+        done = 0
+        while done < rounds:
+            if scratch := try_to_hold("gang"):
+                inside.append(scratch)
+                most.append(len(inside))
+                assert os.path.samestat(os.fstat(scratch.lock), scratch.folder.stat())
+                inside.remove(scratch)
+                scratch.remove()
+                sweep()
+                done += 1
+
+    threads = [threading.Thread(target=hold_and_remove) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 3 * rounds and max(most) == 1
+
+
+def test_the_path_of_a_socket_fits(monkeypatch):
+    """Linux takes 108 bytes, and multiprocessing adds two names of its own."""
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    path = folder_of("preprocess-01234567") / "pymp-01234567" / "listener-01234567"
+    assert len(str(path)) < 100
+    with socket.socket(socket.AF_UNIX) as one:
+        pytest.raises(FileNotFoundError, one.connect, str(path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_not_used(temporary):
+    root = folder_of("gang").parent
+    root.mkdir()
+    os.chown(root, 65534, 65534)
+    with pytest.raises(MachineError, match="is no folder of this user; remove it, or name another temporary folder by TMPDIR"):
+        try_to_hold("gang")
+    root.rmdir()
+    (temporary / "elsewhere").mkdir()
+    root.symlink_to(temporary / "elsewhere")
+    with pytest.raises(MachineError, match="is no folder of this user"):
+        try_to_hold("gang")

@@ -20,7 +20,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +49,15 @@ _SETTINGS = {
     },
     "api": {"host": "127.0.0.1", "workers": "1", "instance_name": "Trainyard"},
     "scheduler": {"scheduler_idle_sleep_time": "0.2"},  # the gap between two tasks; the default of 1 s is for busy clusters
-    "dag_processor": {
-        "parsing_processes": "1",
-        "min_file_process_interval": "10",  # seconds until a changed YAML shows
-    },
+    "dag_processor": {"parsing_processes": "1"},
     "workers": {
         "min_heartbeat_interval": "1",  # so long may a task that ended hold its slot, and one that was marked failed go on
         "max_failed_heartbeats": "15",  # by default it is 3 of 5 s each
     },
     "usage_data_collection": {"enabled": "False"},
 }
+_READING_SECONDS, _READING_SECONDS_PER_PIPELINE = 10.0, 0.3
+"""Until a changed YAML shows. A pipeline costs about 30 ms each time: with many of them, more often would keep a core busy with nothing else."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +181,7 @@ def airflow_command(arguments: Iterable[str]) -> list[str]:
     return [sys.executable, "-m", "airflow", *arguments]
 
 
-def airflow_environment(inherited: Mapping[str, str], home: Home, dags: Path, configs: Iterable[str], port: int, own: Secrets,
+def airflow_environment(inherited: Mapping[str, str], home: Home, dags: Path, configs: Sequence[str], port: int, own: Secrets,
                         schedules: bool) -> dict[str, str]:
     """The environment of every program of the embedded Airflow.
 
@@ -197,7 +196,7 @@ def airflow_environment(inherited: Mapping[str, str], home: Home, dags: Path, co
         "api": {"port": str(port), "base_url": url, "secret_key": own.session},
         "api_auth": {"jwt_secret": own.jwt},
         "database": {"sql_alchemy_conn": f"sqlite:///{home.database}"},
-        "dag_processor": {"dag_bundle_config_list": json.dumps(bundle)},
+        "dag_processor": {"dag_bundle_config_list": json.dumps(bundle), "min_file_process_interval": str(_reading_interval(configs))},
         "scheduler": {"use_job_schedule": str(schedules)},
     }
     kept = {name: value for name, value in inherited.items() if not name.startswith(("AIRFLOW", "_AIRFLOW")) and name != "PYTHONDONTWRITEBYTECODE"}
@@ -208,6 +207,13 @@ def airflow_environment(inherited: Mapping[str, str], home: Home, dags: Path, co
         "NO_PROXY": ",".join(filter(None, ["127.0.0.1,localhost", kept.get("NO_PROXY")])),
         "no_proxy": ",".join(filter(None, ["127.0.0.1,localhost", kept.get("no_proxy")])),
     }
+
+
+def _reading_interval(configs: Sequence[str]) -> int:
+    """Whole seconds."""
+    places = [Path(config) for config in configs]
+    count = sum(len(list(place.glob("*.yaml"))) if place.is_dir() else 1 for place in places)
+    return round(max(_READING_SECONDS, _READING_SECONDS_PER_PIPELINE * count))
 
 
 def write_private(path: Path, value: Any) -> None:

@@ -40,8 +40,9 @@ def round_ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 def short(value: float) -> str:
     """`0.25`, and `5e-4` instead of `0.0005`, for which there is no room."""
-    plain, (mantissa, exponent) = f"{value:.4g}", f"{value:.2e}".split("e")
-    return plain if len(plain) <= 5 else f"{float(mantissa):g}e{int(exponent)}"
+    plain, (mantissa, exponent) = f"{value:.4g}", f"{value:.3e}".split("e")
+    scientific = f"{float(mantissa):g}e{int(exponent)}"
+    return plain if len(plain) <= max(5, len(scientific)) else scientific
 
 
 def line(style: str, start: Point, end: Point) -> Markup:

@@ -6,8 +6,8 @@ model is published already. "Reject", and no answer in time, end the run as "tra
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
@@ -19,6 +19,7 @@ from pipeline_ops.contracts.errors import TrainyardError
 from pipeline_ops.contracts.figures import EvaluationFigures
 from pipeline_ops.contracts.plan import KINDS, plan_job
 from pipeline_ops.operators.job_operator import APPROVE, record_unpublished, skip_unless_passed
+from pipeline_ops.operators.notices import link_of_report
 
 
 class ApproveOperator(ApprovalOperator):
@@ -34,7 +35,7 @@ class ApproveOperator(ApprovalOperator):
 
     def __init__(self, *, config_file: str, approval: Approval, **kwargs: Any):
         super().__init__(task_id=APPROVE, subject="Publish this model?", defaults=self._default(approval),
-                         response_timeout=timedelta(seconds=approval.timeout_seconds), **kwargs)
+                         response_timeout=dt.timedelta(seconds=approval.timeout_seconds), **kwargs)
         self.config_file = config_file
 
     def execute(self, context: Mapping[str, Any]) -> None:
@@ -49,8 +50,8 @@ class ApproveOperator(ApprovalOperator):
         if plan.is_cached or approval is None:
             self.log.info("Nothing to ask: %s", plan.reason if plan.is_cached else "this run needs no approval")
             return
-        self.subject, self.body = _ask(config, figures)
-        self.defaults, self.response_timeout = [self._default(approval)], timedelta(seconds=approval.timeout_seconds)
+        self.subject, self.body = _ask(config, figures, link_of_report(config, context["run_id"]))
+        self.defaults, self.response_timeout = [self._default(approval)], dt.timedelta(seconds=approval.timeout_seconds)
         super().execute(context)
 
     def execute_complete(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> Any:
@@ -64,12 +65,19 @@ class ApproveOperator(ApprovalOperator):
         return self.APPROVE if approval.without_answer == "approve" else self.REJECT
 
 
-def _ask(config: PipelineConfig, figures: EvaluationFigures) -> tuple[str, str]:
+def _ask(config: PipelineConfig, figures: EvaluationFigures, report: str) -> tuple[str, str]:
     """Subject and body, in Markdown. What rules say stands in a block of code, where nothing in it is taken for Markdown."""
     champion = "There is no champion yet." if figures.champion_version is None else f"In service is version {figures.champion_version}."
     rules = "\n".join(rule.text.replace("```", "'''") for rule in figures.rules)
-    return (f"Publish the new model {config.export.model} of {config.pipeline}?",
-            f"The challenger has passed the gate on {figures.num_examples} test images. {champion}\n\n```\n{rules}\n```\n")
+    return (f"Publish a new version of {config.export.model}?",
+            f"The challenger of the pipeline {config.pipeline} has passed the gate on {figures.num_examples} test images. {champion}\n\n"
+            f"```\n{rules}\n```\n\nMore is in [the report]({report}). {_without_answer(config.evaluate.approval)}\n")
+
+
+def _without_answer(approval: Approval) -> str:
+    until = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=approval.timeout_seconds)
+    outcome = "it is published" if approval.without_answer == "approve" else "it is not published"
+    return f"Without an answer until {until:%Y-%m-%d %H:%M} UTC, {outcome}."
 
 
 def _who(event: Mapping[str, Any]) -> str:

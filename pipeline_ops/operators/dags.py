@@ -33,11 +33,12 @@ def make_dags(places: Iterable[str | os.PathLike], check_stages: Callable[[Prepr
     dags, configs, problems = {}, [], []
     for file in config_files(places):
         try:
-            dag = make_dag(file, check=lambda config: check_stages(config.preprocess, config.file))
+            config = load_config(file)
+            check_stages(config.preprocess, config.file)
+            dags[config.pipeline] = make_dag(config)
         except ConfigError as problem:
             problems.append(str(problem))
         else:
-            dags[dag.dag_id] = dag
-            configs.append(load_config(file))
+            configs.append(config)
     others = ([make_models_dag(configs)] if configs else []) + ([BrokenConfigs(problems)] if problems else [])
     return dags | {dag.dag_id: dag for dag in others}

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.config_notify import check_notifiers
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.section import TaskSection
@@ -38,18 +38,8 @@ def config_files(places: Iterable[str | os.PathLike]) -> Iterator[Path]:
         yield from sorted(place.glob("*.yaml")) if place.is_dir() else [place]
 
 
-def make_dag(file: Path, check: Callable[[PipelineConfig], None] = lambda config: None) -> DAG:
-    """The DAG of a pipeline.
-
-    Args:
-      file: the pipeline's YAML.
-      check: looks at the config once more, for what contracts can't know.
-
-    Raises:
-      ConfigError: which Airflow shows as the file's import error.
-    """
-    config = load_config(file)
-    check(config)
+def make_dag(config: PipelineConfig) -> DAG:
+    """The DAG of a pipeline. Raises ConfigError, which Airflow shows as the file's import error."""
     check_notifiers(config.notify, config.file)
     with DAG(config.pipeline, description=config.description, schedule=timetable_of(config), start_date=_START, catchup=False,
              max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,

@@ -6,6 +6,7 @@ A field is named by its dotted path in the YAML, so what the form sends is a set
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,9 +27,11 @@ _OPERATIONAL = "where and how patiently"
 """The last section of a task: what can't change what comes out."""
 _START = {"train.warm_start": "Begin with the weights of", "preprocess.dataset": "Data set (version)"}
 _START_SECTION = "Start from"
-"""Versions of what is there already; a section of their own, after those of `train`. They are free texts, which the first task checks: choices would
+"""Versions of what is there already; a section of their own, the second one. They are free texts, which the first task checks: choices would
 make a new version of the DAG with every data set and every model."""
 _UNITS = {"seconds": "seconds", "epochs": "epochs", "steps": "steps", "bytes": "bytes", "mib": "MiB", "gib": "GiB", "megabytes": "MB", "bits": "bits"}
+_NULL = re.compile(r"\b[Nn]ull\b")
+"""What is `null` in the YAML is a field that is left empty in the form."""
 _SPELLINGS = {"xla": "XLA", "tpu": "TPU", "js": "Jensen-Shannon distance", "linf": "largest change", "min": "minimum", "max": "maximum"}
 
 
@@ -39,8 +42,8 @@ def form_params(config: PipelineConfig) -> dict[str, Param]:
                    "train.hosts": _choice_of_hosts(config)}
     for task in _TASKS:
         params |= _fields(getattr(config, task), task, suggestions)
-    later = {key for key, param in params.items() if not param.schema["section"].startswith("Train")}
-    return {key: params[key] for key in sorted(params, key=lambda key: (key in later, key not in _START))}
+    first = {key for key, param in params.items() if param.schema["section"] == _heading(_TASKS[0])}
+    return {key: params[key] for key in sorted(params, key=lambda key: (key not in first, key not in _START))}
 
 
 def _fields(section: Section, path: str, suggestions: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Param]]:
@@ -100,10 +103,16 @@ def _limited(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _help(field: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
-    """The field's docstring, and its limits: `At least 1, at most 1024.`"""
-    limits = [_LIMITS[key].format(f"{value:g}") for key, value in schema.get("allOf", [{}])[0].items()]
-    sentences = [field.get("description", ""), f"{', '.join(limits).capitalize()}." if limits else ""]
-    return " ".join(filter(None, sentences)) or None
+    """The field's docstring, and its limits: `At least 1, at most 1024.` The form shows it as it is, so without the marks of code."""
+    limits = [_LIMITS[key].format(_plain_number(value)) for key, value in schema.get("allOf", [{}])[0].items()]
+    sentences = [field.get("description", "").replace("`", ""), f"{', '.join(limits).capitalize()}." if limits else ""]
+    text = " ".join(filter(None, sentences))
+    return _NULL.sub(lambda found: "Empty" if found[0] == "Null" else "empty", text) or None
+
+
+def _plain_number(value: float) -> str:
+    """`1000000`, not `1e+06`."""
+    return str(int(value)) if value == int(value) else f"{value:g}"
 
 
 def _title(name: str) -> str:

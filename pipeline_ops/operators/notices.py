@@ -37,6 +37,12 @@ _LOCK_SECONDS = 120.0
 _log = logging.getLogger(__name__)
 
 
+def link_of_report(config: PipelineConfig, run_id: str) -> str:
+    """The address of a run's report in Airflow's UI."""
+    base = conf.get("api", "base_url", fallback="http://localhost:8080").rstrip("/")
+    return _REPORT.format(base=base, dag=config.pipeline, run=quote(run_id, safe=""))
+
+
 def terms_of_tasks(config: PipelineConfig) -> dict[str, Any]:
     """What the operators take so that a failure is told where it happens, and at once."""
     return {"on_failure_callback": functools.partial(tell_failure, str(config.file))} if config.notify else {}
@@ -97,9 +103,7 @@ def _tell(config: PipelineConfig, context: Mapping[str, Any], run_id: str, event
     if not _is_wanted(config, event):
         return
     layout = Layout(config.root, config.pipeline)
-    link = _REPORT.format(base=conf.get("api", "base_url", fallback="http://localhost:8080").rstrip("/"), dag=config.pipeline,
-                          run=quote(run_id, safe=""))
-    notice = Notice(event=event, pipeline=config.pipeline, run_id=run_id, verdict=verdict, link=link,
+    notice = Notice(event=event, pipeline=config.pipeline, run_id=run_id, verdict=verdict, link=link_of_report(config, run_id),
                     rules=rules_of(layout, run_id) if rules is None else list(rules))
     outbox = layout.notices(run_id)
     try:

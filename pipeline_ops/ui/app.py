@@ -71,12 +71,12 @@ def script() -> Response:
 
 @app.get("/models.svg", dependencies=[SIGNED_IN])
 def models_icon() -> Response:
-    return Response(icon("#3f3f46"), media_type="image/svg+xml")
+    return Response(icon("#3f3f46", rim="#ffffff"), media_type="image/svg+xml")
 
 
 @app.get("/models-dark.svg", dependencies=[SIGNED_IN])
 def models_icon_for_the_dark() -> Response:
-    return Response(icon("#e4e4e7"), media_type="image/svg+xml")
+    return Response(icon("#e4e4e7", rim="#18181b"), media_type="image/svg+xml")
 
 
 @app.get("/pipelines/{dag_id}/progress", dependencies=[READS_THE_RUN])

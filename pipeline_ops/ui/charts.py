@@ -13,6 +13,7 @@ from pipeline_ops.contracts.svg import Axis, Point, line, round_ticks, short, te
 _WIDTH, _HEIGHT = 460, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 14, 12, 38
 _VALIDATION = "validation_"
+_SPELLINGS = {"f1": "F1", "roc": "ROC", "auc": "AUC", "map": "mAP"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,12 @@ class Chart:
     drawing: Markup
 
 
+def metric_title(name: str) -> str:
+    """`macro_roc_auc` becomes `Macro ROC AUC`."""
+    first, *others = name.replace("top_k", "top-k").split("_")
+    return " ".join([_SPELLINGS.get(first, first.capitalize()), *(_SPELLINGS.get(word, word) for word in others)])
+
+
 def charts_of_metrics(by_metric: Mapping[str, Sequence[Point]], unit: str) -> list[Chart]:
     """One chart for each metric, that of the validation data in the same one as that of the training data."""
     bases = list(dict.fromkeys(name.removeprefix(_VALIDATION) for name in by_metric))
@@ -39,7 +46,7 @@ def charts_of_metrics(by_metric: Mapping[str, Sequence[Point]], unit: str) -> li
         names = {"training": base, "validation": _VALIDATION + base}
         curves = [Curve(label, label, finite) for label, name in names.items() if (finite := _finite(by_metric.get(name, [])))]
         if curves:
-            charts.append(Chart(base.replace("_", " ").capitalize(), curves, line_chart(base, curves, unit)))
+            charts.append(Chart(metric_title(base), curves, line_chart(base, curves, unit)))
     return charts
 
 

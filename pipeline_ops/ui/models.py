@@ -11,7 +11,7 @@ from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.figures import ModelFigures
 from pipeline_ops.contracts.registry import Registry, Version
 from pipeline_ops.contracts.svg import Point
-from pipeline_ops.ui.charts import Chart, Curve, line_chart
+from pipeline_ops.ui.charts import Chart, Curve, line_chart, metric_title
 
 _MAX_VERSIONS = 200
 """The newest so many; a version whose manifest lies in an object store costs a request each."""
@@ -85,5 +85,5 @@ def _charts(views: list[VersionView], metrics: list[str]) -> list[Chart]:
     charts = []
     for metric in metrics:
         curve = Curve(metric, "training", points[metric])
-        charts.append(Chart(metric.replace("_", " ").capitalize(), [curve], line_chart(metric, [curve], "version", dots=True)))
+        charts.append(Chart(metric_title(metric), [curve], line_chart(metric, [curve], "version", dots=True)))
     return charts

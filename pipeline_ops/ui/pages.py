@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 
 from pipeline_ops.contracts.page import STYLE
+from pipeline_ops.ui.charts import metric_title
 from pipeline_ops.ui.models import describe_move
 from pipeline_ops.ui.progress import as_duration
 
@@ -32,8 +33,9 @@ SCRIPT = (_FILES / "live.js").read_text(encoding="utf-8")
 _ICON = (_FILES / "models.svg").read_text(encoding="utf-8")
 
 
-def icon(colour: str) -> str:
-    return _ICON.replace("currentColor", colour)
+def icon(colour: str, rim: str) -> str:
+    """The rim makes it visible on what is chosen in the navigation, where Airflow draws everything else in the other colour."""
+    return _ICON.replace("currentColor", colour).replace("rimColor", rim)
 
 
 def render(template: str, base: str, **values: Any) -> str:
@@ -52,4 +54,4 @@ def _as_moment(seconds: float) -> str:
 
 _environment = jinja2.Environment(loader=jinja2.FileSystemLoader(_FILES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
                                   lstrip_blocks=True)
-_environment.filters |= {"duration": as_duration, "moment": _as_moment, "move": describe_move}
+_environment.filters |= {"duration": as_duration, "moment": _as_moment, "move": describe_move, "metric": metric_title}

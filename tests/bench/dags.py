@@ -1,8 +1,8 @@
 """What Airflow is like with many pipelines: how long the DAG file takes to be read, and how long people wait: `make bench`.
 
 First without Airflow's programs: what reading the DAG file costs on top of the SDK, with 1 and with all pipelines. Then in an embedded Airflow that
-has all of them: its start, its memory, how long its DAG processor takes for the file, and of runs of one pipeline the time from the trigger to the
-first task and the gaps between tasks. The first of these runs does the work, the others find it done.
+has all of them: its start, how long its DAG processor takes for the file, its memory and its CPU time with nothing to do, and of runs of one
+pipeline the time from the trigger to the first task and the gaps between tasks. The first of these runs does the work, the others find it done.
 
     python tests/bench/dags.py [--pipelines 200] [--runs 3] [--raw .trainyard/raw/digits] [--parse-only]
 """
@@ -10,6 +10,7 @@ first task and the gaps between tasks. The first of these runs does the work, th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
@@ -47,6 +49,7 @@ print(json.dumps([sdk - start, imported - sdk, made - imported, time.process_tim
 """
 _TASKS = ("preprocess", "train", "evaluate", "export")
 _RUN_SECONDS = 180.0
+_IDLE_SECONDS = 30.0
 
 
 def write_pipelines(folder: Path, count: int, raw: Path) -> Path:
@@ -91,7 +94,10 @@ def print_life_in_airflow(folder: Path, count: int, num_runs: int) -> None:
         api.pause("digits-000", paused=False)
         runs = [run_once(api) for _ in range(num_runs)]
         time.sleep(10)  # so that nothing of a run is in memory any more
-        print(f"memory: {memory_mib(server.process.pid):.0f} MiB PSS, of {len(descendants(server.process.pid)) + 1} processes, with nothing to do")
+        idle = cpu_share(server.process.pid, _IDLE_SECONDS)
+        shared, own = memory_mib(server.process.pid)
+        print(f"with nothing to do: {shared:.0f} MiB PSS, {own:.0f} MiB of them private, of {len(descendants(server.process.pid)) + 1} processes; "
+              f"{idle:.1%} of a core")
         dag = api.dag("digits-000") or dag
         print(f"the DAG processor takes {dag['last_parse_duration']:.2f} s for the file of {count} pipelines, in a fork of itself")
     for number, (first, gaps) in enumerate(runs, 1):
@@ -112,16 +118,32 @@ def run_once(api: AirflowApi) -> tuple[float, list[float]]:
     return starts[0] - triggered, [start - end for end, start in zip(ends, starts[1:], strict=False)]
 
 
-def memory_mib(root: int) -> float:
-    """PSS: what processes share is counted once."""
-    def pss(pid: int) -> int:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except (FileNotFoundError, ProcessLookupError):
-            return 0
-        return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+def memory_mib(root: int) -> tuple[float, float]:
+    """PSS, where what processes share is counted once, and what no two processes share."""
+    total = Counter()
+    for pid in (root, *descendants(root)):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+                name, kib, *_ = line.split()
+                total[name] += int(kib)
+    return total["Pss:"] / 1024, (total["Private_Clean:"] + total["Private_Dirty:"]) / 1024
 
-    return sum(map(pss, [root, *descendants(root)])) / 1024
+
+def cpu_share(root: int, seconds: float) -> float:
+    """Of one core, over some time; also of processes that come and go meanwhile."""
+    before, begin = _cpu_seconds(root), time.monotonic()
+    time.sleep(seconds)
+    return (_cpu_seconds(root) - before) / (time.monotonic() - begin)
+
+
+def _cpu_seconds(root: int) -> float:
+    """Of a tree of processes, those among them that have ended and were waited for."""
+    ticks = 0
+    for pid in (root, *descendants(root)):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:

@@ -250,6 +250,15 @@ def test_runs_that_a_killed_airflow_left_unfinished_are_closed(start, home):
         assert list(connection.execute("SELECT state, trigger_id FROM task_instance")) == [("failed", None), ("success", 1), (None, 1)]
 
 
+@pytest.mark.parametrize(("pipelines", "seconds"), [(1, "10"), (33, "10"), (200, "60")])
+def test_many_pipelines_are_read_less_often(home, tmp_path, pipelines, seconds):
+    for index in range(pipelines):
+        (tmp_path / f"{index}.yaml").touch()
+    own = Secrets("password", "jwt", "session", "fernet")
+    environment = airflow_environment({}, home, Path("/dags"), [str(tmp_path)], 1234, own, schedules=False)
+    assert environment["AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL"] == seconds
+
+
 def test_settings_for_another_airflow_do_not_reach_this_one(home):
     own = Secrets("password", "jwt", "session", "fernet")
     inherited = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "postgresql://production", "AIRFLOW_CONN_X": "y", "PYTHONDONTWRITEBYTECODE": "1",

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pipeline_ops.contracts.svg import short
 from pipeline_ops.evaluation.svg import Line, interval_chart, line_chart, round_ticks
 
 
@@ -21,6 +22,13 @@ def test_ticks_are_round_and_cover_the_values(low, high, ticks):
     assert found[0] <= low and found[-1] >= high
     if low != high:
         assert found == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize("value, shown", [(0.25, "0.25"), (0.9985, "0.9985"), (0.9995, "0.9995"), (5e-4, "5e-4"), (1.25e-7, "1.25e-7"),
+                                          (-0.05, "-0.05"), (1500.0, "1500"), (123_456.0, "1.235e5"), (0, "0")])
+def test_a_tick_is_short_and_never_another_number(value, shown):
+    assert short(value) == shown
+    assert float(shown) == pytest.approx(value, rel=1e-3)
 
 
 @pytest.mark.parametrize("values", [[1.0], [0.0], [1.0, 1.0], [0.5, math.nan, 0.7], [1e-9, 1e-8], [1e9, 2e9]])

@@ -34,10 +34,10 @@ def context(train: str, evaluate: str, **conf) -> dict:
 
 
 def test_the_task_stands_before_export_and_other_runs_may_go_on_meanwhile(tmp_path):
-    dag = make_dag(with_approval(tmp_path, tmp_path / "root"))
+    dag = make_dag(load_config(with_approval(tmp_path, tmp_path / "root")))
     assert [task.task_id for task in dag.topological_sort()] == ["preprocess", "train", "evaluate", "approve", "export"]
-    assert dag.max_active_runs > 1 and make_dag(DIGITS).max_active_runs == 1
-    assert "approve" not in [task.task_id for task in make_dag(DIGITS).tasks]
+    assert dag.max_active_runs > 1 and make_dag(load_config(DIGITS)).max_active_runs == 1
+    assert "approve" not in [task.task_id for task in make_dag(load_config(DIGITS)).tasks]
 
 
 def test_a_gate_that_was_not_passed_is_not_asked_about(workshop, tmp_path):
@@ -71,7 +71,9 @@ def test_the_question_has_the_verdict_and_no_markdown_of_a_hostile_class(worksho
     train = workshop.train("good")
     figures = EvaluationFigures.model_validate(read_manifest(workshop.evaluate(train)).figures)
     hostile = figures.rules[0].model_copy(update={"text": "recall of class ``` [x](javascript:alert(1)) <script> 0.9"})
-    subject, body = _ask(workshop.config(), figures.model_copy(update={"rules": [*figures.rules, hostile]}))
-    assert subject == "Publish the new model digits of digits?"
+    config = workshop.config(evaluate__approval={"timeout_seconds": 60})
+    subject, body = _ask(config, figures.model_copy(update={"rules": [*figures.rules, hostile]}), "http://airflow.example/report")
+    assert subject == "Publish a new version of digits?"
+    assert "[the report](http://airflow.example/report)" in body and body.endswith(" UTC, it is not published.\n")
     assert "accuracy 0.8700 is at least 0.7000" in body and "There is no champion yet." in body
     assert body.count("```") == 2 and body.index("<script>") < body.rindex("```")

@@ -26,7 +26,7 @@ FIGURES = {
 def dag_with(tmp_path, schedule: str):
     file = tmp_path / "digits.yaml"
     file.write_text(DIGITS.read_text().replace("schedule: null ", f"schedule: {schedule} "))
-    return make_dag(file)
+    return make_dag(load_config(file))
 
 
 def test_nothing_the_clock_an_asset_or_whichever_comes_first(tmp_path):

@@ -191,7 +191,7 @@ def test_airflows_own_notifier_sends_a_mail_with_the_link_and_nothing_in_it_is_t
 def test_a_notifier_that_is_not_there_is_an_import_error_with_the_mend(tmp_path, entry, wrong):
     config = notifying(tmp_path, {"arguments": {}, "events": ["failed"]} | entry)
     with pytest.raises(ConfigError, match="notify.0.notifier: ") as error:
-        make_dag(config)
+        make_dag(load_config(config))
     assert wrong in str(error.value) and str(config) in str(error.value)
 
 
@@ -230,16 +230,16 @@ def test_a_dag_that_tells_is_the_same_dag_each_time_it_is_read(tmp_path, mailbox
     from airflow.serialization.serialized_objects import DagSerialization
 
     config = notifying(tmp_path, to(mailbox, *EVENTS, "late"), deadline_seconds=60)
-    first, second = (json.dumps(DagSerialization.to_dict(make_dag(config)), sort_keys=True, default=str) for _ in range(2))
+    first, second = (json.dumps(DagSerialization.to_dict(make_dag(load_config(config))), sort_keys=True, default=str) for _ in range(2))
     assert first == second and " at 0x" not in first
-    dag = make_dag(config)
+    dag = make_dag(load_config(config))
     assert dag.deadline[0].interval.total_seconds() == 60
     assert all(task.on_failure_callback for task in dag.tasks) and dag.on_failure_callback
 
 
 def test_of_a_trial_that_fails_nobody_is_told(tmp_path, mailbox):
     config = notifying(tmp_path, to(mailbox), search={"parameters": {"train.optimizer.learning_rate": [0.001, 0.01]}, "max_parallel": 1})
-    dag = make_dag(config)
+    dag = make_dag(load_config(config))
     told = {task.task_id for task in dag.tasks if getattr(task, "on_failure_callback", None)}
     assert told == {"preprocess", "search", "train", "evaluate", "export"}
 

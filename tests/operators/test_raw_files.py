@@ -115,7 +115,7 @@ def test_a_delivery_is_told_once_it_is_whole(before, now, told, is_due):
 
 
 def test_the_schedule_makes_a_watched_asset_of_the_raw_files(tmp_path):
-    dag = make_dag(config_with(tmp_path, {"watch_seconds": 60, "assets": ["labels"]}))
+    dag = make_dag(load_config(config_with(tmp_path, {"watch_seconds": 60, "assets": ["labels"]})))
     labels, raw = dag.timetable.asset_condition.objects
     [watcher] = raw.watchers
     path, arguments = watcher.trigger.serialize()
@@ -125,7 +125,7 @@ def test_the_schedule_makes_a_watched_asset_of_the_raw_files(tmp_path):
 
 def test_with_days_in_the_source_runs_have_intervals_and_each_reads_its_own_folder(tmp_path):
     config = config_with(tmp_path, "0 3 * * *", "raw/{start:%Y-%m-%d}")
-    dag = make_dag(config)
+    dag = make_dag(load_config(config))
     assert type(dag.timetable).__name__ == "CronDataIntervalTimetable"
     start = dt.datetime(2026, 11, 20, 3, tzinfo=dt.UTC)
     run = SimpleNamespace(conf={}, data_interval_start=start, data_interval_end=start + dt.timedelta(days=1))

@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from pages import Page
 
 from pipeline_ops.contracts.progress import Progress
 
@@ -156,7 +157,8 @@ def test_the_page_of_the_data_is_another_tab_of_the_report(client, whole_run):
 
 def test_a_run_without_a_report_says_so(client, leftovers, set_states):
     set_states("running", preprocess="running")
-    assert "when it has ended." in client("viewer").get(leftovers.address("report")).text
+    page = client("viewer").get(leftovers.address("report")).text
+    assert "when it has ended." in page and "data-live" in page
     assert client("viewer").get(leftovers.address("report/content")).status_code == 404
 
 
@@ -227,8 +229,23 @@ def test_a_dag_of_ours_that_is_no_pipeline_is_not_among_the_models(client, whole
     assert "trainyard_models" not in page
 
 
+def test_who_may_promote_finds_the_form_beside_the_version_and_not_after_all_metrics(client, whole_run):
+    page = Page(client("user").get(whole_run.address("models")).text)
+    table = page.text[page.text.index("Aliases"):]
+    assert table.index("Promote") < table.index("0.9000"), "of version 1, which is not in service"
+    assert "Macro F1" in page.text
+
+
+def test_a_task_that_waits_for_a_person_says_where_the_answer_is_given(client, leftovers, set_states):
+    set_states("running", preprocess="awaiting_input")
+    assert "A person is asked: see Required Actions above." in client("viewer").get(leftovers.address("progress")).text
+
+
 def test_a_finished_run_is_not_asked_for_again(client, whole_run):
-    assert "data-live" not in client("viewer").get(whole_run.address("progress")).text
+    whole_run.attempt("train", [moment(done=300), moment(done=None, total=None, phase="candidate")])
+    page = client("viewer").get(whole_run.address("progress")).text
+    assert "data-live" not in page
+    assert "300 of 300" in page and "candidate" not in page
 
 
 def test_what_a_failed_task_has_to_say_is_shown(client, leftovers, set_states):

@@ -13,6 +13,7 @@
         const answer = await fetch(location.href, { credentials: "same-origin" });
         if (answer.ok) {
           const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
+          if (!fresh) return location.reload(); // what was waited for has come, and the page is another one
           const open = remember(old);
           for (const details of fresh.querySelectorAll("details")) details.open = details.open || open.has(details.id);
           old.replaceWith(document.adoptNode(fresh));

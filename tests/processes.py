@@ -68,6 +68,14 @@ def working_below(folder: Path) -> list[psutil.Process]:
     return [process for process in psutil.process_iter(["cwd"]) if (process.info["cwd"] or "").startswith(str(folder)) and lives(process)]
 
 
+def left_below(folder: Path, seconds: float = 30.0) -> list[psutil.Process]:
+    """Those of them that are still there after that long; one that ends takes a moment to do so."""
+    deadline = time.monotonic() + seconds
+    while (left := working_below(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
 def kill(process: psutil.Process) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         process.kill()

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import httpx
 import psutil
 import yaml
-from processes import below, command_line, lives, working_below
+from processes import below, command_line, left_below, lives, working_below
 
 from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.cli.embedded import MIGRATE, PROGRAMS, USER, Home, Secrets, airflow_command, airflow_environment
@@ -32,6 +32,7 @@ _SOON = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30", "AIRFLOW__
 """Minutes in seconds. Not fewer: the programs of a busy machine are silent for ten, and are then taken for dead."""
 _CELERY_WORKER = {"worker": ("celery", "worker", "--skip-serve-logs", "--without-mingle", "--without-gossip")}
 _ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh")
+_ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
 _UP_SECONDS = 240
 
 
@@ -94,7 +95,7 @@ class Airflow:
             with contextlib.suppress(psutil.Error):
                 process.kill()
                 process.wait(30)
-        assert not (left := working_below(self.folder)), left
+        assert not (left := left_below(self.folder)), left
 
     def stop(self, *names: str) -> None:
         """As a deployment does."""
@@ -192,7 +193,14 @@ class Run:
         logging.getLogger(__name__).info("%s ended within %.1f s", attempt.folder.name, time.monotonic() - begin)
 
     def wait_for(self, state: str, task: str | None = None, seconds: float = 180) -> None:
-        wait_until(lambda: self.task(task)["state"] == state, seconds)
+        """Fails at once if the task has ended in another one."""
+
+        def is_so() -> bool:
+            found = self.task(task)["state"]
+            assert found == state or found not in _ENDED, f"{task or self.name} is {found}, and will not be {state}"
+            return found == state
+
+        wait_until(is_so, seconds)
 
 
 def is_of_a_job(process: psutil.Process) -> bool:
@@ -210,7 +218,8 @@ def make_pipeline(folder: Path) -> None:
     """`digits.yaml` in a folder, with the raw files beside it: two workers, and a training as long as the run asks for."""
     values = yaml.safe_load(DIGITS.read_text())
     values["storage"]["root"], values["preprocess"]["source"]["path"] = "storage", "raw"
-    values["train"] |= {"global_batch": 64, "workers": 2, "checkpoint_every_steps": 20, "early_stopping": None}
+    values["train"] |= {"global_batch": 64, "workers": 2, "checkpoint_every_steps": 20, "early_stopping": None,
+                        "retries": 5}  # a busy Airflow loses some to itself, before a line of ours runs
     values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.5}]
     (folder / "digits.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     subprocess.run([sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"], check=True, stdout=subprocess.DEVNULL)

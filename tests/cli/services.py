@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from processes import let_other_users_pass, working_below
+from processes import left_below, let_other_users_pass
 
 from pipeline_ops.cli.ports import free_port
 
@@ -44,7 +44,7 @@ def celery_settings(folder: Path) -> Iterator[dict[str, str]]:
                "AIRFLOW__CELERY__RESULT_BACKEND": f"db+postgresql+psycopg2://{database}",
                "AIRFLOW__CELERY__BROKER_URL": broker,
                "AIRFLOW__CELERY__WORKER_CONCURRENCY": "2"}
-    assert not (left := working_below(folder)), left
+    assert not (left := left_below(folder)), left
 
 
 @contextlib.contextmanager

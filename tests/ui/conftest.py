@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlencode
@@ -135,7 +136,7 @@ class Leftovers:
         return Registry(self.config.registry)
 
     def attempt(self, task: str, moments: list[Progress], workers: Mapping[str, list[Progress]] | None = None) -> Attempt:
-        attempt = Attempt(self.layout.attempts(RUN, task) / f"attempt-{len(moments):08d}")
+        attempt = Attempt(self.layout.attempts(RUN, task) / f"attempt-{uuid.uuid4().hex[:8]}")  # the plugin remembers what it has read of a place
         for path, lines in [(attempt.progress, moments), *((attempt.worker_progress(name), lines) for name, lines in (workers or {}).items())]:
             writer = ProgressWriter(path)
             for moment in lines:

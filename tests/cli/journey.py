@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote
 
 from airflow_ui import Person, wait_for
 
@@ -55,7 +56,8 @@ def approve(person: Person, run: str) -> None:
     person.go(run)
     person.page.get_by_text("Required Actions").first.click()
     person.page.get_by_text("Publish a new version of digits?").first.wait_for()
-    assert person.page.get_by_role("link", name="the report").get_attribute("href") == f"{person.url}{run}/plugin/trainyard_report"
+    report = person.page.get_by_role("link", name="the report").get_attribute("href")
+    assert unquote(report) == f"{person.url}{unquote(run)}/plugin/trainyard_report"
     person.look("approval")
     person.page.get_by_role("button", name="Approve", exact=True).first.click()
     person.go(run)

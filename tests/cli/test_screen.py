@@ -83,9 +83,10 @@ def test_in_a_terminal_the_tasks_are_drawn_in_place():
 def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
     output = io.StringIO()
     gate = {"passed": False, "champion_version": 2, "reasons": ["accuracy 0.9 is below 0.975"]}
-    summary = {"search": None, "metrics": {"accuracy": 0.9}, "gate": gate,
+    summary = {"training": {"warm_start": "/models/digits/2"}, "search": None, "metrics": {"accuracy": 0.9}, "gate": gate,
                "model": {"name": "digits", "version": None, "uri": None}, "report": "/r/report.html"}
     print_result(Console(file=output, width=120, markup=False, highlight=False), summary, view(state="success"))
     assert "Gate      not passed: trained, not published (against version 2)\n          accuracy 0.9 is below 0.975\n" in output.getvalue()
+    assert "Began     with the weights of /models/digits/2\n" in output.getvalue()
     assert "Report    /r/report.html" in output.getvalue()
     assert "Model " not in output.getvalue()

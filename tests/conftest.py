@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing.util
 import os
 import shutil
 import tempfile
@@ -29,6 +30,7 @@ NUM_SHARDS = 4
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps the folders of tests that have failed
 _temporary = own_temporary_folder("tests")
 _folder = _temporary.__enter__()
+# No file may import this one by its name: it would be run again, with a folder that goes in the middle of the tests.
 os.environ["AIRFLOW_HOME"] = str(_folder / "airflow")  # before anything imports Airflow
 os.environ["TRAINYARD_LOCAL_FOLDER"] = str(_folder / "local")
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
@@ -37,8 +39,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_unconfigure() -> None:
-    """The tests' temporary files go with them; those of tests that are killed, with the next ones."""
-    _temporary.__exit__(None, None, None)
+    """The tests' temporary files go with them, once multiprocessing has tidied up in there; those of tests that are killed, with the next ones."""
+    multiprocessing.util.Finalize(None, _temporary.__exit__, (None, None, None), exitpriority=-1000)
 
 
 @pytest.fixture

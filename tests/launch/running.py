@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from conftest import DIGITS
 from processes import Stopwatch
 
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.figures import WEIGHTS, TrainingFigures
+from pipeline_ops.contracts.fingerprint import CODE_ROOT
 from pipeline_ops.contracts.job import Job
 from pipeline_ops.contracts.layout import work_folder
 from pipeline_ops.contracts.manifest import find_damage, read_manifest
@@ -43,7 +43,7 @@ def config_with_hosts(folder: Path, content: dict) -> Path:
     (folder / "hosts" / "lab.yaml").write_text(yaml.safe_dump(content))
     shutil.copy(Path(__file__).with_name("holding.py"), folder)
     shutil.copytree(Path(__file__).parents[1] / "own" / "acme_vision", folder / "acme_vision", dirs_exist_ok=True)
-    return Path(shutil.copy(DIGITS, folder / "digits.yaml"))
+    return Path(shutil.copy(CODE_ROOT / "configs" / "digits.yaml", folder / "digits.yaml"))
 
 
 @contextlib.contextmanager

@@ -26,7 +26,8 @@ EXECUTORS = ("local", "celery")
 PEOPLE = {"task failed": ("PATCH", "{run}/taskInstances/train", {"new_state": "failed"}),
           "task success": ("PATCH", "{run}/taskInstances/train", {"new_state": "success"}),
           "run failed": ("PATCH", "{run}", {"state": "failed"}),
-          "clear": ("POST", "clearTaskInstances", {"dry_run": False, "task_ids": ["train"], "only_failed": False, "reset_dag_runs": True})}
+          "clear": ("POST", "clearTaskInstances", {"dry_run": False, "task_ids": ["train"], "only_failed": False, "reset_dag_runs": True}),
+          "run clear": ("POST", "{run}/clear", {"dry_run": False, "only_failed": False})}
 """What a person can do in the UI or by REST, as calls of Airflow's API."""
 _ENDED_SECONDS = 60.0
 """It takes 1 to 4 seconds on a machine that has nothing else to do. A job that nobody ends trains for an hour."""
@@ -111,7 +112,7 @@ def test_a_person_who_ends_a_training_ends_every_process_of_it(airflow, training
     order(airflow, run, way)
     run.wait_for_end_of(attempt, _ENDED_SECONDS)
     check_nothing_is_half_published(airflow)
-    if way == "clear":
+    if way in ("clear", "run clear"):
         wait_until(lambda: run.attempts[-1] != attempt and run.processes(run.attempts[-1]), 180)
     if way == "task success":  # nobody can evaluate what was not trained, and the record says so
         run.wait_for("failed", "evaluate")

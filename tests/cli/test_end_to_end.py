@@ -211,7 +211,7 @@ def test_marking_the_task_failed_ends_its_processes_within_5_seconds(ui, trainya
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["launcher", "preloaded", "worker"])
+@pytest.mark.parametrize("victim", ["launcher", "agent", "preloaded", "worker"])
 def test_a_killed_process_of_the_training_costs_a_restart_and_not_the_run(ui, trainyard, victim):
     words = ["--set", "train.epochs=30", "--set", "train.early_stopping=null", "--set", f"train.seed={100 + len(victim)}"]
     process = trainyard.start("run", str(trainyard.config), "--json", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -220,8 +220,9 @@ def test_a_killed_process_of_the_training_costs_a_restart_and_not_the_run(ui, tr
         api.log_in()
         [run_id] = api.active_runs("digits")
     job, *_ = tree_of_job(trainyard.folder / "storage" / "runs" / "digits" / run_id)
-    [preloaded] = job.children()
-    {"launcher": job, "preloaded": preloaded, "worker": preloaded.children()[-1]}[victim].kill()
+    [agent] = job.children()
+    [preloaded] = agent.children()
+    {"launcher": job, "agent": agent, "preloaded": preloaded, "worker": preloaded.children()[-1]}[victim].kill()
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     summary = json.loads(output.splitlines()[-1])
@@ -230,7 +231,7 @@ def test_a_killed_process_of_the_training_costs_a_restart_and_not_the_run(ui, tr
     if victim != "launcher":  # a job that was killed itself is started again by Airflow, and goes on from the checkpoint
         assert summary["training"]["restarts"] == 1
         assert "restart 1 of 3" in errors
-    assert not any(process.is_running() for process in (job, preloaded))
+    assert not any(process.is_running() for process in (job, agent, preloaded))
 
 
 def wait_until(condition, seconds: float = 60.0) -> None:

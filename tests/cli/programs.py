@@ -34,6 +34,7 @@ _CELERY_WORKER = {"worker": ("celery", "worker", "--skip-serve-logs", "--without
 _ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh")
 _ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
 _UP_SECONDS = 240
+_STOP_SECONDS = 60
 
 
 class Airflow:
@@ -98,11 +99,12 @@ class Airflow:
         assert not (left := left_below(self.folder)), left
 
     def stop(self, *names: str) -> None:
-        """As a deployment does."""
+        """As a deployment does: SIGTERM, and signal 9 to what has not heard of it. Now and then Airflow's scheduler has not: it raises SystemExit
+        where it stands, and where that is in a weak reference's callback, Python prints it and goes on."""
         for name in names:
             self._programs[name].terminate()
-        for name in names:
-            self._programs.pop(name).wait(120)
+        psutil.wait_procs([self._programs[name] for name in names], timeout=_STOP_SECONDS)
+        self.kill(*names)
 
     def send(self, number: signal.Signals, *names: str) -> None:
         """To every process of theirs, but for jobs."""

@@ -27,6 +27,7 @@ from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.errors import DataError, ExitCode, TrainyardError
 from pipeline_ops.contracts.layout import Attempt, Layout
 from pipeline_ops.contracts.plan import JOBS
+from pipeline_ops.contracts.programs import refuse_other_programs
 from pipeline_ops.contracts.raw_folder import refuse_interval
 from pipeline_ops.contracts.search import plan_trials
 
@@ -49,6 +50,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 def run(arguments: argparse.Namespace) -> int:
     overrides = parse_overrides(arguments.overrides)
     config = load_checked(arguments.config, overrides)
+    refuse_other_programs(config)
     check_source(config)
     console = make_console(stderr=arguments.json)
     with stop_signals():

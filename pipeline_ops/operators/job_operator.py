@@ -23,7 +23,8 @@ from pipeline_ops.contracts.errors import ConfigError, ExitCode, TrainyardError
 from pipeline_ops.contracts.figures import EvaluationFigures
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.plan import JOBS, KINDS, JobPlan, plan_job
+from pipeline_ops.contracts.plan import KINDS, JobPlan, plan_job
+from pipeline_ops.contracts.programs import refuse_other_programs
 from pipeline_ops.contracts.records import TaskRecord, read_record, write_record
 from pipeline_ops.contracts.request import Status
 from pipeline_ops.contracts.wanted import STORE_KEY, Claim
@@ -123,13 +124,12 @@ class JobOperator(BaseOperator):
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
 
-    def _refuse_programs(self, config: PipelineConfig) -> None:
-        """Who may start a run may not start any program."""
-        plain = load_config(self.config_file)
-        if changed := [job for job in JOBS if config.interpreter(job) != plain.interpreter(job)]:
-            raise AirflowFailException(f"{changed[0]}.python can't be chosen for a run; it is for the author of {self.config_file}")
-        if config.notify != plain.notify:
-            raise AirflowFailException(f"notify can't be chosen for a run; it is for the author of {self.config_file}")
+    @staticmethod
+    def _refuse_programs(config: PipelineConfig) -> None:
+        try:
+            refuse_other_programs(config)
+        except ConfigError as error:
+            raise AirflowFailException(str(error)) from None
 
     def _manifests(self, config: PipelineConfig, context: Mapping[str, Any]) -> dict[str, str]:
         """What the earlier tasks have left; one that a person has marked a success has left nothing."""

@@ -196,6 +196,7 @@ def test_who_may_start_a_run_may_not_choose_the_program_that_it_starts(run, key)
     task = run(**{key: "/bin/sh"})
     with pytest.raises(AirflowFailException, match=f"{key} can't be chosen for a run; it is for the author of"):
         task.execute()
+    assert task.store == {}
 
 
 def test_a_job_that_is_not_done_in_time_ends_itself_with_all_its_processes(run):

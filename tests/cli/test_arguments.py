@@ -11,7 +11,8 @@ import pytest
 from pipeline_ops.cli.arguments import parse_overrides
 from pipeline_ops.cli.main import main
 from pipeline_ops.cli.models import with_default_action
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.errors import ConfigError, ExitCode
+from pipeline_ops.contracts.fingerprint import CODE_ROOT
 
 
 def test_an_override_is_read_as_yaml_reads_it():
@@ -71,3 +72,10 @@ def test_one_stage_is_told_with_the_meaning_of_its_parameters(capsys):
 def test_an_unknown_stage_is_told_with_the_nearest(capsys):
     assert main(["stages", "risize"]) == 78
     assert "the nearest valid name is 'resize'" in capsys.readouterr().err
+
+
+def test_a_program_that_the_yaml_does_not_name_is_refused_before_airflow_starts(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path / "home"))
+    assert main(["run", str(CODE_ROOT / "configs" / "digits.yaml"), "--set", "train.python=/bin/sh"]) == ExitCode.CONFIG
+    assert "train.python can't be chosen for a run; it is for the author of" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()

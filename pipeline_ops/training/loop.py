@@ -101,6 +101,7 @@ class SynchronousLoop:
         with strategy.scope():
             self.optimizer = make_optimizer(config.optimizer, scale_loss=config.precision == "float16")
             self.optimizer.build(model.trainable_variables)
+        self._variables = [v.value for v in model.weights], [v.value for v in self.optimizer.variables]
         self._generators = Generators(model)
         self._inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         # The gradients that reach `apply_gradients` are summed already. A private hook, so keras is pinned.
@@ -237,7 +238,8 @@ class SynchronousLoop:
 
     def views(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """What `weights` and `optimizer_values` give, not copied: good until the next step."""
-        return [tf.convert_to_tensor(v.value) for v in self.model.weights], [tf.convert_to_tensor(v.value) for v in self.optimizer.variables]
+        weights, optimizer_values = self._variables
+        return [*map(_view_of, weights)], [*map(_view_of, optimizer_values)]
 
     def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
         pairs = [*zip(self.model.weights, weights, strict=True)]
@@ -250,6 +252,13 @@ class SynchronousLoop:
 def snapshot(loop: Loop) -> tuple[Sequence, Sequence]:
     """Weights and optimizer values, good until the next step. Loops whose variables lie in pieces gather them, which is a copy."""
     return loop.views() if isinstance(loop, SynchronousLoop) else (loop.weights(), loop.optimizer_values())
+
+
+def _view_of(variable: tf.Variable) -> tf.Tensor:
+    """Where there is one replica, the operation itself: what `tf.convert_to_tensor` does around it takes as long, and a checkpoint waits for it."""
+    if isinstance(variable, tf.distribute.DistributedValues):
+        return tf.convert_to_tensor(variable)
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
 def _mean_loss(sums: tf.Tensor) -> tf.Tensor:

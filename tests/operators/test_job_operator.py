@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, TaskDeferred
 from launch.running import config_with_hosts
 from processes import Stopwatch
@@ -120,7 +121,10 @@ def test_a_changed_learning_rate_is_named_as_the_reason(run):
 def test_a_killed_job_is_retried_and_goes_on_from_its_checkpoint(run, tmp_path, monkeypatch):
     (tmp_path / "hold").touch()
     monkeypatch.setenv("TRAINYARD_TEST_HOLD", str(tmp_path))
-    task = run(config=config_with_hosts(tmp_path / "configs", {"launcher": "local"}), **{"train.callbacks": ["holding:Hold"]})
+    config = config_with_hosts(tmp_path / "configs", {"launcher": "local"})
+    values = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(values | {"train": values["train"] | {"callbacks": ["holding:Hold"]}}))
+    task = run(config=config)
     handle = task.start()
     wait_until((tmp_path / "held").exists)
     os.kill(handle.process.pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ RAW := .trainyard/raw/digits
 # Without bytecode every import of TensorFlow or Airflow costs several times as much.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-dev data run ui test test-all check bench lock
+.PHONY: help install install-dev data run ui test test-all test-faults check sbom bench lock
 
 help: ## list the commands
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,12 @@ test: install-dev ## what CI runs
 
 test-all: install-dev ## with the slow tests
 	@$(PYTHON) -m pytest $(ARGS)
+
+test-faults: install-dev ## every file operation of the jobs fails once, or kills them (an hour or two)
+	@$(PYTHON) -m pytest -s $(ARGS) tests/faults
+
+sbom: install-dev ## list every locked package with version and hashes, in sbom.json (CycloneDX)
+	@$(VENV)/bin/cyclonedx-py requirements requirements.txt --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json
 
 check: install-dev ## lint
 	@$(PYTHON) -m ruff check .

@@ -25,6 +25,7 @@ from pipeline_ops.contracts.job import Job
 from pipeline_ops.contracts.manifest import Input, Manifest, read_input
 from pipeline_ops.contracts.reference import REFERENCES
 from pipeline_ops.contracts.shards import DATA_PAGE, QUARANTINE_SHARD, SCHEMA, STATISTICS, DatasetFigures
+from pipeline_ops.contracts.unreadable import unreadable
 
 _SHOWN_REJECTS = 24
 
@@ -52,7 +53,7 @@ def _read(file: Path, kind: type[BaseModel]) -> BaseModel:
     try:
         return kind.model_validate(read_json(file))
     except (OSError, ValidationError, ValueError) as error:
-        raise DataError(f"{file}: can't be read ({error}); remove the artifact that it is in, and start a new run") from None
+        raise unreadable(f"{file}: can't be read", error, "; remove the artifact that it is in, and start a new run") from None
 
 
 def describe(job: Job, config: Preprocess, folder: Path, figures: DatasetFigures, statistics: DatasetStatistics, reference: Reference | None) -> None:

@@ -17,7 +17,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from beam_jobs.plan import Record
+from beam_jobs.splits import split_records
 from beam_jobs.statistics.summary import RejectedRecord
+from pipeline_ops.contracts.config_preprocess import Preprocess
 from pipeline_ops.contracts.shards import SPLITS
 
 _STAGE, _DUPLICATE = "duplicates", "duplicate"
@@ -38,6 +40,14 @@ class Decision:
         """All records but the copies that were removed: what stays, and what is rejected because it contradicts itself."""
         yield from itertools.chain.from_iterable(self.by_split.values())
         yield from (record for record, rejected in zip(self.kept_out, self.rejected, strict=True) if not is_removed_copy(rejected))
+
+
+def decide_collection(config: Preprocess, records: Sequence[Record], pictures: Mapping[str, str]) -> Decision:
+    """The split of each record, and what is kept out because of others."""
+    by_split = split_records(records, config.split)
+    if config.duplicates == "keep":
+        return Decision(by_split)
+    return remove_duplicates(by_split, pictures, config.near_bits if config.duplicates == "remove_near" else None)
 
 
 def remove_duplicates(by_split: Mapping[str, Sequence[Record]], pictures: Mapping[str, str], max_bits: int | None) -> Decision:

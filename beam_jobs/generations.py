@@ -19,13 +19,13 @@ from beam_jobs.plan import Record, ShardPlan
 from beam_jobs.quarantine import carry_over
 from beam_jobs.statistics.measure import Ruler, numbers_from_text
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
-from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.files import link_file
 from pipeline_ops.contracts.generations import BASE
 from pipeline_ops.contracts.job import ArtifactDraft
 from pipeline_ops.contracts.manifest import Manifest, read_input
 from pipeline_ops.contracts.request import Request
 from pipeline_ops.contracts.shards import INDEX, QUARANTINE, QUARANTINE_SHARD, SPLITS, DatasetFigures
+from pipeline_ops.contracts.unreadable import unreadable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _rejected_before(before: DataSetBefore, keys: set[str]) -> list[RejectedReco
         records = map(RejectedRecord.model_validate_json, file.read_bytes().splitlines())
         return [record for record in records if record.key in keys]
     except (OSError, ValidationError) as error:
-        raise DataError(f"{file}: can't be read: {error}; remove the data set that it is in, and start a new run") from error
+        raise unreadable(f"{file}: can't be read", error, "; remove the data set that it is in, and start a new run") from error
 
 
 def keep_rejected(before: DataSetBefore, unchanged: Iterable[ShardSummary], fragments: Path) -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from beam_jobs.plan import Record
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.files import write_whole
+from pipeline_ops.contracts.unreadable import unreadable
 
 _ANNOTATION = tuple(field.name for field in dataclasses.fields(Record) if field.name not in ("file", "split", "group"))
 """What a record says of its image. Its split stands in the index by itself; its group is in no example."""
@@ -76,7 +77,7 @@ def read_index(file: Path) -> dict[str, Entry]:
             entries = (share(Entry(*json.loads(line))) for line in lines)
             found = {entry.key: entry for entry in entries}
     except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
-        raise DataError(f"{file}: the index can't be read: {error}; remove the data set that it is in, and start a new run") from error
+        raise unreadable(f"{file}: the index can't be read", error, "; remove the data set that it is in, and start a new run") from error
     if not found:
         raise DataError(f"{file}: the index is empty, and no data set is; remove the data set that it is in, and start a new run")
     return found

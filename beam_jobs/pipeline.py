@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
@@ -15,15 +16,17 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineRunner
+from apache_beam.transforms.window import GlobalWindows
+from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_jobs.beam_log import keep_warnings_only
 from beam_jobs.plan import ShardPlan
 from beam_jobs.processes import workers_for
-from beam_jobs.runner import engine_of
+from beam_jobs.runner import engine_of, threads_of
 from beam_jobs.shard import Order
 from beam_jobs.statistics.summary import ShardSummary
 from beam_jobs.tally import Tally, stop_workers
-from beam_jobs.work import SUMMARY, TALLY, Work, raise_what_workers_left, write_plans
+from beam_jobs.work import SUMMARY, TALLY, Done, Work, raise_what_workers_left, write_plans
 from pipeline_ops.contracts.config_preprocess import BeamRunner
 from pipeline_ops.contracts.errors import MachineError, TrainyardError
 
@@ -32,34 +35,60 @@ _STOP_SECONDS = 5.0  # the time to end the image in work
 
 
 class BuildShards(beam.PTransform):
-    """Names of plans in, names of finished shards out."""
+    """Names of plans in, names of finished shards out.
 
-    def __init__(self, order: Order, scratch: Path):
+    Args:
+      order: What the shards have in common.
+      scratch: The folder of the plans.
+      threads: How many plans each Beam worker builds at once.
+    """
+
+    def __init__(self, order: Order, scratch: Path, threads: int = 1):
         super().__init__()
-        self._order, self._scratch = order, scratch
+        self._do_fn = _BuildShard(order, scratch, threads)
 
     def expand(self, plans: beam.PCollection[str]) -> beam.PCollection[str]:
         return (plans
                 | "spread over workers" >> beam.Reshuffle()
-                | "build shard" >> beam.ParDo(_BuildShard(self._order, self._scratch)).with_output_types(str))
+                | "build shard" >> beam.ParDo(self._do_fn).with_output_types(str))
 
 
 class _BuildShard(beam.DoFn):
-    def __init__(self, order: Order, scratch: Path):
-        self._order, self._scratch = order, scratch
+    """Builds the plans of a bundle in threads of its own.
+
+    Beam's embedded runner has one worker as long as it opens no port. With more workers it starts
+    gRPC servers on all interfaces, which serve any file of the host to any client.
+    """
+
+    def __init__(self, order: Order, scratch: Path, threads: int):
+        self._order, self._scratch, self._threads = order, scratch, threads
         self._examples = Metrics.counter("preprocess", "examples")
         self._rejected = Metrics.counter("preprocess", "rejected")
 
     def setup(self) -> None:
-        self._work = workers_for(self._scratch) or Work(self._order, self._scratch)
+        self._of_thread = threading.local()
+        self._pool = ThreadPoolExecutor(self._threads, "build shard")
+        self._building: list[Future[tuple[str, Done | None]]] = []
 
-    def process(self, name: str) -> Iterator[str]:
-        done = self._work.do(name)
-        if done is not None:
-            num_examples, num_rejected = done
-            self._examples.inc(num_examples)
-            self._rejected.inc(num_rejected)
-            yield name
+    def process(self, name: str) -> None:
+        self._building.append(self._pool.submit(self._build, name))
+
+    def _build(self, name: str) -> tuple[str, Done | None]:
+        if not hasattr(self._of_thread, "work"):
+            self._of_thread.work = workers_for(self._scratch) or Work(self._order, self._scratch)
+        return name, self._of_thread.work.do(name)
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:
+        building, self._building = self._building, []
+        for name, done in (future.result() for future in building):
+            if done is not None:
+                num_examples, num_rejected = done
+                self._examples.inc(num_examples)
+                self._rejected.inc(num_rejected)
+                yield GlobalWindows.windowed_value(name)
+
+    def teardown(self) -> None:
+        self._pool.shutdown()
 
 
 def build_shards(plans: Sequence[ShardPlan], order: Order, runner: BeamRunner, scratch: Path,
@@ -83,29 +112,35 @@ def build_shards(plans: Sequence[ShardPlan], order: Order, runner: BeamRunner, s
       TrainyardError: what a worker has ended with.
       MachineError: a worker process died, or a runner that is not embedded failed.
     """
-    engine, options = engine_of(runner, len(plans))
+    engine, options = engine_of(runner)
+    threads = threads_of(runner, len(plans))
     tally = Tally(scratch / TALLY)
     write_plans(plans, scratch)
-    with _Background(lambda: _run(plans, order, engine, options, scratch), stop=lambda: stop_workers(scratch / TALLY)) as background:
+    build = BuildShards(order, scratch, threads)
+    with _Background(lambda: _run(plans, build, engine, options),
+                     stop=lambda: stop_workers(scratch / TALLY)) as background:
         while background.is_running(_REPORT_SECONDS):
             report(*tally.read())
     raise_what_workers_left(scratch)
     if background.error is not None:
-        raise _failure_of(runner, str(background.error).strip().splitlines()[-1:]) from background.error
+        raise _failure_of(runner, background.error) from background.error
     report(*tally.read())
     return [order.summary.model_validate_json((scratch / f"{plan.name}{SUMMARY}").read_bytes()) for plan in plans]
 
 
-def _run(plans: Sequence[ShardPlan], order: Order, engine: PipelineRunner, options: PipelineOptions, scratch: Path) -> None:
+def _run(plans: Sequence[ShardPlan], build: BuildShards, engine: PipelineRunner,
+         options: PipelineOptions) -> None:
     keep_warnings_only()
     with beam.Pipeline(engine, options=options) as pipeline:
         names = [plan.name for plan in plans]
-        _ = pipeline | "plans" >> beam.Create(names, reshuffle=False) | "build shards" >> BuildShards(order, scratch)
+        _ = pipeline | "plans" >> beam.Create(names, reshuffle=False) | "build shards" >> build
 
 
-def _failure_of(runner: BeamRunner, last_line: Sequence[str]) -> TrainyardError:
-    """Of the embedded runner a bug; others are services that may be away, full or restarting."""
-    what = last_line[0] if last_line else "no reason given"
+def _failure_of(runner: BeamRunner, error: BaseException) -> TrainyardError:
+    """A failure of the disk or of another runner, which is a service, is retried; any other is a bug."""
+    what = (str(error).strip().splitlines() or ["no reason given"])[-1]
+    if isinstance(error, OSError):
+        return MachineError(f"Beam failed: {what}; make room or mend the disk, then retry")
     if runner.name == "embedded":
         return TrainyardError(f"Beam failed, see the log: {what}")
     return MachineError(f"the runner {runner.name} failed: {what}; see its log, and preprocess.runner.options")

@@ -11,7 +11,7 @@ import hashlib
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from beam_jobs.raw import Raw
 from beam_jobs.stages.stage import Box
@@ -160,8 +160,16 @@ def planned_labels(by_split: Mapping[str, Iterable[Record]]) -> dict[str, Counte
     return {split: Counter(label for record in records for label in record.labels) for split, records in by_split.items()}
 
 
-def check_labels(labels: Mapping[str, Mapping[str, int]], class_names: Sequence[str], source: str, task: Task = "classification") -> None:
+def check_labels(labels: Mapping[str, Mapping[str, int]], class_names: Sequence[str], source: str, task: Task = "classification",
+                 why_empty: Callable[[str], str] | None = None) -> None:
     """Checks that a model can be trained, validated and tested with so many examples, or boxes, of each class by split.
+
+    Args:
+      labels: numbers of examples, or boxes, by split and class.
+      class_names: all classes.
+      source: the folder, for messages.
+      task: what the examples are for.
+      why_empty: says why a split is empty, and what to do.
 
     Raises:
       DataError: fewer than two classes (one for detection), an empty split, or a class that the model would never see.
@@ -175,4 +183,5 @@ def check_labels(labels: Mapping[str, Mapping[str, int]], class_names: Sequence[
         raise DataError(f"{source}: no training example of {', '.join(missing)}; add images of it, or remove the folder")
     for split in SPLITS:
         if not sum(labels[split].values()):
-            raise DataError(f"{source}: the {split} split has no example; add images, or raise preprocess.split.{split}")
+            cause = why_empty(split) if why_empty else f"add images, or raise preprocess.split.{split}"
+            raise DataError(f"{source}: the {split} split has no example; {cause}")

@@ -12,9 +12,7 @@ import dataclasses
 import itertools
 import logging
 import os
-import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -23,7 +21,8 @@ from beam_jobs.balance import class_weights
 from beam_jobs.beam_log import quiet_import
 from beam_jobs.delta import Delta, plan_delta
 from beam_jobs.describe import describe, read_reference
-from beam_jobs.duplicates import Decision, is_removed_copy, remove_duplicates
+from beam_jobs.duplicates import Decision, decide_collection, is_removed_copy
+from beam_jobs.empty_splits import cause_in_shards
 from beam_jobs.generations import (
     DataSetBefore,
     entries_of,
@@ -36,24 +35,26 @@ from beam_jobs.generations import (
 )
 from beam_jobs.index import write_index
 from beam_jobs.pictures import PictureOrder, pictures_of, plan_blocks
-from beam_jobs.plan import Record, ShardPlan, check_labels, class_names_of, planned_labels, task_of
+from beam_jobs.plan import ShardPlan, check_labels, class_names_of, task_of
 from beam_jobs.processes import worker_processes
 from beam_jobs.quarantine import MAX_BYTES, FragmentWriter, check_rejects, write_quarantine
 from beam_jobs.raw import file_of, read_beginning, read_raw
 from beam_jobs.shard import Order
-from beam_jobs.sources import read_records
+from beam_jobs.sources import read_records, validate_listing
 from beam_jobs.sources.collect import Found
-from beam_jobs.splits import split_records
 from beam_jobs.stages import bind_stages, check_data, check_stages
 from beam_jobs.stages.stage import BoundStage, class_names_after
 from beam_jobs.statistics.dataset import collect_statistics, find_duplicates
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary, count_labels, figures_of
+from beam_jobs.trial import shape_for, validate_plan
 from pipeline_ops.contracts.config_preprocess import Preprocess
+from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import DataError, ExitCode, MachineError
-from pipeline_ops.contracts.files import write_json
+from pipeline_ops.contracts.files import remove_own, write_json
 from pipeline_ops.contracts.job import ArtifactDraft, Job, run_job
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.listing import Listing
+from pipeline_ops.contracts.model_check import validate_training
 from pipeline_ops.contracts.raw_folder import list_folder, raw_folder
 from pipeline_ops.contracts.shards import CLASS_WEIGHTS, INDEX, DatasetFigures, Task
 
@@ -74,8 +75,9 @@ def preprocess(job: Job) -> ExitCode:
     source = _read_source(job, config)
     before, reference = read_base(job.request), read_reference(job.request.inputs)
     pictures = _hash_pictures(job, config, source, known_pictures(before))
-    collection = _decide_collection(config, source.found.records, pictures)
-    check_labels(_after_stages(planned_labels(collection.by_split), source.stages), source.class_names, str(source.listing.folder), source.task)
+    collection = decide_collection(config, source.found.records, pictures)
+    validate_plan(config, source.found.records, collection, source.stages, source.class_names, str(source.listing.folder), source.task)
+    _validate_training(job, config, source)
     delta = _plan(job, config, source, collection, before)
     with job.artifact() as draft, _scratch(job) as scratch:
         unchanged = _take_over(delta, before, draft, scratch)
@@ -115,6 +117,18 @@ def _read_source(job: Job, config: Preprocess) -> _Source:
     return _Source(listing, found, task, stages, tuple(class_names_after(stages, source_classes)))
 
 
+def _validate_training(job: Job, config: Preprocess, source: _Source) -> None:
+    """Raises ConfigError where the training that the data set is made for cannot be run on it; nothing was built yet."""
+    training = job.request.training
+    if training is None:
+        return
+    train = Train.model_validate(training.train)
+    job.progress.report("check", message=f"whether train.model {train.model} can be trained on these data")
+    if shape := shape_for(train, config, source.found.records, source.stages, source.listing.folder):
+        passed = Layout(Path(job.request.root), job.request.pipeline).checked_models
+        validate_training(training, source.task, shape, len(source.class_names), passed)
+
+
 def _plan(job: Job, config: Preprocess, source: _Source, collection: Decision, before: DataSetBefore | None) -> Delta:
     delta = plan_delta(collection.by_split, before and before.base, config, source.class_names)
     job.progress.report("plan", len(delta.shards), len(delta.shards), "shards")
@@ -132,17 +146,9 @@ def _check_outcome(job: Job, config: Preprocess, source: _Source, collection: De
     labels = itertools.chain(((record.key, record.labels) for record in collection.without_copies), source.found.refused_labels.items())
     check_rejects(bad, labels, source.stages, len(source.found.records) + len(source.found.rejected), config.rejects,
                   job.attempt.folder / "rejected.jsonl", job.request.config_file)
-    check_labels(count_labels(summaries), source.class_names, str(source.listing.folder), source.task)
+    check_labels(count_labels(summaries), source.class_names, str(source.listing.folder), source.task,
+                 cause_in_shards(collection.by_split, rejected, summaries))
     return rejected
-
-
-def _after_stages(labels: Mapping[str, Mapping[str, int]], stages: Sequence[BoundStage]) -> dict[str, Counter[str]]:
-    """Counts by split and class, under the names that the classes have after the stages."""
-    counts: dict[str, Counter[str]] = {split: Counter() for split in labels}
-    for split, by_name in labels.items():
-        for name, count in by_name.items():
-            counts[split].update(dict.fromkeys(class_names_after(stages, [name]), count))
-    return counts
 
 
 def _list_raw_files(job: Job, config: Preprocess) -> Listing:
@@ -153,10 +159,7 @@ def _list_raw_files(job: Job, config: Preprocess) -> Listing:
     job.progress.report("list", len(listing.files), len(listing.files), "files")
     if listing.digest != job.request.fingerprint.inputs["raw files"]:
         raise MachineError(f"{folder}: raw files changed while the run was starting; retry")
-    if not listing.files:
-        wanted = "the images of each class into a folder of its own" if config.source.type == "image_folder" else "the data set"
-        raise DataError(f"{folder}: there are no files; put {wanted} there, "
-                        f"or correct preprocess.source.path in {job.request.config_file}")
+    validate_listing(config, listing, job.request.config_file)
     return listing
 
 
@@ -168,14 +171,6 @@ def _hash_pictures(job: Job, config: Preprocess, source: _Source, known: Mapping
     with _scratch(job) as scratch:
         blocks = _run_beam(job, config, plan_blocks(source.found.records, known), order, "compare", scratch)
     return {**known, **pictures_of(blocks)}
-
-
-def _decide_collection(config: Preprocess, records: Sequence[Record], pictures: Mapping[str, str]) -> Decision:
-    """The split of each record, and what is kept out because of others."""
-    by_split = split_records(records, config.split)
-    if config.duplicates == "keep":
-        return Decision(by_split)
-    return remove_duplicates(by_split, pictures, config.near_bits if config.duplicates == "remove_near" else None)
 
 
 def _take_over(delta: Delta, before: DataSetBefore | None, draft: ArtifactDraft, scratch: Path) -> list[ShardSummary]:
@@ -195,7 +190,7 @@ def _scratch(job: Job) -> Iterator[Path]:
     try:
         yield scratch
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)  # of a job that is killed, its operator removes it
+        remove_own(scratch)  # of a job that is killed, its operator removes it
 
 
 def _run_beam(job: Job, config: Preprocess, plans: Sequence[ShardPlan], order: Order | PictureOrder, phase: str, scratch: Path) -> list:

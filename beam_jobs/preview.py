@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from beam_jobs.plan import class_names_of, task_of
 from beam_jobs.raw import read_raw
-from beam_jobs.sources import read_records
+from beam_jobs.sources import read_records, validate_listing
 from beam_jobs.stages import bind_stages, check_data
 from beam_jobs.stages.stage import BoundStage, Box, Example, Rejected, run_stages
 from pipeline_ops.contracts.config import PipelineConfig
@@ -71,6 +71,7 @@ def preview(config: PipelineConfig, stage: str | None, num_examples: int) -> Pre
     stages = config.preprocess.stages
     place = _place_of(stage, [each.name for each in stages])
     listing = list_folder(config.raw_folder, Layout(config.root, config.pipeline).listings)
+    validate_listing(config.preprocess, listing, config.file)
     records = read_records(config.preprocess.source, listing).records
     if not records:
         raise DataError(f"{listing.folder}: there is no usable file to show; correct preprocess.source in {config.file}")

@@ -33,6 +33,7 @@ from pipeline_ops.contracts.shards import (
     QUARANTINE_SOURCE,
     QUARANTINE_STAGE,
 )
+from pipeline_ops.contracts.unreadable import unreadable
 
 MAX_BYTES = 1 << 20
 """Of a record's content; of a larger one, its beginning is kept."""
@@ -106,8 +107,7 @@ def carry_over(shard: Path, keys: Collection[str], fragments: Path) -> None:
                 if unpack(record)[QUARANTINE_KEY].decode() in keys:
                     fragment.add_packed(record)
     except (Damaged, OSError) as error:
-        detail = error.detail if isinstance(error, Damaged) else error.strerror
-        raise DataError(f"{shard}: can't be read: {detail}; remove the data set that it is in, and start a new run") from error
+        raise unreadable(f"{shard}: can't be read", error, "; remove the data set that it is in, and start a new run") from error
 
 
 def read_quarantine(shard: Path) -> Iterator[dict[str, bytes | int]]:

@@ -111,7 +111,7 @@ def _read_file(raw: RawFile, folder: Path) -> bytes | None:
 
     The file is looked at once its bytes are here: whoever has written to it since it was listed has changed its ctime by then.
     """
-    descriptor = os.open(raw.path(folder), os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(raw.path(folder), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
     try:
         content = os.read(descriptor, raw.num_bytes)
         while len(content) < raw.num_bytes and (more := os.read(descriptor, raw.num_bytes - len(content))):  # beyond 2 GB

@@ -1,7 +1,8 @@
 """Which engine runs the Beam graph: the embedded one on this host, or any that Beam has a runner for.
 
 Nothing else in the preprocess job knows. The runner is named, because DirectRunner may be another engine from one machine
-to the next.
+to the next. The embedded runner works in memory, because in its other modes Beam opens four ports on all interfaces, without
+credentials, and serves any file of the host there. What runs at once are threads of `pipeline.py` and processes of `processes.py`.
 
 Other runners start workers elsewhere. Two things must hold there: the raw files, the storage root and the attempt's
 folder are mounted at the same paths (the workers write shards and summaries into them), and Trainyard and its packages are
@@ -23,14 +24,14 @@ from pipeline_ops.contracts.errors import ConfigError
 _BEAMS_NAMES = {"portable": "PortableRunner", "flink": "FlinkRunner", "spark": "SparkRunner", "dataflow": "DataflowRunner"}
 
 
-def engine_of(runner: BeamRunner, num_shards: int) -> tuple[PipelineRunner, PipelineOptions]:
+def engine_of(runner: BeamRunner) -> tuple[PipelineRunner, PipelineOptions]:
     """The engine and its options.
 
     Raises:
       ConfigError: Beam lacks the runner's packages, or does not take an option.
     """
     if runner.name == "embedded":
-        return _embedded(runner, num_shards)
+        return FnApiRunner(), PipelineOptions([], direct_running_mode="in_memory", direct_num_workers=1)
     try:
         options = PipelineOptions.from_dictionary({"runner": _BEAMS_NAMES[runner.name], **runner.options})
         options.get_all_options()
@@ -41,8 +42,12 @@ def engine_of(runner: BeamRunner, num_shards: int) -> tuple[PipelineRunner, Pipe
         raise ConfigError(f"preprocess.runner.name: Beam can't start {runner.name}: {error}") from None
 
 
-def _embedded(runner: BeamRunner, num_shards: int) -> tuple[FnApiRunner, PipelineOptions]:
-    """Of more threads than shards, the rest would have nothing to do. With worker processes, each thread waits for one of them."""
-    threads = 1 if runner.mode == "in_memory" else min(runner.workers or len(os.sched_getaffinity(0)), num_shards)
-    mode = "in_memory" if threads == 1 else "multi_threading"
-    return FnApiRunner(), PipelineOptions([], direct_running_mode=mode, direct_num_workers=threads)
+def threads_of(runner: BeamRunner, num_shards: int) -> int:
+    """The number of shards that a Beam worker builds at once.
+
+    In the embedded runner, whose only worker is this process, each thread beyond the number of
+    shards would be idle. With worker processes, each thread waits for one of them.
+    """
+    if runner.name != "embedded" or runner.mode == "in_memory":
+        return 1
+    return min(runner.workers or len(os.sched_getaffinity(0)), num_shards)

@@ -11,6 +11,8 @@ import struct
 import time
 from pathlib import Path
 
+from pipeline_ops.contracts.files import names_file
+
 _NOTE = struct.Struct("<II")  # records done, and how many of them were rejected, since the worker's last note
 _SECONDS_BETWEEN_NOTES = 0.25
 
@@ -25,7 +27,8 @@ class Tally:
     def __init__(self, path: Path):
         self._path, self._offset = path, 0
         self._done = self._rejected = 0
-        path.write_bytes(b"")
+        with names_file(path):
+            path.write_bytes(b"")
 
     def read(self) -> tuple[int, int]:
         """Records that all workers have done so far, and how many of them were rejected."""
@@ -63,13 +66,14 @@ class Notes:
             self.flush()
 
     def flush(self) -> None:
-        try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise Stopped from None
-        try:
-            os.write(descriptor, _NOTE.pack(self._done, self._rejected))
-        finally:
-            os.close(descriptor)
+        with names_file(self._path):
+            try:
+                descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise Stopped from None
+            try:
+                os.write(descriptor, _NOTE.pack(self._done, self._rejected))
+            finally:
+                os.close(descriptor)
         self._done = self._rejected = 0
         self._next = time.monotonic() + _SECONDS_BETWEEN_NOTES

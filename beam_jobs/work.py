@@ -8,16 +8,18 @@ only the names travel: Beam would compress them, and keep all of them in memory.
 from __future__ import annotations
 
 import logging
-import pickle
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beam_jobs.plan import ShardPlan
+from beam_jobs.plan_file import read_plan, write_plan
 from beam_jobs.tally import Stopped, stop_workers
-from pipeline_ops.contracts.errors import ExitCode, TrainyardError
+from pipeline_ops.contracts.errors import ExitCode, MachineError, TrainyardError, error_of
 from pipeline_ops.contracts.files import write_whole
+from pipeline_ops.contracts.parsing import read_json_as
+from pipeline_ops.contracts.request import Status
 
 if TYPE_CHECKING:
     from beam_jobs.pictures import PictureOrder
@@ -43,7 +45,7 @@ class Work:
     def do(self, name: str) -> Done | None:
         """Builds the plan of this name; None if it was not built to its end. Never raises: Beam would print each error four times over."""
         try:
-            plan = pickle.loads((self._scratch / f"{name}{PLAN}").read_bytes())
+            plan = read_plan(self._scratch / f"{name}{PLAN}")
             summary = self._builder.build(plan)
             write_whole(self._scratch / f"{name}{SUMMARY}", summary.model_dump_json().encode())
         except Stopped:
@@ -56,20 +58,24 @@ class Work:
 
 def write_plans(plans: Iterable[ShardPlan], scratch: Path) -> None:
     for plan in plans:
-        (scratch / f"{plan.name}{PLAN}").write_bytes(pickle.dumps(plan, protocol=5))
+        write_plan(scratch / f"{plan.name}{PLAN}", plan)
 
 
 def give_up(name: str, error: Exception, scratch: Path) -> None:
     """Leaves the error for the driver, and stops all workers."""
+    if isinstance(error, OSError):
+        error = MachineError(f"{name}: {error}; make room or mend the disk, then retry")
     if not isinstance(error, TrainyardError):
         error = TrainyardError(f"{type(error).__name__} while building {name}: {error}")
     if error.exit_code is ExitCode.BUG:
         _log.exception("%s", error)
-    write_whole(scratch / f"{name}{ERROR}", pickle.dumps(error))
+    status = Status(exit_code=error.exit_code, message=str(error))
+    write_whole(scratch / f"{name}{ERROR}", status.model_dump_json().encode())
     stop_workers(scratch / TALLY)
 
 
 def raise_what_workers_left(scratch: Path) -> None:
     """Of several errors the first shard's: the others are most often the same."""
     for file in sorted(scratch.glob(f"*{ERROR}")):
-        raise pickle.loads(file.read_bytes())
+        status = read_json_as(Status, scratch, file.name)
+        raise error_of(status.exit_code, status.message)

@@ -28,7 +28,7 @@ def _die_with_driver() -> None:
 
 def serve(driver: Connection) -> None:
     """The first message is order and scratch folder, each further one the name of a plan; the answer is what `Work.do` says."""
-    order, scratch = pickle.loads(driver.recv_bytes())
+    order, scratch = pickle.loads(driver.recv_bytes())  # noqa: S301 (through a pipe of the process that started this one)
     work = Work(order, scratch)
     while True:
         driver.send(work.do(driver.recv()))

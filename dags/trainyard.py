@@ -3,7 +3,8 @@
 Airflow reads this file; there is nothing to change in it.
 
 The configs are the YAML files in `configs/`, or in the files and folders that TRAINYARD_CONFIGS lists, separated by
-colons. A config that can't be used does not take the others down: its DAG is missing, and the import error says why.
+colons. A config that cannot be used hurts nothing else: its DAG is tagged `broken`, says why, and cannot be triggered.
+`trainyard_broken.py` reports all of them.
 """
 
 from __future__ import annotations

@@ -63,15 +63,19 @@ def below(process: psutil.Process) -> list[psutil.Process]:
     return ask(lambda: process.children(recursive=True), gone=[])
 
 
-def working_below(folder: Path) -> list[psutil.Process]:
-    """All that live now and work there, whatever they call themselves, and whoever started them."""
-    return [process for process in psutil.process_iter(["cwd"]) if (process.info["cwd"] or "").startswith(str(folder)) and lives(process)]
+def at_work_on(folder: Path) -> list[psutil.Process]:
+    """All that live now and name something in a folder, or work there, or are below a process that does: a job names its request."""
+    found, place = [], str(folder)
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        if any(place in word for word in (*(process.info["cmdline"] or ()), process.info["cwd"] or "")):
+            found += [process, *below(process)]
+    return [process for process in dict.fromkeys(found) if lives(process) and process.pid != os.getpid()]
 
 
 def left_below(folder: Path, seconds: float = 30.0) -> list[psutil.Process]:
     """Those of them that are still there after that long; one that ends takes a moment to do so."""
     deadline = time.monotonic() + seconds
-    while (left := working_below(folder)) and time.monotonic() < deadline:
+    while (left := at_work_on(folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left
 

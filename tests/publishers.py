@@ -16,6 +16,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from pipeline_ops.contracts.figures import ModelFigures
 from pipeline_ops.contracts.fingerprint import Fingerprint
 from pipeline_ops.contracts.manifest import Input, Manifest, list_files, write_manifest
 from pipeline_ops.contracts.registry import Registry, Version
@@ -77,9 +78,15 @@ def publish(registry: Registry, digest: str, num_bytes: int = 200_000) -> Versio
             (folder / name).write_bytes(digest.encode() * (num_bytes // len(digest)))
         fingerprint = Fingerprint(config={"number": number}, inputs={}, code={}, versions={})
         write_manifest(folder, Manifest(job="export", pipeline="p", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest,
-                                        inputs={"train": Input(uri="", digest=digest)}, files=list_files(folder)))
+                                        inputs={"train": Input(uri="", digest=digest)}, files=list_files(folder),
+                                        figures=figures_of(number).model_dump(mode="json")))
 
     return registry.publish(digest, fill)
+
+
+def figures_of(number: int) -> ModelFigures:
+    return ModelFigures(name="digits", version=number, compared_with=None, metrics={}, num_checked=1, max_difference=0.0, top1_agreement=1.0,
+                        class_names=["0", "1"])
 
 
 def start(target, *arguments, environment: dict[str, str] | None = None) -> BaseProcess:

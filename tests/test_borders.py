@@ -15,14 +15,16 @@ TENSORFLOW = {"tensorflow", "keras", "numpy"}
 EVERYWHERE = {"pydantic"}  # the language of the contracts
 BORDERS: dict[str, tuple[set[str], set[str]]] = {
     # package: (our packages, other distributions) that it may import at any place of any file
-    "pipeline_ops/contracts": ({"contracts"}, {"yaml", "fsspec", "google_crc32c", "jinja2", "markupsafe"}),
+    "pipeline_ops/contracts/minisign.py": ({"contracts"}, {"cryptography"}),
+    "pipeline_ops/contracts": ({"contracts"}, {"croniter", "yaml", "fsspec", "google_crc32c", "jinja2", "markupsafe"}),
     "pipeline_ops/operators": ({"contracts", "operators"}, {"airflow", "asgiref", "openlineage"}),
     "pipeline_ops/launch": ({"contracts", "launch"}, set()),
     "pipeline_ops/training": ({"contracts", "training", "models", "input"}, TENSORFLOW | {"PIL"}),
     "pipeline_ops/models": ({"contracts", "models"}, TENSORFLOW),
     "pipeline_ops/input": ({"contracts", "input"}, TENSORFLOW),
     "pipeline_ops/evaluation": ({"contracts", "evaluation", "models", "input"}, TENSORFLOW | {"jinja2", "markupsafe", "PIL", "faster_coco_eval"}),
-    "pipeline_ops/export": ({"contracts", "export", "models", "input"}, TENSORFLOW | {"google", "onnxruntime", "tf2onnx"}),
+    "pipeline_ops/export": ({"contracts", "export", "models", "input"},
+                            TENSORFLOW | {"google", "onnxruntime", "tf2onnx", "anyio", "h11", "starlette", "uvicorn"}),
     "pipeline_ops/cli/compare.py": ({"contracts", "cli", "evaluation"}, {"rich"}),
     "pipeline_ops/ui": ({"contracts", "ui"}, {"airflow", "fastapi", "sqlalchemy", "jinja2", "markupsafe"}),
     "pipeline_ops/od_api": ({"contracts", "od_api", "beam_jobs"}, {"yaml"}),
@@ -74,6 +76,19 @@ def test_a_border_can_be_seen_to_be_crossed(tmp_path):
     crossing = tmp_path / "crossing.py"
     crossing.write_text("def f():\n    from pipeline_ops.training import worker\n")
     assert {package_of(module) for module in imports(crossing)} == {"training"}
+
+
+def calls(file: Path, name: str) -> list[ast.Call]:
+    """The calls of a function in a file."""
+    return [node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name]
+
+
+@pytest.mark.parametrize("package", ["operators", "ui"])
+def test_in_airflow_a_conf_reaches_a_config_through_run_config_only(package):
+    """F6: `load_config` takes the author's overrides, so it gets nothing but the file there."""
+    found = [(file, call) for file in (ROOT / "pipeline_ops" / package).rglob("*.py") for call in calls(file, "load_config")]
+    assert found
+    assert [file.name for file, call in found if len(call.args) != 1 or call.keywords] == []
 
 
 def test_no_file_names_a_package_index_or_a_path_of_the_machine_it_was_written_on():

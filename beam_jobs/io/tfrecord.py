@@ -15,6 +15,7 @@ from types import TracebackType
 import google_crc32c
 
 from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.contracts.files import could_not_write
 
 _BUFFER_BYTES = 1 << 20
 _MOST_PARTS = 512  # the kernel takes 1024 at once
@@ -74,12 +75,12 @@ class TFRecordWriter:
 
     def _discard(self) -> None:
         """Closes the file, and removes what has not got its name."""
-        with contextlib.suppress(OSError):  # what is still buffered does not fit either; the first error has been raised
+        with contextlib.suppress(OSError):  # the first error has been raised; a leftover goes with its folder
             self._file.close()
-        self._temporary.unlink(missing_ok=True)
+            self._temporary.unlink(missing_ok=True)
 
     def _refused(self, error: OSError) -> MachineError:
-        return MachineError(f"could not write {self._path}: {error.strerror}; make room or mend the disk, then retry")
+        return could_not_write(self._path, error)
 
 
 def frame(*parts: bytes) -> list[bytes]:

@@ -14,6 +14,7 @@ from typing import BinaryIO
 from beam_jobs.io.tfrecord import masked_crc
 
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
+_MAX_RECORD_BYTES = 1 << 30  # a record is held in memory
 _GZIP, _ZLIB = b"\x1f\x8b", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
@@ -21,13 +22,16 @@ class Damaged(Exception):
     """A record that can't be read. `is_end`: nor can what is behind it.
 
     Args:
-      reason: one word to count by: `truncated`, `corrupt` or `compressed`.
+      reason: one word to count by: `truncated`, `corrupt`, `compressed` or `too_large`.
       detail: what is wrong, and at which offset.
     """
 
     def __init__(self, reason: str, detail: str, is_end: bool = False):
         super().__init__(reason, detail)
         self.reason, self.detail, self.is_end = reason, detail, is_end
+
+    def __str__(self) -> str:
+        return self.detail
 
 
 def scan_records(path: bytes) -> Iterator[tuple[int, bytes | Damaged]]:
@@ -65,6 +69,8 @@ def read_record(path: bytes, offset: int) -> bytes:
 
 def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
     length = _length_at(file, offset, size)
+    if length > _MAX_RECORD_BYTES:
+        raise Damaged("too_large", f"the record at byte {offset} has {length} bytes, allowed are {_MAX_RECORD_BYTES}")
     data = file.read(length + _TAIL_BYTES)
     if len(data) < length + _TAIL_BYTES:
         raise Damaged("truncated", f"the file ends inside the record at byte {offset}", is_end=True)

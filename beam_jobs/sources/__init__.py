@@ -7,12 +7,16 @@ one, both by key. Records say where an image is and what is known of it; no read
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from beam_jobs.sources import coco, csv, image_folder, jsonl, tfds, tfrecord, voc
 from beam_jobs.sources.collect import Found
+from pipeline_ops.contracts.config_preprocess import Preprocess
+from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.listing import Listing
-from pipeline_ops.contracts.sources import AnySource
+from pipeline_ops.contracts.remote_files import RemoteFolder
+from pipeline_ops.contracts.sources import AnySource, ImageFolderSource
 
 CATALOGUE: Mapping[str, Callable[[Any, Listing], Found]] = {
     # the `type` in the YAML, which is the name of the file; then its reader
@@ -24,6 +28,26 @@ CATALOGUE: Mapping[str, Callable[[Any, Listing], Found]] = {
     "tfds": tfds.read_records,
     "tfrecord": tfrecord.read_records,
 }
+
+
+def validate_listing(config: Preprocess, listing: Listing, config_file: Path | str) -> None:
+    """Checks that there are files, and that their folders can be meant in one way only.
+
+    Raises:
+      DataError: names the cause and the cure.
+    """
+    if not listing.files:
+        wanted = "the images of each class into a folder of its own"
+        wanted = wanted if config.source.type == "image_folder" else "the data set"
+        beside = isinstance(listing.folder, RemoteFolder) and listing.folder.neighbour()
+        near = f"; the nearest place is {beside}" if beside else ""
+        raise DataError(
+            f"{listing.folder}: there are no files; put {wanted} there, or correct "
+            f"preprocess.source.path in {config_file}{near}"
+        )
+    if isinstance(config.source, ImageFolderSource):
+        has_groups = config.split.group_by is not None
+        image_folder.validate_layout(config.source, listing, has_groups)
 
 
 def read_records(source: AnySource, listing: Listing) -> Found:

@@ -31,6 +31,10 @@ class Found(NamedTuple):
 
 
 _DETAIL_CHARACTERS = 300
+MAX_ANNOTATION_BYTES = 2 << 30
+"""Of a file that is parsed as a whole. COCO 2017 has 450 MB."""
+MAX_IMAGE_BYTES = 512 << 20
+"""A worker holds an image in memory."""
 _SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
 
@@ -66,9 +70,11 @@ class Collector:
         """Takes a record; `place` says where it is named.
 
         Raises:
-          Reject: a label that is no class, or a box that can't be right.
+          Reject: an image that is too large, a label that is no class, or a box that can't be right.
         """
         self.note_labels(record.labels)
+        if record.file.num_bytes > MAX_IMAGE_BYTES:
+            raise Reject("too_large", f"has {record.file.num_bytes} bytes, allowed for an image are {MAX_IMAGE_BYTES}")
         for label in record.labels:
             self._check_label(label)
         boxes = record.boxes
@@ -117,10 +123,13 @@ class Files:
 
     def __init__(self, listing: Listing):
         self._folder, self._by_key = listing.folder, {file.key: file for file in listing.files}
+        self._refused = {entry.key: entry for entry in listing.refused}
 
     def image(self, folder: str, path: Any) -> RawFile:
-        """The image with a path below a folder of the source. Raises Reject: malformed, missing_image."""
+        """The image with a path below a folder of the source. Raises Reject: malformed, missing_image, or why the listing refused it."""
         key = self.key(folder, path)
+        if key in self._refused:
+            raise Reject(self._refused[key].reason, self._refused[key].detail)
         if key not in self._by_key:
             raise Reject("missing_image", f"there is no file {key}")
         return self._by_key[key]
@@ -141,12 +150,17 @@ class Files:
         """A file that the config names.
 
         Raises:
-          DataError: there is none.
+          DataError: there is none, or it is too large, or the listing refused it.
           MachineError: it has changed since it was listed.
         """
-        file = self.get(self.key(".", path))
+        file = self.get(key := self.key(".", path))
+        if key in self._refused:
+            raise DataError(f"{self._folder / path}: {self._refused[key].detail}; it is named by preprocess.source.{named_by}")
         if file is None:
             raise DataError(f"{self._folder / path}: there is no such file; it is named by preprocess.source.{named_by}")
+        if file.num_bytes > MAX_ANNOTATION_BYTES:
+            raise DataError(f"{self._folder / path}: has {file.num_bytes} bytes, allowed are {MAX_ANNOTATION_BYTES}; divide it. "
+                            f"It is named by preprocess.source.{named_by}")
         return read_raw(file, self._folder)
 
 

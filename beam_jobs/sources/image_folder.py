@@ -1,27 +1,161 @@
-"""Raw images in one folder per class: the first folder of a file's key is its label.
+"""Raw images in one folder per class, and maybe in one folder per split around those.
 
     <source>/cat/0001.jpg            label cat
     <source>/cat/outdoors/0002.jpg   label cat
-    <source>/readme.txt              in no class folder: kept out, counted, and named in the quarantine
+    <source>/readme.txt              in no class folder: kept out, named in the quarantine, counted
 
-A folder without files is no class: what holds no file is not part of a data set's fingerprint either.
+    <source>/train/cat/0001.jpg      label cat, given to the split train, as for Keras
+    <source>/val/cat/0002.jpg        label cat, given to the split validation
+
+A folder without files is no class, because what holds no file is not part of a data set's
+fingerprint. Where the folders can be meant in two ways, `validate_layout` refuses them, and
+`preprocess.source.class_folder` says which one is meant.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from beam_jobs.plan import Record
 from beam_jobs.sources.collect import Collector, Found
+from beam_jobs.stages.stage import Reject
+from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.listing import Listing
 from pipeline_ops.contracts.sources import ImageFolderSource
 
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+    "testing": "test",
+}
+_CURE = (
+    "or set preprocess.source.class_folder: outer, if the folders directly below path are the "
+    "classes"
+)
 
-def read_records(_source: ImageFolderSource, listing: Listing) -> Found:
-    """The files with their labels, and those that have none."""
-    collector = Collector()
+
+def read_records(source: ImageFolderSource, listing: Listing) -> Found:
+    """The files with their labels and splits, and those that have no label."""
+    collector, splits = Collector(), split_folders(source, listing)
     for file in listing.files:
-        label, separator, _ = file.key.partition("/")
-        if separator:
-            collector.add(Record(file, label), file.key)
-        else:
-            collector.reject(file.key, "no_label", "lies in no class folder")
+        with collector.rejects(file.key):
+            label, split = _label_of(source, file.key, splits)
+            collector.add(Record(file, label, split=split), file.key)
+    for entry in listing.refused:
+        with collector.rejects(entry.key):
+            label, _ = _label_of(source, entry.key, splits)
+            collector.note_labels([label])
+            raise Reject(entry.reason, entry.detail)
     return collector.found()
+
+
+def _label_of(
+    source: ImageFolderSource, key: str, splits: Mapping[str, str]
+) -> tuple[str, str | None]:
+    """The label and the split of a file. Raises Reject: no_label."""
+    *folders, _ = key.split("/")
+    split = splits.get(folders.pop(0)) if splits and folders else None
+    if not folders:
+        raise Reject("no_label", "lies in no class folder")
+    return folders[-1 if source.class_folder == "inner" else 0], split
+
+
+def split_folders(source: ImageFolderSource, listing: Listing) -> dict[str, str]:
+    """Splits by the name of the folder that holds their class folders; empty where the first
+    folders are the classes.
+    """
+    found = {
+        folder: _SPLITS[folder.lower()] for folder in _tree(listing) if folder.lower() in _SPLITS
+    }
+    is_layout = (
+        source.class_folder != "outer"
+        and "train" in found.values()
+        and len(set(found.values())) > 1
+    )
+    return found if is_layout else {}
+
+
+def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: bool = False) -> None:
+    """Checks that the folders can be meant in one way only.
+
+    Args:
+      source: the source.
+      listing: its files, at least one.
+      has_groups: whether `preprocess.split` says what the inner folders are.
+
+    Raises:
+      DataError: there are no class folders, they lie deeper than they seem to, or they stand
+        among folders of splits.
+    """
+    tree, folder = _tree(listing), listing.folder
+    if not tree:
+        raise DataError(
+            f"{folder}: its {len(listing.files)} files lie in no folder; put the images of each "
+            "class into a folder of its own, "
+            "named as the class, or name the classes in a CSV file (preprocess.source.type: csv)"
+        )
+    if source.class_folder == "outer":
+        return
+    if splits := split_folders(source, listing):
+        _validate_splits(folder, tree, splits)
+    elif len(tree) == 1:
+        _validate_only_folder(folder, *tree.items())
+    elif (
+        source.class_folder is None
+        and not has_groups
+        and all("" not in inner and len(inner) > 1 for inner in tree.values())
+    ):
+        outer, inner = next(iter(tree.items()))
+        raise DataError(
+            f"{folder}: no image lies directly in one of its folders {_names(tree)}; {outer} has "
+            f"the folders {_names(inner)}. "
+            f"If those are the classes, set preprocess.source.path to {folder}/{outer}, or "
+            f"preprocess.source.class_folder: inner; {_CURE}"
+        )
+
+
+def _validate_splits(
+    folder: object, tree: Mapping[str, set[str]], splits: Mapping[str, str]
+) -> None:
+    if others := sorted(set(tree) - set(splits)):
+        raise DataError(
+            f"{folder}: has folders of splits ({_names(splits)}) beside {_names(others)}; move "
+            f"those away, {_CURE}"
+        )
+    if flat := [name for name in splits if tree[name] == {""}]:
+        raise DataError(
+            f"{folder}/{flat[0]}: has no class folders, as a folder of a split has; put its "
+            f"images into one folder per class, {_CURE}"
+        )
+
+
+def _validate_only_folder(folder: object, only: tuple[str, set[str]]) -> None:
+    outer, inner = only
+    if len(inner - {""}) > 1:
+        raise DataError(
+            f"{folder}: the only folder in it is {outer}, which has the folders "
+            f"{_names(inner - {''})}; set preprocess.source.path to "
+            f"{folder}/{outer}"
+        )
+
+
+def _tree(listing: Listing) -> dict[str, set[str]]:
+    """By the name of each folder that holds files: its inner folders; "" stands for files that lie
+    directly in it.
+    """
+    tree: dict[str, set[str]] = {}
+    for file in listing.files:
+        outer, separator, rest = file.key.partition("/")
+        if separator:
+            tree.setdefault(outer, set()).add(rest.partition("/")[0] if "/" in rest else "")
+    return tree
+
+
+def _names(names: object) -> str:
+    """The first few."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")

@@ -18,6 +18,8 @@ from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.contracts.listing import Listing
 from pipeline_ops.contracts.sources import JsonlSource
 
+_MAX_LINE_BYTES = 16 << 20
+
 
 def read_records(source: JsonlSource, listing: Listing) -> Found:
     """Raises DataError: there is no such file."""
@@ -36,6 +38,8 @@ def read_records(source: JsonlSource, listing: Listing) -> Found:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
+    if len(line) > _MAX_LINE_BYTES:
+        raise Reject("too_large", f"a line of {len(line)} bytes; allowed are {_MAX_LINE_BYTES}")
     try:
         value = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:

@@ -14,11 +14,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from beam_jobs.plan import Record
+from beam_jobs.raw import read_raw
 from beam_jobs.sources.collect import Collector, Files, Found, make_box
 from beam_jobs.sources.packed import Features, add_containers, flags, floats, integers, packed_image
 from beam_jobs.stages.given_boxes import FRACTIONS
@@ -29,10 +32,14 @@ from pipeline_ops.contracts.listing import Listing, RawFile
 from pipeline_ops.contracts.sources import TfdsPart, TfdsSource
 
 _IMAGE, _LABEL, _OBJECTS = "image", "label", "objects"
+_FEATURES, _MAX_FEATURES_BYTES = "features.json", 4 << 20
+_CLASS_KEYS = ("pythonClassName", "python_class_name", "type")
+_OWN_FEATURE = re.compile(r"tensorflow_datasets\.core\.features\.[A-Za-z_.]+")
 
 
 def read_records(source: TfdsSource, listing: Listing) -> Found:
     """Raises DataError: the data set is not prepared, has no such split, or is not of a kind that we can read."""
+    check_features(listing, source.builder.partition(".")[0])
     builder = _prepared_builder(source, listing.folder)
     schema = _schema_of(builder)
     collector, files = Collector(source.class_names), Files(listing)
@@ -40,6 +47,46 @@ def read_records(source: TfdsSource, listing: Listing) -> Found:
         make = functools.partial(_make_record, split=part.split, schema=schema)
         add_containers(_containers(builder, part, files, listing), listing.folder, collector, make)
     return collector.found()
+
+
+def check_features(listing: Listing, own_package: str) -> None:
+    """Refuses a prepared data set that names features of other packages: TensorFlow Datasets would import them.
+
+    Args:
+      listing: the files of the data set.
+      own_package: that of the builder, which the config names.
+
+    Raises:
+      DataError: names the file and the feature.
+    """
+    for file in listing.files:
+        if file.key.rpartition("/")[2] == _FEATURES:
+            for name in _class_names_in(_read_json(file, listing)):
+                if not _OWN_FEATURE.fullmatch(name) and not name.startswith(f"{own_package}."):
+                    raise DataError(f"{listing.folder / file.key}: the feature {name[:100]!r} is not one of TensorFlow Datasets' own; "
+                                    "prepare the data set again without it")
+
+
+def _read_json(file: RawFile, listing: Listing) -> Any:
+    if file.num_bytes > _MAX_FEATURES_BYTES:
+        raise DataError(f"{listing.folder / file.key}: has {file.num_bytes} bytes, allowed are {_MAX_FEATURES_BYTES}")
+    try:
+        return json.loads(read_raw(file, listing.folder))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{listing.folder / file.key}: not JSON: {error}; prepare the data set again") from None
+
+
+def _class_names_in(value: Any) -> Iterator[str]:
+    """Python classes that a description of features names, in the old form of the file and in the new one."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key in _CLASS_KEYS and isinstance(inner, str):
+                yield inner
+            else:
+                yield from _class_names_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _class_names_in(inner)
 
 
 def _prepared_builder(source: TfdsSource, folder: Path) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import posixpath
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
+from typing import NoReturn
 
 from beam_jobs.plan import Record
 from beam_jobs.raw import Reader, read_raw
@@ -25,6 +26,7 @@ from pipeline_ops.contracts.sources import ImageSets, VocSource
 
 _IMAGES, _ANNOTATIONS, _LISTS = "JPEGImages/", "Annotations/", "ImageSets/Main/"
 _CORNERS = ("ymin", "xmin", "ymax", "xmax")
+_MAX_XML_BYTES = 16 << 20
 
 
 def read_records(source: VocSource, listing: Listing) -> Found:
@@ -94,15 +96,23 @@ def parse_annotation(content: bytes) -> tuple[tuple[Box, ...], Size | None]:
     Raises:
       Reject: malformed.
     """
-    if b"<!ENTITY" in content:
-        raise Reject("malformed", "declares an XML entity, which no annotation needs")
+    if len(content) > _MAX_XML_BYTES:
+        raise Reject("too_large", f"an annotation of {len(content)} bytes; allowed are {_MAX_XML_BYTES}")
     try:
-        root = ElementTree.fromstring(content)
+        parser = ElementTree.XMLParser(target=_WithoutDoctype())  # noqa: S314 (entities need a document type)
+        root = ElementTree.fromstring(content, parser)  # noqa: S314
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # the latter two: an encoding that does not exist
         raise Reject("malformed", f"no well-formed XML: {error}") from None
     if root.tag != "annotation":
         raise Reject("malformed", f"the XML is a <{root.tag}> and not an <annotation>")
     return tuple(map(_box_of, root.findall("object"))), size_of(root.findtext("size/height"), root.findtext("size/width"))
+
+
+class _WithoutDoctype(ElementTree.TreeBuilder):
+    """Refuses a document type, in any encoding: it may declare entities, which no annotation needs."""
+
+    def doctype(self, name: str, public: str | None, system: str | None) -> NoReturn:
+        raise Reject("malformed", "declares a document type, which no annotation needs")
 
 
 def _box_of(element: ElementTree.Element) -> Box:

@@ -11,8 +11,9 @@ import pydantic
 
 from beam_jobs.stages.stage import Stage
 from pipeline_ops.contracts.config_preprocess import Stage as StageConfig
-from pipeline_ops.contracts.config_text import ConfigText, nearest
+from pipeline_ops.contracts.config_text import nearest, place_in
 from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.type_messages import describe_type
 
 _FIRST, _LAST = "decode", "encode"
 _Problem = tuple[tuple[str | int, ...], str]
@@ -29,7 +30,7 @@ def check_stages(find: Callable[[str], Stage], stages: Sequence[StageConfig], co
 def raise_problems(problems: Sequence[_Problem], config_file: Path) -> None:
     """Raises ConfigError with a line for each problem, if there is one."""
     if problems:
-        raise ConfigError("\n".join(f"{_place(config_file, location)}: {'.'.join(map(str, location))}: {rule}" for location, rule in problems))
+        raise ConfigError("\n".join(f"{place_in(config_file, location)}: {'.'.join(map(str, location))}: {rule}" for location, rule in problems))
 
 
 def _problems_of_order(stages: Sequence[StageConfig]) -> Iterator[_Problem]:
@@ -61,17 +62,7 @@ def _rule(problem: Mapping[str, Any], parameters: Any) -> str:
         case "unexpected_keyword_argument":
             known = [field.name for field in dataclasses.fields(parameters)]
             return f"unknown parameter; {nearest(str(problem['loc'][-1]), known)}" if known else "unknown parameter; this stage has none"
-        case "missing" | "missing_argument":
-            return "required, but not given"
         case "value_error":
             return str(problem["ctx"]["error"])
         case _:
-            return f"{problem['msg'][0].lower()}{problem['msg'][1:]}, got {problem['input']!r}"
-
-
-def _place(config_file: Path, location: tuple[str | int, ...]) -> str:
-    """File and line; only the file where it can't be read any more, as when a job starts long after its plan."""
-    try:
-        return ConfigText.read(config_file).place(location)
-    except ConfigError:
-        return str(config_file)
+            return describe_type(problem)

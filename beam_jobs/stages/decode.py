@@ -124,6 +124,8 @@ def _read_jpeg_header(data: bytes) -> _Header:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
         raise _broken_jpeg(data, error) from None
+    if (num_scans := data.count(b"\xff\xda")) > _MAX_SCANS:
+        raise Reject("too_costly", f"a JPEG of {num_scans} scans, each of which is a pass over all pixels; allowed are {_MAX_SCANS}")
     pixels_at, has_exif = _jpeg_layout(data)
     is_upright = not has_exif or _orientation(data) == 1
     return _Header(height, width, is_kept=is_upright and colors in ("YCbCr", "Gray", "RGB"), is_plain_jpeg=is_upright, pixels_at=pixels_at)
@@ -148,6 +150,7 @@ def _jpeg_layout(data: bytes) -> tuple[int, bool]:
     return 0, b"Exif\0\0" in data[:_EXIF_WITHIN]
 
 
+_MAX_SCANS = 64  # a progressive JPEG has about ten
 _EXIF_WITHIN = 1 << 17  # bytes: it has to be in one of the first segments, of 64 kB at most
 
 

@@ -26,7 +26,7 @@ def load_stage(name: str) -> Stage | None:
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # somebody else's code may raise anything
+    except (Exception, SystemExit) as error:  # somebody else's code may raise anything
         raise ConfigError(f"the module {module_name} can't be imported: {type(error).__name__}: {error}; is its package installed, or its folder in "
                           "PYTHONPATH, for Airflow and for the job?") from error
     found = getattr(module, attribute, None)
@@ -39,10 +39,10 @@ def load_stage(name: str) -> Stage | None:
 
 def _parameters_of(function: Any, path: str) -> Any:
     """The class that the second argument is annotated with."""
-    arguments = list(inspect.signature(function).parameters)
     try:
+        arguments = list(inspect.signature(function).parameters)
         parameters = typing.get_type_hints(function).get(arguments[1])
-    except (IndexError, NameError):
+    except (IndexError, NameError, TypeError, ValueError):
         parameters = None
     if not hasattr(parameters, "__pydantic_config__"):
         raise ConfigError(f"{path} must take an Example and its parameters, `def stage(example: Example, parameters: MyParameters)`, "

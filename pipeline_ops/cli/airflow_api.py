@@ -53,10 +53,11 @@ class AirflowApi:
     def health(self) -> dict[str, dict[str, Any]]:
         return self._call("GET", "/api/v2/monitor/health")
 
-    def import_errors(self, since: float) -> list[str]:
-        """Why DAG files could not be read, of those that were read since a moment in seconds since 1970."""
+    def import_errors(self, since: float, without: str | None = None) -> list[str]:
+        """Why DAG files could not be read, of those that were read since a moment in seconds since 1970, without one file."""
         errors = self._call("GET", "/api/v2/importErrors")["import_errors"]
-        return [f"{error['filename']}:\n{error['stack_trace']}" for error in errors if seconds_since_1970(error["timestamp"]) >= since]
+        return [f"{error['filename']}:\n{error['stack_trace']}" for error in errors
+                if seconds_since_1970(error["timestamp"]) >= since and error["filename"] != without]
 
     def dag(self, dag: str) -> dict[str, Any] | None:
         """None where there is none, or only the memory of one."""
@@ -70,11 +71,10 @@ class AirflowApi:
     def pause(self, dag: str, paused: bool) -> None:
         self._call("PATCH", f"/api/v2/dags/{dag}?update_mask=is_paused", {"is_paused": paused})
 
-    def trigger(self, dag: str, conf: Mapping[str, Any]) -> str:
+    def trigger(self, dag: str, conf: Mapping[str, Any], run_id: str | None = None) -> str:
         """Returns the run id. It is chosen here, so that asking twice, because an answer was lost, makes one run."""
-        now = datetime.now(UTC)
-        run_id = f"manual__{now.isoformat()}"
-        due = now - timedelta(seconds=1)  # the scheduler asks SQLite for the time, which has whole seconds: what is due now waits for the next one
+        run_id = run_id or new_run_id()
+        due = datetime.now(UTC) - timedelta(seconds=1)  # SQLite has whole seconds: a run that is due now would wait for the next one
         self._call("POST", f"/api/v2/dags/{dag}/dagRuns",
                    {"dag_run_id": run_id, "logical_date": None, "run_after": due.isoformat(), "conf": dict(conf)}, accepted=(409,))
         return run_id
@@ -118,6 +118,11 @@ class AirflowApi:
                     return answer
             self._meanwhile()
             time.sleep(_RETRY_SECONDS)
+
+
+def new_run_id() -> str:
+    """The id of a run by hand, as Airflow would choose it."""
+    return f"manual__{datetime.now(UTC).isoformat()}"
 
 
 def seconds_since_1970(text: str) -> float:

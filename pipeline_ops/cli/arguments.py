@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline_ops.contracts.config import PipelineConfig, load_config
 from pipeline_ops.contracts.config_notify import check_notifiers
-from pipeline_ops.contracts.config_text import parse_value
+from pipeline_ops.contracts.config_text import parse_value, place_in
 from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.own_code import code_of
+from pipeline_ops.contracts.model_data import validate_model_for_data
+from pipeline_ops.contracts.own_code import code_of, validate_names
+from pipeline_ops.contracts.raw_folder import validate_folder
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -45,14 +45,30 @@ def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> Pipelin
     from beam_jobs.stages import check_stages
 
     config = load_config(file, overrides)
-    check_stages(config.preprocess, config.file)
-    code_of(config.train, config.file.parent)
-    check_notifiers(config.notify, config.file)
+    check_stages(config.preprocess, file)
+    try:
+        validate_names(config.train, config.file.parent)
+        code_of(config.train, config.file.parent)
+    except ConfigError as error:  # its message begins with the key
+        raise ConfigError(f"{place_in(file, str(error).partition(':')[0].split('.'))}: {error}") from None
+    check_notifiers(config.notify, file)
+    return config
+
+
+def load_runnable(file: Path, overrides: dict[str, Any] | None = None) -> PipelineConfig:
+    """Reads a config as `load_checked` does, and checks its model against the source, the stages and the folder of raw data.
+
+    Raises:
+      DataError: there is no folder of raw data, or it lacks what the source names.
+    """
+    config = load_checked(file, overrides)
+    validate_model_for_data(config)
+    validate_folder(config)
     return config
 
 
 def _parse(text: str, value: str) -> Any:
     try:
         return parse_value(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {text}: the value is not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"--set {text}: {error}") from None

@@ -4,6 +4,7 @@
     <home>/secrets.json, passwords.json       random, made before the first start, readable by the owner only
     <home>/lock                               held by the supervisor, for as long as anything of this Airflow runs
     <home>/holders                            locked by every command that uses it; it ends with the last one (`holders.py`)
+    <home>/author-overrides/                  what `trainyard run --set` gave single runs (`author_overrides.py`)
     <home>/server.json                        where it is, who may log in, which configs it serves
 
 One embedded Airflow per home. It is for one person on one machine: SQLite, a few local workers, loopback only. A real
@@ -24,9 +25,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline_ops.contracts.config_files import config_files
 from pipeline_ops.contracts.files import read_json
 from pipeline_ops.contracts.fingerprint import CODE_ROOT
-from pipeline_ops.contracts.processes import ProcessIdentity
+from pipeline_ops.contracts.processes import SAFE_PATH, ProcessIdentity
+from pipeline_ops.contracts.run_config import AUTHOR_OVERRIDES
 
 USER = "admin"
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
@@ -43,6 +46,7 @@ _SETTINGS = {
     "core": {
         "executor": "LocalExecutor",
         "load_examples": "False",
+        "dags_are_paused_at_creation": "False",  # a schedule that stands in the YAML runs; another Airflow follows its own setting
         "parallelism": "4",  # each worker is a forked process, busy or not
         "simple_auth_manager_users": f"{USER}:admin",
         "min_serialized_dag_update_interval": "0",  # a YAML changed twice within half a minute must show both times
@@ -86,6 +90,11 @@ class Home:
     @property
     def database(self) -> Path:
         return self.folder / "airflow.db"
+
+    @property
+    def author_overrides(self) -> Path:
+        """The folder of what `trainyard run --set` gave single runs."""
+        return self.folder / "author-overrides"
 
     @property
     def migrated(self) -> Path:
@@ -200,9 +209,10 @@ def airflow_environment(inherited: Mapping[str, str], home: Home, dags: Path, co
         "scheduler": {"use_job_schedule": str(schedules)},
     }
     kept = {name: value for name, value in inherited.items() if not name.startswith(("AIRFLOW", "_AIRFLOW")) and name != "PYTHONDONTWRITEBYTECODE"}
-    return kept | _as_variables(_SETTINGS) | _as_variables(own_settings) | {
+    return kept | SAFE_PATH | _as_variables(_SETTINGS) | _as_variables(own_settings) | {
         "AIRFLOW_HOME": str(home.folder),
         "TRAINYARD_CONFIGS": os.pathsep.join(configs),
+        AUTHOR_OVERRIDES: str(home.author_overrides),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(CODE_ROOT), kept.get("PYTHONPATH")])),
         "NO_PROXY": ",".join(filter(None, ["127.0.0.1,localhost", kept.get("NO_PROXY")])),
         "no_proxy": ",".join(filter(None, ["127.0.0.1,localhost", kept.get("no_proxy")])),
@@ -211,9 +221,7 @@ def airflow_environment(inherited: Mapping[str, str], home: Home, dags: Path, co
 
 def _reading_interval(configs: Sequence[str]) -> int:
     """Whole seconds."""
-    places = [Path(config) for config in configs]
-    count = sum(len(list(place.glob("*.yaml"))) if place.is_dir() else 1 for place in places)
-    return round(max(_READING_SECONDS, _READING_SECONDS_PER_PIPELINE * count))
+    return round(max(_READING_SECONDS, _READING_SECONDS_PER_PIPELINE * len(list(config_files(configs)))))
 
 
 def write_private(path: Path, value: Any) -> None:

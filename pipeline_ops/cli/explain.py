@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from pipeline_ops.cli.arguments import add_config, add_overrides, load_checked, parse_overrides
 from pipeline_ops.contracts.config import PipelineConfig
@@ -37,12 +36,12 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def explain(arguments: argparse.Namespace) -> int:
     overrides = parse_overrides(arguments.overrides)
-    for forecast in forecasts(load_checked(arguments.config, overrides), overrides):
+    for forecast in forecasts(load_checked(arguments.config, overrides)):
         print(f"{forecast.task:<11}{forecast.verdict:<8}{forecast.reason}")
     return 0
 
 
-def forecasts(config: PipelineConfig, overrides: Mapping[str, Any] | None = None) -> Iterator[Forecast]:
+def forecasts(config: PipelineConfig) -> Iterator[Forecast]:
     """One for each task, in order.
 
     A task whose inputs are still to be made can't be planned; it is said to run, though it may find its result cached
@@ -55,7 +54,7 @@ def forecasts(config: PipelineConfig, overrides: Mapping[str, Any] | None = None
     runs: list[str] = []
     for job in JOBS:
         if job == "train" and config.search:
-            yield from _forecast_trials(config, overrides, manifests, runs)
+            yield from _forecast_trials(config, manifests, runs)
             continue
         forecast = _forecast(job, config, manifests, runs)
         if job == "export" and config.evaluate.approval:
@@ -75,12 +74,12 @@ def _forecast_approval(approval: Approval, export: Forecast, if_passed: bool) ->
     return Forecast("approve", "asks", f"{asks}; only if the gate is passed" if if_passed else asks)
 
 
-def _forecast_trials(config: PipelineConfig, overrides: Mapping[str, Any], manifests: dict[str, str], runs: list[str]) -> Iterator[Forecast]:
+def _forecast_trials(config: PipelineConfig, manifests: dict[str, str], runs: list[str]) -> Iterator[Forecast]:
     """One for each trial, and one for the choice between them."""
     trials, monitor, made = plan_trials(config), monitor_of(config), []
     for trial in trials:
         of_trial = dict(manifests)
-        forecast = _forecast("train", trial_config(config.file, overrides, trial), of_trial, runs)
+        forecast = _forecast("train", trial_config(config, trial), of_trial, runs)
         if "train" in of_trial:
             made.append(result_of(trial, of_trial["train"], monitor))
         yield Forecast(trial.name, forecast.verdict, f"{forecast.reason} ({trial})")

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pipeline_ops.cli import compare, explain, import_od_api, models, new_stage, plan, preview, run, serve, stages, ui, validate
+from pipeline_ops.cli import compare, explain, import_od_api, models, new_stage, plan, preview, reference, run, serve, stages, ui, validate
 from pipeline_ops.cli.stopping import Stopped
 from pipeline_ops.contracts.errors import TrainyardError
 from pipeline_ops.contracts.scratch import own_temporary_folder
@@ -37,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trainyard", description="Retrains a TensorFlow model, as one YAML file says.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (run, ui, validate, explain, plan, models, serve, stages, new_stage, preview, compare, import_od_api):
+    for command in (run, ui, validate, explain, plan, models, serve, stages, new_stage, preview, compare, reference, import_od_api):
         command.add_parser(commands)
     return parser
 

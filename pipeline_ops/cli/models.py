@@ -17,11 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from pipeline_ops.contracts.aliases import CHAMPION, Move
 from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.errors import ConfigError, DataError
 from pipeline_ops.contracts.figures import ModelFigures
-from pipeline_ops.contracts.files import copy_file, exclusive_lock, staging_folder
+from pipeline_ops.contracts.files import exclusive_lock, staging_folder
+from pipeline_ops.contracts.manifest import NAME, SIGNATURE, read_manifest, read_manifest_bytes, refuse_damage
+from pipeline_ops.contracts.minisign import read_public_key
 from pipeline_ops.contracts.registry import Registry, Version
 
 ACTIONS = ("list", "promote", "rollback", "alias", "retire", "fetch")
@@ -49,6 +53,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     fetching = _add_action(actions, "fetch", fetch, "copy a version into a local folder")
     fetching.add_argument("version", metavar="VERSION", help="a number or an alias")
     fetching.add_argument("folder", metavar="FOLDER", type=Path)
+    fetching.add_argument("--verify", metavar="KEY", type=Path, help="refuse a version that is not signed by this public key, a file of minisign")
 
 
 def _add_action(actions: argparse._SubParsersAction, name: str, command, text: str, config_nargs: str | None = None) -> argparse.ArgumentParser:
@@ -67,11 +72,14 @@ def with_default_action(words: list[str]) -> list[str]:
 
 def list_versions(arguments: argparse.Namespace) -> int:
     registry = _registry_of(arguments)
-    versions, aliases, moves = registry.versions(), registry.aliases(), registry.history()
+    versions, aliases, records = registry.versions(), registry.aliases(), registry.records()
     if arguments.json:
-        print(json.dumps({"place": str(registry.place), "aliases": aliases.names, "moves": [move.model_dump(mode="json") for move in moves],
+        print(json.dumps({"place": str(registry.place), "aliases": aliases.names,
+                          "moves": [move.model_dump(mode="json") for move in records.moves], "problems": records.problems,
                           "versions": [_as_json(version, aliases.named(version.number)) for version in versions]}, indent=2))
         return 0
+    for problem in records.problems:
+        print(problem)
     if not versions:
         print(f"{registry.place}: nothing published yet")
         return 0
@@ -81,7 +89,7 @@ def list_versions(arguments: argparse.Namespace) -> int:
         names = " ".join(f"@{name}" for name in aliases.named(version.number) if name != CHAMPION)
         print("  ".join(part for part in (f"{mark} {version.number:>4}", _metrics(version), version.folder, names) if part))
     print(f"* in service: version {champion}" if champion else "no version is in service")
-    for move in moves:
+    for move in records.moves:
         print(f"  {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(move.time))}  {_describe(move)}: {move.reason}")
     return 0
 
@@ -115,15 +123,23 @@ def retire(arguments: argparse.Namespace) -> int:
 
 def fetch(arguments: argparse.Namespace) -> int:
     version = _find(_registry(arguments.config), arguments.version)
+    key = arguments.verify and read_public_key(arguments.verify)
     target = arguments.folder.resolve() / str(version.number)
     if not target.exists():
         with exclusive_lock(target.with_name(".fetch.lock"), f"the right to copy into {target.parent}", wait_seconds=60.0), \
                 tempfile.TemporaryDirectory(prefix="trainyard-fetch-") as cache, staging_folder(target) as staging:
-            source = version.fetch(Path(cache))
-            for file in sorted(file for file in source.rglob("*") if file.is_file()):
-                copy_file(file, staging / file.relative_to(source))
+            version.copy(staging, Path(cache), key)
+    elif key:
+        key.verify(read_manifest_bytes(target / NAME), _signature_of(target), str(target))
+        manifest = read_manifest(target / NAME)
+        refuse_damage(target / NAME, manifest, manifest.files)
     print(target)
     return 0
+
+
+def _signature_of(folder: Path) -> bytes | None:
+    file = folder / SIGNATURE
+    return file.read_bytes() if file.is_file() else None
 
 
 def _find(registry: Registry, wanted: str) -> Version:
@@ -154,10 +170,17 @@ def _describe(move: Move) -> str:
 
 
 def _as_json(version: Version, names: list[str]) -> dict[str, Any]:
-    manifest = version.manifest()
-    return {"version": version.number, "folder": version.folder, "aliases": names, "digest": manifest.digest, "figures": manifest.figures}
+    value: dict[str, Any] = {"version": version.number, "folder": version.folder, "aliases": names}
+    try:
+        manifest = version.manifest()
+    except DataError as error:
+        return value | {"problem": str(error)}
+    return value | {"digest": manifest.digest, "figures": manifest.figures}
 
 
 def _metrics(version: Version) -> str:
-    metrics = ModelFigures.model_validate(version.manifest().figures).metrics
+    try:
+        metrics = ModelFigures.model_validate(version.manifest().figures).metrics
+    except (DataError, ValidationError) as error:
+        return f"can't be read: {error}" if isinstance(error, DataError) else "was not published by an export"
     return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())

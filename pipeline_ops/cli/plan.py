@@ -30,13 +30,14 @@ def plan(arguments: argparse.Namespace) -> int:
 
 def describe(config: PipelineConfig) -> str:
     """The plan for the case that all hosts are there; where a host chooses its ports and counts its cores itself, it says so."""
-    from pipeline_ops.launch.plan import build_launch_plan, gang_size, seats_of
+    from pipeline_ops.launch.plan import build_launch_plan, gang_size, needs_ports, seats_of
 
     places = _places(config.hosts)
     attempt = Attempt(Layout(config.root, config.pipeline).attempts(_NO_RUN, "train"))
     seats = seats_of(config.train, places, gang_size(config.train, places))
     first = config.hosts.ports[0] if config.hosts and config.hosts.ports else 0
-    ports = {place.name: range(first, first + len(seats)) if first else [0] * len(seats) for place in places}
+    listens = needs_ports(config.train, places, seats)
+    ports = {place.name: range(first, first + len(seats)) if first else [0] * len(seats) for place in places if listens}
     text = str(build_launch_plan(config.train, places, seats, ports, attempt, Path("WORK"), incarnation=0))
     return "\n\n".join([text, *_requests(config.hosts, attempt, config)])
 

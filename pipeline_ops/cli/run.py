@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline_ops.cli.airflow_api import AirflowApi
-from pipeline_ops.cli.arguments import add_config, add_overrides, load_checked, parse_overrides
+from pipeline_ops.cli.airflow_api import AirflowApi, new_run_id
+from pipeline_ops.cli.arguments import add_config, add_overrides, load_runnable, parse_overrides
+from pipeline_ops.cli.author_overrides import keep_overrides, refuse_changes_of_the_dag, split_overrides
 from pipeline_ops.cli.embedded import USER, Home, Server
 from pipeline_ops.cli.ready import wait_for_dag, wait_until_healthy
 from pipeline_ops.cli.screen import make_console, make_screen, print_result
@@ -23,11 +24,10 @@ from pipeline_ops.cli.server import check_alive, embedded_airflow
 from pipeline_ops.cli.stopping import Stopped, stop_signals
 from pipeline_ops.cli.summary import summarise
 from pipeline_ops.cli.watch import RunView, RunWatcher
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.errors import DataError, ExitCode, TrainyardError
+from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.errors import ExitCode, TrainyardError
 from pipeline_ops.contracts.layout import Attempt, Layout
 from pipeline_ops.contracts.plan import JOBS
-from pipeline_ops.contracts.programs import refuse_other_programs
 from pipeline_ops.contracts.raw_folder import refuse_interval
 from pipeline_ops.contracts.search import plan_trials
 
@@ -49,9 +49,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     overrides = parse_overrides(arguments.overrides)
-    config = load_checked(arguments.config, overrides)
-    refuse_other_programs(config)
-    check_source(config)
+    config = load_runnable(arguments.config, overrides)
+    refuse_changes_of_the_dag(load_config(config.file), config)
+    refuse_interval(config)
     console = make_console(stderr=arguments.json)
     with stop_signals():
         view = _run_embedded(config, overrides, console)
@@ -62,27 +62,21 @@ def run(arguments: argparse.Namespace) -> int:
     return exit_status(view)
 
 
-def check_source(config: PipelineConfig) -> None:
-    """Raises DataError if there is no local folder of raw data, ConfigError if it is not said which: better now than after Airflow has started."""
-    refuse_interval(config)
-    folder = config.raw_folder
-    if isinstance(folder, Path) and not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; it is named by preprocess.source.path in {config.file}")
-
-
 def _run_embedded(config: PipelineConfig, overrides: Mapping[str, Any], console: Console) -> RunView:
     home = Home.of_environment()
     with (embedded_airflow(home, [config.file], say=console.print) as server,
           AirflowApi(server.url, USER, server.password, meanwhile=lambda: check_alive(home, server)) as api):
-        print_address(console, server)
+        print_address(console, home, server)
         wait_until_healthy(api, home, server)
         dag = wait_for_dag(api, home, server, config.pipeline, since=config.file.stat().st_mtime)
         with _unpaused(api, dag):
             return _run_once(api, home, server, config, overrides, console)
 
 
-def print_address(console: Console, server: Server) -> None:
-    console.print(f"Airflow   {server.url}   user {USER}   password {server.password}", soft_wrap=True)
+def print_address(console: Console, home: Home, server: Server) -> None:
+    """The password is for a person at a terminal. Elsewhere it would stay in a log, so the file that holds it is named."""
+    password = server.password if console.is_terminal else f"in {home.passwords}"
+    console.print(f"Airflow   {server.url}   user {USER}   password {password}", soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -102,8 +96,13 @@ def _run_once(api: AirflowApi, home: Home, server: Server, config: PipelineConfi
         console.print("Approval  before export a person is asked, in Airflow under Required Actions; this command waits for the answer.")
     for active in [] if config.evaluate.approval else api.active_runs(config.pipeline):
         console.print(f"Waiting for the run {active}: a pipeline has one run at a time.")
-    triggered = time.time()
-    run_id = api.trigger(config.pipeline, overrides)
+    triggered, run_id = time.time(), new_run_id()
+    conf, authors = split_overrides(load_config(config.file), overrides)
+    if authors:
+        console.print(f"Author    {', '.join(authors)}: set by this command. A run from Airflow's UI cannot set "
+                      f"{'it' if len(authors) == 1 else 'them'}.", soft_wrap=True)
+    keep_overrides(home, config.file, run_id, overrides)
+    api.trigger(config.pipeline, conf, run_id)
     watcher = RunWatcher(api, Layout(config.root, config.pipeline), config.pipeline, run_id, triggered, task_names(config))
     try:
         view = _follow(watcher, home, server, console)

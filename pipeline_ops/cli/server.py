@@ -23,6 +23,7 @@ from pipeline_ops.cli.supervisor import LOCKED
 from pipeline_ops.contracts.descendants import adopt_orphans, end_descendants
 from pipeline_ops.contracts.errors import MachineError
 from pipeline_ops.contracts.fingerprint import CODE_ROOT
+from pipeline_ops.contracts.processes import SAFE_PATH
 
 DAGS = CODE_ROOT / "dags"
 _POLL_SECONDS = 0.05
@@ -106,7 +107,7 @@ class _Start:
 def _start_supervisor(home: Home, configs: Sequence[Path], schedules: bool, dags: Path) -> subprocess.Popen:
     argv = [sys.executable, "-m", "pipeline_ops.cli.supervisor", "--home", str(home.folder), "--dags", str(dags),
             *(["--schedules"] if schedules else []), *map(str, configs)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(CODE_ROOT), os.environ.get("PYTHONPATH")]))}
+    environment = os.environ | SAFE_PATH | {"PYTHONPATH": os.pathsep.join(filter(None, [str(CODE_ROOT), os.environ.get("PYTHONPATH")]))}
     with open(home.log("supervisor"), "ab") as log:
         return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment)
 

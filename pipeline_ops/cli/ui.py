@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.cli.arguments import load_checked
@@ -16,6 +16,7 @@ from pipeline_ops.cli.run import print_address
 from pipeline_ops.cli.screen import make_console
 from pipeline_ops.cli.server import check_alive, embedded_airflow
 from pipeline_ops.cli.stopping import stop_signals
+from pipeline_ops.contracts.config_files import config_files
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.fingerprint import CODE_ROOT
 
@@ -38,17 +39,29 @@ def ui(arguments: argparse.Namespace) -> int:
     places = [place.resolve() for place in arguments.configs]
     pipelines = usable_pipelines(places, console)
     with stop_signals(), embedded_airflow(home, places, say=console.print, schedules=True) as server:
-        print_address(console, server)
+        print_address(console, home, server)
         with AirflowApi(server.url, USER, server.password, meanwhile=lambda: check_alive(home, server)) as api:
             wait_until_healthy(api, home, server)
-            for pipeline in pipelines:
-                wait_for_dag(api, home, server, pipeline, since=0.0)
+            dags = [wait_for_dag(api, home, server, pipeline, since=0.0) for pipeline in pipelines]
         if not server.schedules:
             console.print("Schedules are off in it, because `trainyard run` started it.")
+        for line in schedule_lines(dags):
+            console.print(line, soft_wrap=True)
         console.print(f"Ready     {', '.join(pipelines)}. Ctrl-C ends it.")
         while True:
             check_alive(home, server)
             time.sleep(_LOOK_SECONDS)
+
+
+def schedule_lines(dags: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Which of some DAGs, as the API describes them, start runs by themselves, and which would if they were not paused."""
+    scheduled = [dag for dag in dags if dag["timetable_summary"]]
+    running = [f"{dag['dag_id']} ({dag['timetable_summary']})" for dag in scheduled if not dag["is_paused"]]
+    paused = [dag["dag_id"] for dag in scheduled if dag["is_paused"]]
+    if running:
+        yield f"Schedules {', '.join(running)}"
+    if paused:
+        yield f"Paused    {', '.join(paused)}: nothing starts by the schedule until you unpause it in the UI, with the switch beside its name"
 
 
 def usable_pipelines(places: Iterable[Path], console: Console) -> list[str]:
@@ -58,7 +71,7 @@ def usable_pipelines(places: Iterable[Path], console: Console) -> list[str]:
       ConfigError: there is none at all.
     """
     found, problems = [], 0
-    for file in [file for place in places for file in (sorted(place.glob("*.yaml")) if place.is_dir() else [place])]:
+    for file in config_files(places):
         try:
             found.append(load_checked(file).pipeline)
         except ConfigError as problem:

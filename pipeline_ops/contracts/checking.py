@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, get_args
+import difflib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -11,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pipeline_ops.contracts.config_text import ConfigText, nearest
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.section import Section
+from pipeline_ops.contracts.type_messages import describe_type, shown
 
 _Checked = TypeVar("_Checked", bound=Section)
 
@@ -27,20 +30,49 @@ def _describe(model: type[Section], text: ConfigText, problem: Mapping[str, Any]
     location, section = _without_tags(model, problem["loc"])
     match problem["type"]:
         case "extra_forbidden":
-            rule = f"unknown key; {nearest(str(location[-1]), section.model_fields)}"
+            rule = f"unknown key; {_nearest_key(model, location, section)}"
         case "union_tag_invalid":
             location, known = [*location, "type"], [tag.strip(" '") for tag in problem["ctx"]["expected_tags"].split(",")]
-            rule = f"unknown type {problem['ctx']['tag']!r}; {nearest(problem['ctx']['tag'], known)}"
+            rule = f"unknown type {shown(problem['ctx']['tag'])}; {nearest(problem['ctx']['tag'], known)}"
         case "union_tag_not_found":
             location, rule = [*location, "type"], "required, but not given"
-        case "missing":
-            rule = "required, but not given"
         case "value_error":
-            rule = str(problem["ctx"]["error"])
+            error = problem["ctx"]["error"]
+            location, rule = [*location, *getattr(error, "location", ())], str(error)
         case _:
-            rule = f"{problem['msg'][0].lower()}{problem['msg'][1:]}, got {problem['input']!r}"
+            rule = describe_type(problem)
     key = ".".join(map(str, location))
     return f"{text.place(location)}: {key + ': ' if key else ''}{rule}"
+
+
+def _nearest_key(model: type[Section], location: Sequence[str | int], section: type[Section]) -> str:
+    """Suggests the place of an unknown key: below this section, here in another spelling, or anywhere."""
+    *here, name = map(str, location)
+    paths = [path for path in _paths(model) if path[-1] == name]
+    below = [path for path in paths if list(path[:len(here)]) == here]
+    if not below and difflib.get_close_matches(name, section.model_fields, n=1):
+        return nearest(name, section.model_fields)
+    found = [".".join(path) for path in below or paths][:3]
+    return f"did you mean {' or '.join(found)}?" if found else nearest(name, section.model_fields)
+
+
+@functools.cache
+def _paths(model: type[Section]) -> tuple[tuple[str, ...], ...]:
+    """The keys of a section and of all sections in it; those of list items as of the first item."""
+    found: list[tuple[str, ...]] = []
+    for name, field in model.model_fields.items():
+        found.append((name,))
+        prefix = (name, "0") if get_origin(field.annotation) is list else (name,)
+        found += [(*prefix, *path) for section in _sections_of(field.annotation) for path in _paths(section)]
+    return tuple(dict.fromkeys(found))
+
+
+def _sections_of(annotation: Any) -> Iterator[type[Section]]:
+    """All Section classes inside a type."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _sections_of(argument)
 
 
 def _without_tags(model: type[Section], location: Sequence[str | int]) -> tuple[list[str | int], Any]:
@@ -67,7 +99,5 @@ def _member(field: FieldInfo, tag: str) -> type[Section]:
 
 
 def _section_of(annotation: Any) -> type[Section] | None:
-    """The Section class inside `X`, `X | None`, `list[X]` or `Annotated[X, ...]`; None for anything else."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
-    return next((found for argument in get_args(annotation) if (found := _section_of(argument))), None)
+    """The first Section class inside a type; None where there is none."""
+    return next(_sections_of(annotation), None)

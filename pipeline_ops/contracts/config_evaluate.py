@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
-from pipeline_ops.contracts.section import Section, TaskSection, operational
+from pipeline_ops.contracts.section import READ_WITH_THE_DAG, Section, TaskSection, fixed, per_run
 
 CountedMetric = Literal["accuracy", "top_k_accuracy", "macro_precision", "macro_recall", "macro_f1", "worst_class_recall"]
 """Follow from counts of right and wrong answers, so they can be resampled."""
@@ -134,7 +134,8 @@ class Evaluate(TaskSection):
     """The challenger against the champion, on the same test examples."""
 
     gate: list[Rule] = Field(min_length=1)
-    batch: int = Field(256, ge=1)
+    batch: int = per_run(256, ge=1)
+    """Test examples in one call of the model."""
     top_k: int = Field(5, ge=1)
     """`top_k_accuracy` counts an answer as right if the label is among the k most probable classes."""
     calibration_bins: int = Field(15, ge=2, le=100)
@@ -144,7 +145,7 @@ class Evaluate(TaskSection):
     """How many test examples may have an equal image in the training split before the test split is refused."""
     worst_mistakes: int = Field(24, ge=0, le=500)
     """How many mistakes, and how many surprises, the report shows as pictures."""
-    approval: Approval | None = operational(None)
+    approval: Approval | None = fixed(None, READ_WITH_THE_DAG, is_operational=True)
 
     @model_validator(mode="after")
     def _fits(self) -> Evaluate:

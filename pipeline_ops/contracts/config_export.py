@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from pipeline_ops.contracts.section import Section, TaskSection, operational
+from pipeline_ops.contracts.objects import refuse_credentials
+from pipeline_ops.contracts.section import SAME_FOR_ALL_RUNS, Section, TaskSection, fixed, operational
 from pipeline_ops.contracts.shelf import STORES, is_remote
 
 FormatName = Literal["saved_model", "tflite", "tflite_int8", "onnx"]
@@ -34,7 +35,7 @@ class Card(Section):
 class Export(TaskSection):
     """The checked SavedModel, published as a new version."""
 
-    model: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
+    model: str = fixed(..., SAME_FOR_ALL_RUNS, pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
     """The model's name in the registry."""
     tolerance: float = Field(1e-4, gt=0, le=1)
     """The largest difference of a probability that is still the same model."""
@@ -46,9 +47,12 @@ class Export(TaskSection):
     """How tflite_int8 is made, and how far it may be from the trained model."""
     card: Card = Card()
     """What the model card says beside what is measured."""
-    registry: str | None = operational(None)
+    registry: str | None = fixed(None, SAME_FOR_ALL_RUNS, is_operational=True)
     """Where versions are published: a folder, or a place in an object store such as s3://bucket/models; null is models/ below
     storage.root."""
+    signing_key: str | None = fixed(None, "it names a secret key", is_operational=True, min_length=1)
+    """The file of a secret key that `minisign -G -W` has made; each new version is signed by it. `trainyard models fetch --verify` and
+    `trainyard serve --verify` check that with the public key. Null signs nothing."""
     keep_versions: int | None = operational(None, ge=1)
     """How many of the newest versions stay after a publication; null keeps all. A version that an alias names always stays."""
 
@@ -62,6 +66,7 @@ class Export(TaskSection):
     @field_validator("registry")
     @classmethod
     def _known_store(cls, value: str | None) -> str | None:
+        refuse_credentials(value or "")
         if value is not None and is_remote(value) and value.partition("://")[0] not in STORES:
             raise ValueError(f"must be a folder, or begin with {' or '.join(f'{store}://' for store in STORES)}, got {value}; "
                              "other stores were not shown to refuse the second of two conditional puts")

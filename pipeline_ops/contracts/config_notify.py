@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from pipeline_ops.contracts.config_text import place_in
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.named_class import check_class
 from pipeline_ops.contracts.section import Section
@@ -42,6 +43,6 @@ def check_notifiers(notifiers: Sequence[Notify], file: Path) -> None:
         try:
             check_class(notify.notifier, notify.arguments)
         except ValueError as problem:
-            problems.append(f"{file}: notify.{index}.notifier: {problem}")
+            problems.append(f"{place_in(file, ('notify', index, 'notifier'))}: notify.{index}.notifier: {problem}")
     if problems:
         raise ConfigError("\n".join(problems))

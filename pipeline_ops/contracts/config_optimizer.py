@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline_ops.contracts.section import Section
+from pipeline_ops.contracts.section import Section, per_run
 
 
 class Schedule(Section):
     """What all schedules have in common: a linear warm-up from nothing to the whole learning rate."""
 
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = per_run(0, ge=0)
 
 
 class Constant(Schedule):
@@ -26,17 +26,17 @@ class Cosine(Schedule):
     """Half a cosine wave from the whole learning rate down to `end_factor` of it."""
 
     type: Literal["cosine"]
-    decay_steps: int | None = Field(None, ge=1)
+    decay_steps: int | None = per_run(None, ge=1)
     """Optimizer steps from the end of the warm-up to the end of the wave; null: to the last step of the last epoch."""
-    end_factor: float = Field(0.0, ge=0, le=1)
+    end_factor: float = per_run(0.0, ge=0, le=1)
 
 
 class Exponential(Schedule):
     """Multiplies the learning rate by `factor` in every `decay_steps` steps, smoothly."""
 
     type: Literal["exponential"]
-    decay_steps: int = Field(ge=1)
-    factor: float = Field(gt=0, lt=1)
+    decay_steps: int = per_run(..., ge=1)
+    factor: float = per_run(..., gt=0, lt=1)
 
 
 class Piecewise(Schedule):
@@ -63,11 +63,11 @@ AnySchedule = Annotated[Constant | Cosine | Exponential | Piecewise, Field(discr
 class Clip(Section):
     """Bounds the gradient of the global batch, after it was summed over all workers. One of the three."""
 
-    global_norm: float | None = Field(None, gt=0)
+    global_norm: float | None = per_run(None, gt=0)
     """The norm of all gradients together; their direction stays."""
-    norm: float | None = Field(None, gt=0)
+    norm: float | None = per_run(None, gt=0)
     """The norm of each variable's gradient."""
-    value: float | None = Field(None, gt=0)
+    value: float | None = per_run(None, gt=0)
     """The absolute value of each element."""
 
     @model_validator(mode="after")
@@ -81,20 +81,21 @@ class Clip(Section):
 class Optimizer(Section):
     """A Keras optimizer on the gradient of the global batch."""
 
-    name: Literal["adam", "adamw", "sgd"] = "adam"
-    learning_rate: float = Field(1e-3, gt=0, le=10)
-    """What the schedule's factors are multiplied with."""
-    momentum: float = Field(0.0, ge=0, lt=1)
+    name: Literal["adam", "adamw", "sgd"] = per_run("adam")
+    learning_rate: float = per_run(1e-3, rank=2, gt=0, le=10)
+    """Size of the optimizer's steps. The schedule multiplies it with its factors."""
+    momentum: float = per_run(0.0, ge=0, lt=1)
     """For sgd."""
-    weight_decay: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = per_run(0.0, ge=0, lt=1)
     """For adamw and sgd: in each step every weight loses so much of itself, times the learning rate. With sgd and a momentum of 0.9,
     a penalty of w * |weights|**2 / 2 in the loss, as papers have it, is about a weight_decay of 10 * w."""
     schedule: AnySchedule = Constant()
     """How the learning rate changes with the steps. `reduce_learning_rate` multiplies what comes out."""
     clip: Clip | None = None
-    average_weights: float | None = Field(None, gt=0, lt=1)
-    """Keeps an exponential moving average of the weights, of which so much stays in each step (0.999, say). The average is what is
-    evaluated and what becomes the challenger; training goes on from the weights themselves."""
+    average_weights: float | None = per_run(None, gt=0, lt=1)
+    """Decay of an exponential moving average of the weights (0.999, say). The average is what is evaluated and what becomes the challenger;
+    training goes on from the weights themselves. The decay is warmed up: in the step t it is at most (1 + t) / (10 + t), so that the
+    average of a short training does not consist of initial weights."""
 
     @model_validator(mode="after")
     def _fits(self) -> Optimizer:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline_ops.contracts.section import Section, TaskSection, operational
+from pipeline_ops.contracts.section import Section, TaskSection, operational, per_run
 from pipeline_ops.contracts.sources import AnySource
 
 
@@ -166,7 +166,7 @@ class Preprocess(TaskSection):
     rejects: Rejects = Rejects()
     schema: SchemaRules = SchemaRules()
     drift: Drift = Drift()
-    dataset: str | None = operational(None, pattern="^[0-9a-f]{6,32}$")
+    dataset: str | None = per_run(None, rank=4, is_operational=True, pattern="^[0-9a-f]{6,32}$")
     """A data set that was made before, by the beginning of its version, as events of the asset have it: it is taken as it is, and nothing is
     preprocessed. Null: what the raw files are now. One that is not there fails the first task, which says what there is."""
     runner: BeamRunner = operational(BeamRunner())

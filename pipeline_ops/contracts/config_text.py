@@ -1,40 +1,36 @@
-"""A YAML file together with the place of every key in it, so that an error can say where.
-
-Floats are read as in YAML 1.2, where `1e-3` is a number; a key that stands twice is an error and not the last one wins.
-"""
+"""A config file's values together with the line of every key, so that an error can say where."""
 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline_ops.contracts.errors import ConfigError
-
-Location = tuple[str | int, ...]
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """A safe loader of its own, so that what we add to it stays out of everybody else's."""
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
+from pipeline_ops.contracts.text_file import read_text
+from pipeline_ops.contracts.yaml_messages import YamlProblem
+from pipeline_ops.contracts.yaml_reading import Location, read_yaml
 
 
 def parse_value(text: str) -> Any:
-    """A value from a command line, read as YAML would read it."""
-    return yaml.load(text, _Loader)
+    """A value from a command line, read as YAML would read it. Raises ConfigError."""
+    return read_yaml(text)[0]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`the nearest valid name is 'x'`, or all the valid names where none is near."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name[:200], known, n=1)
     return f"the nearest valid name is {close[0]!r}" if close else f"valid names are {', '.join(known)}"
+
+
+def place_in(file: Path, location: Sequence[str | int]) -> str:
+    """File and line of a key; only the file where it cannot be read any more."""
+    try:
+        return ConfigText.read(file).place(location)
+    except ConfigError:
+        return str(file)
 
 
 class ConfigText:
@@ -46,28 +42,17 @@ class ConfigText:
 
     @classmethod
     def read(cls, file: Path) -> ConfigText:
-        """Raises ConfigError if the file can't be read or is not a YAML mapping."""
+        """Raises ConfigError, and nothing else, if the file cannot be read or is not a YAML mapping."""
+        text = read_text(file)
         try:
-            text = file.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise ConfigError(f"{file}: no such file") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file}: can't be read as UTF-8 text: {error}") from None
-        try:
-            node = yaml.compose(text, _Loader)
-            values = yaml.load(text, _Loader)
-        except yaml.MarkedYAMLError as error:
-            line = error.problem_mark.line + 1 if error.problem_mark else 0
-            raise ConfigError(f"{file}:{line}: not valid YAML: {error.problem}") from None
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{file}: not valid YAML: {error}") from None
+            values, lines = read_yaml(text)
+        except YamlProblem as problem:
+            raise ConfigError(f"{file}:{problem.line}: {problem.rule}") from None
+        if values is None:
+            raise ConfigError(f"{file}:1: is empty; a config is a mapping of keys to values")
         if not isinstance(values, dict):
-            raise ConfigError(f"{file}: must be a mapping of keys to values, got {type(values).__name__}")
-        lines: dict[Location, int] = {}
-        try:
-            _collect_lines(file, node, (), lines)
-        except RecursionError:
-            raise ConfigError(f"{file}: nested too deeply; does an alias (*name) stand inside what it is the name of (&name)?") from None
+            kind = {"list": "a list", "str": "a text"}.get(type(values).__name__, type(values).__name__)
+            raise ConfigError(f"{file}:1: must be a mapping of keys to values ('key: value'), got {kind}")
         return cls(file, values, lines)
 
     def override(self, dotted: str, value: Any) -> None:
@@ -98,18 +83,5 @@ class ConfigText:
                 return f"override {dotted}"
         while wanted and wanted not in self._lines:
             wanted = wanted[:-1]
-        return f"{self.file}:{self._lines[wanted]}" if wanted else str(self.file)
+        return f"{self.file}:{self._lines[wanted]}" if wanted else f"{self.file}:1"
 
-
-def _collect_lines(file: Path, node: yaml.Node, location: Location, lines: dict[Location, int]) -> None:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            inner = (*location, key.value)
-            if inner in lines:
-                raise ConfigError(f"{file}:{key.start_mark.line + 1}: {'.'.join(map(str, inner))} stands twice, first in line {lines[inner]}")
-            lines[inner] = key.start_mark.line + 1
-            _collect_lines(file, value, inner, lines)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            lines[(*location, index)] = value.start_mark.line + 1
-            _collect_lines(file, value, (*location, index), lines)

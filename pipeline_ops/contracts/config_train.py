@@ -11,28 +11,35 @@ from pipeline_ops.contracts.config_optimizer import Optimizer
 from pipeline_ops.contracts.config_strategy import Strategy, refuse_impossible
 from pipeline_ops.contracts.config_watching import DebugSwitch, Divergence, Tensorboard
 from pipeline_ops.contracts.model_catalogue import CATALOGUE, check_function, check_model, is_own, task_of
-from pipeline_ops.contracts.section import Section, TaskSection, operational
+from pipeline_ops.contracts.section import Section, TaskSection, operational, per_run
 
 Monitor = Annotated[str, Field(pattern=r"^validation_[a-z][a-z0-9_]*$")]
 """A figure of the validation split: `validation_loss`, or `validation_` and the name of a metric. One that ends in loss or error is better
 when it is lower, any other when it is higher."""
 
 
+HOSTS_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+"""A plain name, so that it stays in the folder `hosts/`."""
+PUBLISHED = "champion|version [1-9][0-9]{0,8}"
+"""What a run may begin with: a published model of this pipeline, never a path."""
+PUBLISHED_WORDS = "champion, or a published version such as `version 3`"
+
+
 class EarlyStopping(Section):
     """Stops when the monitored figure has not improved for so many epochs."""
 
     monitor: Monitor = "validation_loss"
-    patience_epochs: int = Field(5, ge=1)
-    min_delta: float = Field(0.0, ge=0)
+    patience_epochs: int = per_run(5, ge=1)
+    min_delta: float = per_run(0.0, ge=0)
 
 
 class ReduceLearningRate(Section):
     """Multiplies the learning rate by `factor` when the monitored figure has not improved for so many epochs."""
 
     monitor: Monitor = "validation_loss"
-    factor: float = Field(0.5, gt=0, lt=1)
-    patience_epochs: int = Field(2, ge=1)
-    min_learning_rate: float = Field(1e-6, ge=0)
+    factor: float = per_run(0.5, gt=0, lt=1)
+    patience_epochs: int = per_run(2, ge=1)
+    min_learning_rate: float = per_run(1e-6, ge=0)
 
 
 class BestCheckpoint(Section):
@@ -61,7 +68,7 @@ class Train(TaskSection):
     """A gang that has lost hosts goes on with as few workers as this, at the same global batch. Null: with `workers` or not at all."""
     max_workers: int | None = operational(None, ge=1, le=1024)
     """As many workers as this, where the hosts have room for them. Null: `workers`."""
-    hosts: str | None = operational(None)
+    hosts: str | None = operational(None, pattern=HOSTS_NAME)
     """The hosts to train on: the name of a file in `hosts/` beside this one. Null: this machine."""
     devices_per_worker: int = Field(1, ge=1, le=64)
     """GPUs of each worker, or logical devices where it has none."""
@@ -75,25 +82,27 @@ class Train(TaskSection):
     """For sharded_layers: the axis along which the weights that match a pattern are divided, `{"*dense/kernel": 1}`; others are on each device."""
     tpu: str | None = operational(None, min_length=1)
     """For tpu: its name or address; null for the one that the environment names."""
-    global_batch: int = Field(64, ge=1, le=1_000_000)
+    global_batch: int = per_run(64, rank=3, ge=1, le=1_000_000)
     """Examples per optimizer step over all workers. It never follows the number of workers."""
-    micro_batches: int = Field(1, ge=1, le=1024)
+    micro_batches: int = per_run(1, ge=1, le=1024)
     """Into so many parts each replica divides its share of a batch, one after the other, to save memory; the gradients are added up."""
-    epochs: int = Field(10, ge=1, le=100_000)
-    seed: int = Field(1, ge=0)
+    epochs: int = per_run(10, rank=1, ge=1, le=100_000)
+    """Passes over the training data."""
+    seed: int = per_run(1, ge=0)
+    """For initial weights, the order of examples, augmentation and dropout."""
     input: Input = Input()
     optimizer: Optimizer = Optimizer()
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    precision: Literal["float32", "bfloat16", "float16"] = per_run("float32")
     """What layers compute in; weights are float32 always. float16 scales the loss, so that small gradients don't vanish."""
-    synchronized_batch_normalization: bool = False
+    synchronized_batch_normalization: bool = per_run(False)
     """Batch normalisation over the global batch, and not over each replica's share of it."""
     xla: Literal["none", "gradients", "step"] = "none"
     """What XLA compiles: nothing, forward and backward pass, or the whole step with the optimizer. For GPUs: on CPUs, convolutions get slower."""
-    class_weights: bool = False
+    class_weights: bool = per_run(False)
     """Weighs each example's loss by its class, as `preprocess.balance: by_class` asks for. The validation loss is not weighed."""
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = per_run(0.0, ge=0, lt=1)
     """So much of each label is spread over all classes, in training only."""
-    warm_start: str | None = operational(None)
+    warm_start: str | None = per_run(None, rank=5, is_operational=True, is_path=True, run_pattern=PUBLISHED, run_words=PUBLISHED_WORDS)
     """The weights to begin with: champion (the model in service, if there is one yet), `version 3` of the published ones, or the path of a
     SavedModel's folder or of a file of weights (.npz, .h5 or .keras). The head is left out where it has another number of classes."""
     early_stopping: EarlyStopping | None = None

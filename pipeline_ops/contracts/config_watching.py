@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from pipeline_ops.contracts.section import Section, operational
+from pipeline_ops.contracts.section import Section, operational, per_run
 
 DebugSwitch = Literal["numerics", "determinism", "eager", "dump"]
 """numerics: the first operation that makes an infinite value or none names itself and its line of code. determinism: operations
@@ -22,10 +22,10 @@ class Divergence(Section):
 
     action: Literal["stop", "skip_batch", "lower_learning_rate"] = "stop"
     """skip_batch leaves the batch of that step out; lower_learning_rate multiplies the rate, from the checkpoint on, by `factor`."""
-    factor: float | None = Field(None, gt=0, lt=1)
-    max_times: int = Field(3, ge=1, le=1000)
+    factor: float | None = per_run(None, gt=0, lt=1)
+    max_times: int = per_run(3, ge=1, le=1000)
     """After so many times the training stops all the same."""
-    max_loss: float | None = Field(None, gt=0)
+    max_loss: float | None = per_run(None, gt=0)
     """A step with a mean loss above this has diverged. Null: only one that is no number."""
 
     @model_validator(mode="after")

@@ -65,3 +65,9 @@ class Cancelled(TrainyardError):
     """Somebody stopped the job."""
 
     exit_code = ExitCode.CANCELLED
+
+
+def error_of(exit_code: ExitCode, message: str) -> TrainyardError:
+    """The error that another process has ended with."""
+    kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, MachineError, Cancelled)}
+    return kinds.get(exit_code, TrainyardError)(message)

@@ -49,7 +49,9 @@ def files_of_saved_model(training: Manifest) -> list[ManifestFile]:
 
 
 class Figures(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    """A figure that is not a number is written as the text "NaN" or "Infinity", which reads back."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
 
 class Epoch(Figures):

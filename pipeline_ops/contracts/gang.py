@@ -30,6 +30,9 @@ Role = Literal["chief", "worker", "ps"]
 """TensorFlow's words. Only a gang with parameter servers has a chief of its own; elsewhere worker 0 is the chief."""
 
 
+Isolation = Literal["never", "with GPUs", "always"]
+
+
 class Message(BaseModel):
     model_config = ConfigDict(frozen=True)
 
@@ -37,7 +40,8 @@ class Message(BaseModel):
 class Fork(Message):
     """Launcher to preloaded process: fork one process.
 
-    `argument` is the path of a WorkerSpec for a worker, and of a CandidateSpec for the candidate.
+    `argument` is the path of a WorkerSpec for a worker, and of a CandidateSpec for the candidate. `token` is the gang's secret in hex digits:
+    it goes through the pipes and into no file.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Fork(Message):
     status: str
     log: str
     env: dict[str, str] = {}
+    token: str = ""
 
 
 class AgentSpec(Message):
@@ -59,6 +64,8 @@ class AgentSpec(Message):
       silence_seconds: an agent that hears nothing for so long ends everything on its host.
       ports: the first and the last port that may be used; None: any that is free.
       environment: for the agent, the preloaded process and all of its forks.
+      isolation: When they get a network namespace of their own. TensorFlow's servers, which
+        parameter servers and NCCL need, listen on all interfaces.
     """
 
     host: str
@@ -68,6 +75,7 @@ class AgentSpec(Message):
     silence_seconds: float
     ports: tuple[int, int] | None = None
     environment: dict[str, str] = {}
+    isolation: Isolation = "never"
 
 
 class Order(Message):
@@ -98,6 +106,7 @@ class Event(Message):
 
     `hello` is an agent's first word, `ready` says that forks can be made, `alive` names who has beaten lately and who is
     stopped by a signal, and `refused` is the last word of an agent that can't work, with the reason.
+    With `needs_person` a second try would not help.
     """
 
     event: Literal["hello", "refused", "ready", "alive", "ports", "started", "ended"]
@@ -106,6 +115,7 @@ class Event(Message):
     code: int = 0
     host: HostReport | None = None
     message: str = ""
+    needs_person: bool = False
     names: list[str] = []
     stopped: list[str] = []
     ports: list[int] = []

@@ -1,11 +1,13 @@
 """The hosts that a gang may run on: `hosts/<name>.yaml` beside the pipelines, named by `train.hosts`.
 
-A hosts file says where and how, never what: nothing in it can change what comes out of a training, so it is in no
-fingerprint. The storage root must be the same path on all hosts, on a file system that they share.
+A hosts file says where and how a training runs. Fields that select the code that runs there are in the training's
+fingerprint (`Hosts.program`); the others cannot change what comes out. The storage root must be the same path on all
+hosts, on a file system that they share.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,21 +16,28 @@ from pydantic import Field, model_validator
 
 from pipeline_ops.contracts.checking import checked
 from pipeline_ops.contracts.config_text import ConfigText, nearest
-from pipeline_ops.contracts.config_train import Train
+from pipeline_ops.contracts.config_train import HOSTS_NAME, Train
 from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.section import Section
+from pipeline_ops.contracts.fingerprint import digest_of
+from pipeline_ops.contracts.section import Section, declared
 
 
 class Hosts(Section):
     """What all launchers have in common."""
 
     launcher: str
-    python: str | None = None
+    python: str | None = declared(None, selects_program=True)
     """The interpreter on the hosts; null: the same path as here."""
-    code: str | None = None
+    code: str | None = declared(None, selects_program=True)
     """The folder on the hosts that holds `pipeline_ops/`; null: the same path as here. It must be the same code."""
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = declared({}, selects_program=True)
     """For every process of the gang."""
+    network: Literal["trusted"] | None = None
+    """`trusted`: Everyone who reaches the ports of these hosts may read and change the training.
+
+    Workers on several hosts talk to each other unencrypted, and TensorFlow's servers (parameter
+    servers, GPUs) ask for no credentials. Without it, a gang stays on one host and opens no port.
+    """
     first_port: int | None = Field(None, ge=1024, le=65535)
     """With last_port: the ports that a firewall lets through. Null: any that is free."""
     last_port: int | None = Field(None, ge=1024, le=65535)
@@ -46,12 +55,29 @@ class Hosts(Section):
         return (self.first_port, self.last_port) if self.first_port and self.last_port else None
 
     @property
+    def program(self) -> dict[str, str]:
+        """Digests of the fields that select the code which the hosts run, without those that are left at their default."""
+        chosen = {name: getattr(self, name) for name, field in type(self).model_fields.items()
+                  if (field.json_schema_extra or {}).get("selects_program")}
+        return {name: digest_of(value) for name, value in chosen.items() if value}
+
+    @property
     def capacity(self) -> int:
         """How many workers all hosts can take."""
         raise NotImplementedError
 
+    @property
+    def num_hosts(self) -> int:
+        raise NotImplementedError
+
     def refuse_misfit(self, train: Train, place: str) -> None:
-        """Raises ConfigError if the gang can never be seated on these hosts."""
+        """Raises ConfigError if the gang can never run on these hosts."""
+        is_alone = train.most_workers == 1 and train.strategy != "parameter_server"
+        if self.num_hosts > 1 and not is_alone and self.network != "trusted":
+            raise ConfigError(
+                f"{place}: train.hosts: {train.hosts} has {self.num_hosts} hosts, and their workers would talk over a network that is not "
+                f"said to be trusted: unencrypted, and in part without credentials. Write `network: trusted` into hosts/{train.hosts}.yaml "
+                "if only trusted people reach the hosts' ports, or train on one host")
         if self.capacity < train.fewest_workers:
             raise ConfigError(f"{place}: train.hosts: {train.hosts} has room for {self.capacity} workers, and the gang has at least "
                               f"{train.fewest_workers} (train.{'min_workers' if train.min_workers else 'workers'}); add hosts or lower it")
@@ -69,6 +95,10 @@ class LocalHosts(Hosts):
     @property
     def capacity(self) -> int:
         return self.workers
+
+    @property
+    def num_hosts(self) -> int:
+        return 1
 
 
 class SshHost(Section):
@@ -95,7 +125,7 @@ class SshHosts(Hosts):
     """Null: the user's own. A host whose key is not in it is refused."""
     jump: list[str] = []
     """Hosts to go through, in order: `user@gateway:22`."""
-    config_file: str | None = None
+    config_file: str | None = declared(None, selects_program=True)
     """An ssh_config of its own."""
     connect_timeout_seconds: int = Field(5, ge=1, le=300)
 
@@ -111,6 +141,10 @@ class SshHosts(Hosts):
     def capacity(self) -> int:
         return sum(host.workers for host in self.hosts)
 
+    @property
+    def num_hosts(self) -> int:
+        return len(self.hosts)
+
 
 class SlurmHosts(Hosts):
     """Nodes that Slurm allocates for the training, and takes back after it."""
@@ -125,7 +159,7 @@ class SlurmHosts(Hosts):
     account: str | None = None
     time_limit: str | None = None
     """As sbatch understands it: `2-00:00:00`. Null: that of the partition."""
-    arguments: list[str] = []
+    arguments: list[str] = declared([], selects_program=True)
     """More options of sbatch, as `--gres=gpu:4` or `--exclusive`."""
     queue_timeout_seconds: int = Field(24 * 3600, ge=1)
     """How long to wait in the queue before the task is tried again."""
@@ -133,6 +167,10 @@ class SlurmHosts(Hosts):
     @property
     def capacity(self) -> int:
         return self.nodes * self.workers_per_node
+
+    @property
+    def num_hosts(self) -> int:
+        return self.nodes
 
 
 class Volume(Section):
@@ -146,7 +184,7 @@ class KubernetesHosts(Hosts):
     """Pods of an Indexed Job, which the launcher creates for the training and deletes after it."""
 
     launcher: Literal["kubernetes"]
-    image: str
+    image: str = declared(..., selects_program=True)
     """It must have this project's code and packages."""
     pods: int = Field(ge=1, le=1024)
     workers_per_pod: int = Field(1, ge=1, le=64)
@@ -165,6 +203,10 @@ class KubernetesHosts(Hosts):
     def capacity(self) -> int:
         return self.pods * self.workers_per_pod
 
+    @property
+    def num_hosts(self) -> int:
+        return self.pods
+
 
 _KINDS: Mapping[str, type[Hosts]] = {"local": LocalHosts, "ssh": SshHosts, "slurm": SlurmHosts, "kubernetes": KubernetesHosts}
 
@@ -175,6 +217,8 @@ def load_hosts(folder: Path, name: str) -> Hosts:
     Raises:
       ConfigError: with a line for each thing that is wrong, or with the nearest name if there is no such file.
     """
+    if not re.fullmatch(HOSTS_NAME, name):
+        raise ConfigError(f"train.hosts: {name!r} must be the name of a file in {folder}, without a folder and without .yaml")
     file = folder / f"{name}.yaml"
     if not file.exists():
         known = sorted(path.stem for path in folder.glob("*.yaml"))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.fingerprint import versions_of
+from pipeline_ops.contracts.processes import SAFE_PATH
 
 _ASK_SECONDS = 60
 _QUESTION = """
@@ -41,8 +43,8 @@ def versions_in(python: Path | None, packages: Iterable[str]) -> dict[str, str]:
 def _ask(python: Path, packages: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Asked once in the life of a process, which is that of one task."""
     try:
-        answer = subprocess.run([python, "-c", _QUESTION, *packages], cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
-                                timeout=_ASK_SECONDS)
+        answer = subprocess.run([python, "-c", _QUESTION, *packages], cwd="/", env=os.environ | SAFE_PATH, stdin=subprocess.DEVNULL,
+                                capture_output=True, text=True, check=True, timeout=_ASK_SECONDS)
         return tuple(json.loads(answer.stdout).items())
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", "") or "").strip().splitlines()[-1:]

@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -25,12 +24,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline_ops.contracts.errors import Cancelled, ExitCode, TrainyardError
-from pipeline_ops.contracts.files import exclusive_lock, staging_folder
+from pipeline_ops.contracts.files import exclusive_lock, remove_own, staging_folder
 from pipeline_ops.contracts.layout import Attempt, lock_file, work_folder
 from pipeline_ops.contracts.manifest import NAME, Manifest, ManifestFile, list_files, write_manifest
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import Request, Status, read_request, write_status
 from pipeline_ops.contracts.scratch import own_temporary_folder
+from pipeline_ops.contracts.unreadable import names_a_disk_error
 from pipeline_ops.contracts.wanted import while_wanted
 
 
@@ -62,7 +62,7 @@ class Job:
                 job=self.request.job, pipeline=self.request.pipeline, fingerprint=self.request.fingerprint,
                 fingerprint_digest=self.request.fingerprint.digest, inputs=self.request.inputs, seeds=draft.seeds,
                 files=list_files(staging, draft.num_examples, draft.linked), figures=draft.figures))
-        shutil.rmtree(self.work, ignore_errors=True)
+        remove_own(self.work)
 
 
 @dataclasses.dataclass
@@ -104,8 +104,9 @@ def run_request(work: Callable[[Job], ExitCode], path: Path) -> ExitCode:
     except OSError as error:
         status = Status(exit_code=ExitCode.RETRY, message=f"{error}; the log is {attempt.log}")
         traceback.print_exc()
-    except Exception as error:  # anything else is a bug, and the log has to show where
-        status = Status(exit_code=ExitCode.BUG, message=f"{type(error).__name__}: {error}; the log is {attempt.log}")
+    except Exception as error:  # a bug, unless TensorFlow's file system failed; the log has to show where
+        code = ExitCode.RETRY if names_a_disk_error(error) else ExitCode.BUG
+        status = Status(exit_code=code, message=f"{type(error).__name__}: {error}; the log is {attempt.log}")
         traceback.print_exc()
     if status.message:
         logging.getLogger(__name__).info("%s: %s", status.exit_code.name, status.message)
@@ -114,8 +115,13 @@ def run_request(work: Callable[[Job], ExitCode], path: Path) -> ExitCode:
 
 
 def _do_once(work: Callable[[Job], ExitCode], job: Job) -> Status:
-    manifest = job.folder / NAME
-    with exclusive_lock(lock_file(job.folder), f"the {job.request.job} of {job.request.pipeline} {job.folder.name}"):
+    """Another Airflow, or another run, may make the same artifact now. Then this job waits for it, as long as it may run itself."""
+    manifest, what = job.folder / NAME, f"the {job.request.job} of {job.request.pipeline} {job.folder.name}"
+
+    def tell(reason: str) -> None:
+        job.progress.report("wait", message=reason)
+
+    with exclusive_lock(lock_file(job.folder), what, job.request.deadline_seconds, tell):
         if manifest.exists():  # another run was faster, or this process's predecessor died after its last rename
             return Status(exit_code=ExitCode.SUCCESS, manifest=str(manifest), message="made by another run meanwhile")
         code = work(job)

@@ -10,17 +10,26 @@
     <root>/models/<model>/<version>/                                  published models (`registry.py`), unless export.registry is elsewhere
     <root>/fetched/                                                   copies of published models that are kept elsewhere
     <root>/watched/<pipeline>.json                                    how the raw files were when a watcher last told of them
+    <root>/checked/                                                   models that were built on one batch and can be trained (`model_check.py`)
     <root>/listings/                                                  digests of raw files, so that only changed ones are read
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 from urllib.parse import quote
 
+from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.manifest import NAME
+from pipeline_ops.contracts.parsing import Model, read_json_as
+from pipeline_ops.contracts.safe_paths import UnsafePath, folder_below
+
+_ATTEMPT = re.compile(r"attempt-[0-9a-f]{8}")
+_FINGERPRINT = re.compile(r"[0-9a-f]{32}")
+_WORKER_PROGRESS = re.compile(r"(chief|worker|ps)-[0-9]{1,6}\.jsonl")
 
 
 def _as_folder_name(run_id: str) -> str:
@@ -45,6 +54,14 @@ class Layout:
     def manifest(self, job: str, fingerprint: str) -> Path:
         return self.artifact(job, fingerprint) / NAME
 
+    def check_manifest(self, job: str, uri: str) -> str:
+        """The URI of a manifest that came from outside. Raises DataError unless it is that of an artifact of this job."""
+        fingerprint = uri.rpartition(f"/{NAME}")[0].rpartition("/")[2]
+        if not _FINGERPRINT.fullmatch(fingerprint) or uri != str(self.manifest(job, fingerprint)):
+            raise DataError(f"{uri[:300]!r} is not a manifest of the job {job} of the pipeline {self.pipeline} below {self.root}; "
+                            f"clear the task that has left it, and it runs again")
+        return uri
+
     def run(self, run_id: str) -> Path:
         return self.root / "runs" / self.pipeline / _as_folder_name(run_id)
 
@@ -60,15 +77,31 @@ class Layout:
     def notices(self, run_id: str) -> Path:
         return self.run(run_id) / "notices"
 
+    def attempt(self, run_id: str, task: str, name: str) -> Attempt:
+        """The attempt of that name, whether it is there or not. Raises DataError: no such name."""
+        if not _ATTEMPT.fullmatch(name):
+            raise DataError(f"{name[:100]!r} is not the name of an attempt of {task} in {run_id}")
+        return Attempt(self.attempts(run_id, task) / name, self.root)
+
     def newest_attempt(self, run_id: str, task: str) -> Attempt | None:
-        """Of the job processes that a task has started, the last one."""
-        folders = self.attempts(run_id, task).glob("attempt-*")
-        newest = max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
-        return newest and Attempt(newest)
+        """The last of the job processes that a task has started."""
+        folder = self.attempts(run_id, task)
+        try:
+            with folder_below(self.root, str(folder.relative_to(self.root))) as descriptor, \
+                    os.scandir(descriptor) as entries:
+                found = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries
+                         if _ATTEMPT.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, UnsafePath):
+            return None
+        return Attempt(folder / max(found)[1], self.root) if found else None
 
     @property
     def watched(self) -> Path:
         return self.root / "watched" / f"{self.pipeline}.json"
+
+    @property
+    def checked_models(self) -> Path:
+        return self.root / "checked"
 
     @property
     def listings(self) -> Path:
@@ -86,9 +119,25 @@ def lock_file(artifact: Path) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """The folder of one job process, and the files in it."""
+    """The folder of one job process, and the files in it.
+
+    Args:
+      folder: its place.
+      root: the trusted folder above it; nothing between the two may be a link. By default the
+        folder itself, as its own job sees it.
+    """
 
     folder: Path
+    root: Path | None = None
+
+    def below_root(self, file: Path) -> tuple[Path, str]:
+        """The trusted folder, and the path from there to a file of this attempt."""
+        root = self.root or self.folder
+        return root, str(file.relative_to(root))
+
+    def read(self, model: type[Model], file: Path) -> Model | None:
+        """The value in a file of this attempt; None where there is none. Raises as `read_json_as`."""
+        return read_json_as(model, *self.below_root(file))
 
     @property
     def request(self) -> Path:
@@ -132,5 +181,9 @@ class Attempt:
         return self.of_worker(name, "jsonl")
 
     def workers_progress(self) -> dict[str, Path]:
-        """The progress files of a gang's processes that are there, by name."""
-        return {file.stem.replace("-", " "): file for file in sorted(self.folder.glob("*.jsonl")) if file != self.progress}
+        """The progress files of a gang's processes that are there, by name.
+
+        Other files of the same suffix, as `rejected.jsonl`, hold other things.
+        """
+        names = sorted(name for name in os.listdir(self.folder) if _WORKER_PROGRESS.fullmatch(name))
+        return {name.removesuffix(".jsonl").replace("-", " "): self.folder / name for name in names}

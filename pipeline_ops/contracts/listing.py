@@ -12,17 +12,16 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import json
 import operator
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from pipeline_ops.contracts.errors import DataError, MachineError, TrainyardError
-from pipeline_ops.contracts.files import write_whole
+from pipeline_ops.contracts.listing_index import read_index, write_index
+from pipeline_ops.contracts.raw_entries import walk_entries
 
 if TYPE_CHECKING:
     from pipeline_ops.contracts.raw_folder import RawFolder
@@ -68,12 +67,21 @@ def version_of(stat: os.stat_result) -> str:
     return f"{stat.st_mtime_ns}.{stat.st_ctime_ns}"
 
 
+class RefusedFile(NamedTuple):
+    """An entry that may not be read: a reason to count by, and the detail for a person."""
+
+    key: str
+    reason: str
+    detail: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """All files below a folder, sorted by key."""
+    """All files below a folder, sorted by key, and the entries that were refused without being opened."""
 
     folder: RawFolder
     files: tuple[RawFile, ...]
+    refused: tuple[RefusedFile, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -81,6 +89,8 @@ class Listing:
         hashed = _new_hash()
         for file in self.files:
             hashed.update(f"{file.key}\0{file.digest}\0".encode())  # no file name holds a NUL
+        for entry in self.refused:
+            hashed.update(f"{entry.key}\0{entry.reason}\0".encode())
         return hashed.hexdigest()
 
 
@@ -92,16 +102,19 @@ def list_raw_files(folder: Path, indexes: Path) -> Listing:
       indexes: where the indexes of all listings are kept.
 
     Raises:
-      DataError: there is no such folder, it can't be read, or something in it is neither a file nor a folder.
+      DataError: there is no such folder, it can't be read, or `walk_entries` refuses a link to a folder in it.
       MachineError: a file vanished meanwhile.
     """
     index_file = indexes / f"{hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()}.index"
-    known, settled_ns = _read_index(index_file), time.time_ns() - _UNSETTLED_NS
+    known, settled_ns = read_index(index_file), time.time_ns() - _UNSETTLED_NS
     num_known, num_kept = len(known), 0
-    files, fresh = [], {}
+    files, fresh, refused = [], {}, []
     try:
-        for relative, entry in _walk(os.fsencode(folder)):
-            key, stat = key_of(relative), entry.stat()
+        for entry in walk_entries(os.fsencode(folder)):
+            key, stat = key_of(entry.relative), entry.stat
+            if entry.reason:
+                refused.append(RefusedFile(key, entry.reason, entry.detail))
+                continue
             signature = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} "
             line = known.get(key, "")
             is_known = line.startswith(signature)
@@ -115,32 +128,16 @@ def list_raw_files(folder: Path, indexes: Path) -> Listing:
         raise _unreadable(error, os.fsencode(folder)) from None
     files.sort(key=_key_of)
     if fresh or num_kept < num_known:
-        _write_index(index_file, known | fresh, files)
-    return Listing(folder, tuple(files))
+        write_index(index_file, known | fresh, ((file.key, file.digest) for file in files))
+    return Listing(folder, tuple(files), tuple(sorted(refused, key=_key_of)))
 
 
 def list_stats(folder: Path) -> list[tuple[str, os.stat_result]]:
     """The key of each file and what the disk says of it, in any order. Raises as `list_raw_files` does."""
     try:
-        return [(key_of(relative), entry.stat()) for relative, entry in _walk(os.fsencode(folder))]
+        return [(key_of(entry.relative), entry.stat) for entry in walk_entries(os.fsencode(folder))]
     except OSError as error:
         raise _unreadable(error, os.fsencode(folder)) from None
-
-
-def _read_index(file: Path) -> dict[str, str]:
-    """By key: size, mtime and ctime in nanoseconds, and digest."""
-    try:
-        with open(file, encoding="utf-8") as lines:
-            split = (line.rstrip("\n").rpartition("\t") for line in lines)
-            return {json.loads(key): entry for key, _, entry in split}
-    except FileNotFoundError:
-        return {}
-
-
-def _write_index(file: Path, entries: Mapping[str, str], files: Iterable[RawFile]) -> None:
-    """Only what belongs to one of the files, and to what it holds now."""
-    lines = (f"{json.dumps(raw.key)}\t{entries[raw.key]}\n" for raw in files if entries.get(raw.key, "").endswith(raw.digest))
-    write_whole(file, "".join(lines).encode())
 
 
 def _unreadable(error: OSError, root: bytes) -> TrainyardError:
@@ -154,20 +151,6 @@ def _unreadable(error: OSError, root: bytes) -> TrainyardError:
     return MachineError(f"{place}: {error.strerror}; mend the disk, then retry")
 
 
-def _walk(folder: bytes, prefix: bytes = b"") -> Iterator[tuple[bytes, os.DirEntry]]:
-    """Every file with its path below the folder."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(b"."):
-                continue
-            if entry.is_dir():
-                yield from _walk(entry.path, prefix + entry.name + b"/")
-            elif entry.is_file():
-                yield prefix + entry.name, entry
-            else:
-                raise DataError(f"{os.fsdecode(entry.path)}: neither a file nor a folder, or a link that leads nowhere; remove it")
-
-
 def key_of(relative: bytes) -> str:
     """The key of the file that has this path below its folder."""
     if b"%" not in relative:
@@ -178,7 +161,8 @@ def key_of(relative: bytes) -> str:
 
 
 def _digest(path: bytes) -> str:
-    with open(path, "rb") as file:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe that has taken the file's place must not block
+    with open(descriptor, "rb") as file:
         return hashlib.file_digest(file, _new_hash).hexdigest()
 
 

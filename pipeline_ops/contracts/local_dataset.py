@@ -8,27 +8,26 @@ first one on a host does the work, and the others find it done.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
-import google_crc32c
 
+from pipeline_ops.contracts.checksums import Summing, blocks_of
 from pipeline_ops.contracts.config_input import Input
 from pipeline_ops.contracts.errors import DataError, MachineError
-from pipeline_ops.contracts.files import write_json
+from pipeline_ops.contracts.files import write_blocks, write_json
 from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.host_cache import HostCache
-from pipeline_ops.contracts.manifest import NAME, Manifest, ManifestFile, find_damage, is_remote, read_manifest, write_manifest
+from pipeline_ops.contracts.manifest import NAME, Manifest, ManifestFile, find_damage, is_remote, open_listed, read_manifest, write_manifest
 from pipeline_ops.contracts.request import Request
 
-_COPY_BYTES = 4 << 20
 _MEND = "clear the task preprocess, and it is made again"
 
 
 def host_cache(config: Input) -> HostCache:
     """The one of this host."""
-    folder = config.local_folder or os.environ.get("TRAINYARD_LOCAL_FOLDER") or "~/.cache/trainyard"
+    folder = config.local_folder or os.environ.get("TRAINYARD_LOCAL_FOLDER") or "~/.cache"
     return HostCache(Path(folder), config.local_limit_gib << 30)
 
 
@@ -63,9 +62,9 @@ def _identity_on_disk(uri: str, manifest: Manifest) -> str:
     folder, found = Path(uri).parent, []
     for file in manifest.files:
         try:
-            status = os.stat(folder / file.path)
-            found.append([file.path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino])
-        except FileNotFoundError:
+            status = os.lstat(folder / file.path)
+            found.append([file.path, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino])
+        except (FileNotFoundError, NotADirectoryError):
             found.append([file.path])
     return digest_of([str(folder.resolve()), manifest.digest, found])
 
@@ -83,32 +82,33 @@ def _stage(uri: str, manifest: Manifest, folder: Path, say: Callable[[str], None
     wanted = sum(file.num_bytes for file in manifest.files)
     say(f"copying {len(shards)} shards, {wanted / 2**20:.1f} MiB in {len(manifest.files)} files, from {_parent(uri)} to this host's disk")
     for file in manifest.files:
-        _copy(f"{_parent(uri)}/{file.path}", file, folder / file.path)
+        _copy(uri, file, folder / file.path)
     write_manifest(folder, manifest)
 
 
-def _copy(source: str, file: ManifestFile, target: Path) -> None:
-    """Copies one file and checks it on the way."""
-    checksum, num_bytes = google_crc32c.Checksum(), 0
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with open(target, "wb") as writer:
-        for block in _blocks(source):
-            checksum.update(block)
-            num_bytes += len(block)
-            writer.write(block)
-        writer.flush()
-        os.fsync(writer.fileno())
-    if (num_bytes, checksum.digest().hex()) != (file.num_bytes, file.crc32c):
-        raise MachineError(f"{source} has {num_bytes} bytes with the checksum {checksum.digest().hex()}, the manifest says {file.num_bytes} with "
+def _copy(uri: str, file: ManifestFile, target: Path) -> None:
+    """Copies one file of a data set and checks it on the way."""
+    source = f"{_parent(uri)}/{file.path}"
+    blocks, summing = _remote_blocks(source) if is_remote(uri) else _local_blocks(Path(_parent(uri)), file), Summing()
+    write_blocks(summing.through(blocks), target)
+    if not file.has_content(found := summing.result):
+        raise MachineError(f"{source} has {found.num_bytes} bytes with the checksum {found.crc32c}, the manifest says {file.num_bytes} with "
                            f"{file.crc32c}; {_MEND}")
 
 
-def _blocks(source: str):
+def _local_blocks(folder: Path, file: ManifestFile) -> Iterator[bytes]:
+    try:
+        with open_listed(folder, file) as reader:
+            yield from blocks_of(reader)
+    except DataError as error:
+        raise MachineError(f"{error}; {_MEND}") from None
+
+
+def _remote_blocks(source: str) -> Iterator[bytes]:
     """A file's content, in parts. Raises MachineError where it can't be read: stores fail in as many ways as there are stores."""
     try:
         with fsspec.open(source, "rb") as reader:
-            while block := reader.read(_COPY_BYTES):
-                yield block
+            yield from blocks_of(reader)
     except FileNotFoundError:
         raise MachineError(f"{source} is missing, but the manifest beside it names it; {_MEND}") from None
     except ImportError as error:

@@ -32,6 +32,10 @@ class CatalogueModel:
     task: Task = "classification"
     metrics: tuple[str, ...] = ("accuracy",)
     files: tuple[str, ...] = ()
+    min_size: int = 1
+    """Height and width of the smallest images that it can be built for."""
+    size_multiple: int = 1
+    """Height and width of the images are multiples of this."""
 
     @property
     def code(self) -> list[str]:
@@ -39,26 +43,27 @@ class CatalogueModel:
         return [f"pipeline_ops/models/{name}.py" for name in (self.module, *self.files)]
 
 
-def _backbone(name: str, *parameters: str, has_batch_normalization: bool = True) -> CatalogueModel:
+def _backbone(name: str, *parameters: str, has_batch_normalization: bool = True, min_size: int = 32) -> CatalogueModel:
     """One of `keras.applications`, by the name of its function there."""
-    return CatalogueModel("backbones", (*parameters, "dropout"), {"name": name}, has_batch_normalization)
+    return CatalogueModel("backbones", (*parameters, "dropout"), {"name": name}, has_batch_normalization, min_size=min_size)
 
 
 def _detector(module: str, *parameters: str, metrics: tuple[str, ...], files: tuple[str, ...],
-              has_batch_normalization: bool = False) -> CatalogueModel:
-    return CatalogueModel(module, parameters, {}, has_batch_normalization, "detection", metrics, ("detection", "boxes", *files))
+              size_multiple: int, has_batch_normalization: bool = False) -> CatalogueModel:
+    return CatalogueModel(module, parameters, {}, has_batch_normalization, "detection", metrics, ("detection", "boxes", *files),
+                          min_size=size_multiple, size_multiple=size_multiple)
 
 
 CATALOGUE: Mapping[str, CatalogueModel] = {
-    "center_detector": _detector("center_detector", "width", metrics=("heat_loss", "box_iou"), files=("centers",)),
-    "digits_cnn": CatalogueModel("digits_cnn"),
+    "center_detector": _detector("center_detector", "width", metrics=("heat_loss", "box_iou"), files=("centers",), size_multiple=16),
+    "digits_cnn": CatalogueModel("digits_cnn", min_size=10),
     "dense": CatalogueModel("dense", ("units", "hidden_layers")),
     "convnext_tiny": _backbone("ConvNeXtTiny", has_batch_normalization=False),
     "densenet121": _backbone("DenseNet121"),
     "efficientnet_b0": _backbone("EfficientNetB0"),
     "efficientnet_v2_b0": _backbone("EfficientNetV2B0"),
     "efficientnet_v2_s": _backbone("EfficientNetV2S"),
-    "inception_v3": _backbone("InceptionV3"),
+    "inception_v3": _backbone("InceptionV3", min_size=75),
     "mobilenet_v2": _backbone("MobileNetV2", "alpha"),
     "mobilenet_v3_large": _backbone("MobileNetV3Large", "alpha"),
     "mobilenet_v3_small": _backbone("MobileNetV3Small", "alpha"),
@@ -67,8 +72,9 @@ CATALOGUE: Mapping[str, CatalogueModel] = {
     "resnet101_v2": _backbone("ResNet101V2"),
     "retinanet": _detector(
         "retinanet", "backbone", "backbone_parameters", "width", "depth", "normalization", "frozen_batch_normalization", "anchor_scale", "box_loss",
-        "max_boxes", metrics=("class_loss", "box_iou"), files=("anchor_head", "anchors", "backbones"), has_batch_normalization=True),
-    "xception": _backbone("Xception"),
+        "max_boxes", metrics=("class_loss", "box_iou"), files=("anchor_head", "anchors", "backbones"), size_multiple=32,
+        has_batch_normalization=True),
+    "xception": _backbone("Xception", min_size=71),
 }
 
 

@@ -16,7 +16,7 @@ from pipeline_ops.contracts.figures import EvaluationFigures, RuleVerdict
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.plan import JOBS
-from pipeline_ops.contracts.records import read_record
+from pipeline_ops.contracts.records import TaskRecord, read_record, recorded_manifest
 from pipeline_ops.contracts.shards import STATISTICS
 
 _TITLES = {"failed": "run failed", "gate_not_passed": "gate not passed", "drift": "the data has drifted", "late": "run is late"}
@@ -54,7 +54,7 @@ class Notice(BaseModel):
 def failure_of(layout: Layout, run_id: str, otherwise: str) -> str:
     """Why a run has failed: what its first failed task has left, or `otherwise` where Airflow has ended it."""
     for task in JOBS:
-        record = read_record(layout.task_record(run_id, task))
+        record = _record(layout, run_id, task)
         if record and record.state == "failed":
             return f"{task}: {record.message}"
     return otherwise
@@ -62,19 +62,25 @@ def failure_of(layout: Layout, run_id: str, otherwise: str) -> str:
 
 def finished_tasks(layout: Layout, run_id: str) -> list[str]:
     """Of a run, those that have left what the next one needs."""
-    records = {task: read_record(layout.task_record(run_id, task)) for task in JOBS}
+    records = {task: _record(layout, run_id, task) for task in JOBS}
     return [task for task, record in records.items() if record and record.state == "success"]
 
 
 def rules_of(layout: Layout, run_id: str) -> list[RuleVerdict]:
     """The gate's verdict on a run, if it has come so far."""
-    record = read_record(layout.task_record(run_id, "evaluate"))
-    if record is None or record.manifest is None:
-        return []
     try:
-        return EvaluationFigures.model_validate(read_manifest(record.manifest).figures).rules
+        manifest = recorded_manifest(layout, run_id, "evaluate", "evaluate")
+        return EvaluationFigures.model_validate(read_manifest(manifest).figures).rules if manifest else []
     except TrainyardError:  # the artifact is gone, and a notice says what can still be said
         return []
+
+
+def _record(layout: Layout, run_id: str, task: str) -> TaskRecord | None:
+    """None also where the file is damaged: a notice says what can still be said."""
+    try:
+        return read_record(layout.task_record(run_id, task), layout.root)
+    except TrainyardError:
+        return None
 
 
 def drifted(manifest: str, limits: Drift) -> Sequence[RuleVerdict]:

@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import json
 import os
-import shutil
+import re
 import socket
 import tempfile
 import time
@@ -29,13 +29,14 @@ from pathlib import Path
 import fsspec
 
 from pipeline_ops.contracts.errors import ConfigError, DataError, MachineError
-from pipeline_ops.contracts.files import crc32c_of, exclusive_lock, staging_folder
-from pipeline_ops.contracts.manifest import NAME, list_files, parse_manifest
+from pipeline_ops.contracts.files import exclusive_lock, remove_own, staging_folder, write_whole
+from pipeline_ops.contracts.manifest import NAME, SIGNATURE, find_damage, parse_manifest
 from pipeline_ops.contracts.objects import file_system, translated
 from pipeline_ops.contracts.processes import ProcessIdentity
-from pipeline_ops.contracts.shelf import PUBLISH_SECONDS, Fill, is_version_name
+from pipeline_ops.contracts.shelf import MAX_RECORD_BYTES, PUBLISH_SECONDS, Fill, is_version_name
 
 _CLAIMS = "claims"
+_CLAIM = re.compile(f"{_CLAIMS}/[1-9][0-9]{{0,9}}\\.json")
 _ABANDONED_SECONDS = 3600.0
 """After this long, a claim of another host counts as abandoned."""
 
@@ -51,9 +52,15 @@ class Claim:
         return json.dumps({"owner": self.owner, "process": self.process.to_json()}, indent=2).encode()
 
     @classmethod
-    def from_json(cls, content: bytes) -> Claim:
-        value = json.loads(content)
-        return cls(value["owner"], ProcessIdentity.from_json(value["process"]))
+    def parse(cls, content: bytes | DataError) -> Claim:
+        """What is no claim takes a number all the same, for a process that nobody knows."""
+        try:
+            if isinstance(content, DataError) or len(content) > MAX_RECORD_BYTES:
+                raise ValueError("not a claim")
+            value = json.loads(content)
+            return cls(str(value["owner"]), ProcessIdentity.from_json(value["process"]))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return cls("", ProcessIdentity("unknown", 1, 0))
 
     def is_abandoned(self, age_seconds: float) -> bool:
         """Of a process on this host we know; of one elsewhere, only when it came."""
@@ -81,6 +88,12 @@ class ObjectShelf:
     def manifest(self, number: int) -> bytes | None:
         try:
             return self._get(f"{number}/{NAME}") or None
+        except FileNotFoundError:
+            return None
+
+    def signature(self, number: int) -> bytes | None:
+        try:
+            return self._get(f"{number}/{SIGNATURE}")
         except FileNotFoundError:
             return None
 
@@ -113,7 +126,7 @@ class ObjectShelf:
         folder = cache / str(number)
         with exclusive_lock(cache / f".{number}.lock", f"the local copy of {self.uri(number)}", wait_seconds=PUBLISH_SECONDS):
             if not (folder / NAME).exists() or (folder / NAME).read_bytes() != content:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_own(folder)
                 with staging_folder(folder) as staging:
                     self._download(number, content, staging)
                 self._forget_removed(cache)
@@ -124,7 +137,7 @@ class ObjectShelf:
         there = {str(number) for number in self.numbers()}
         for copy in cache.iterdir():
             if is_version_name(copy.name) and copy.name not in there:
-                shutil.rmtree(copy, ignore_errors=True)
+                remove_own(copy)
 
     def remove(self, number: int) -> None:
         """An empty manifest in the place of its own, then the files; the claim stays, so that the number is not used again."""
@@ -135,11 +148,19 @@ class ObjectShelf:
     def records(self, folder: str) -> list[str]:
         return sorted(name.removeprefix(f"{folder}/") for name in self._sizes(folder))
 
-    def read(self, folder: str, names: Sequence[str]) -> list[bytes]:
+    def read(self, folder: str, names: Sequence[str]) -> list[bytes | DataError]:
         paths = [self._path(f"{folder}/{name}") for name in names]
         with translated(self.place):
-            contents = self._files.cat(paths) if paths else {}
-        return [contents[path] for path in paths]
+            contents = self._files.cat(paths, on_error="return") if paths else {}
+        return [self._record(f"{self.place}/{folder}/{name}", contents[path]) for name, path in zip(names, paths, strict=True)]
+
+    def _record(self, place: str, content: bytes | Exception) -> bytes | DataError:
+        if isinstance(content, FileNotFoundError):
+            return DataError(f"{place} can't be read: it is gone")
+        with translated(self.place):
+            if isinstance(content, Exception):
+                raise content
+        return content
 
     def create(self, folder: str, name: str, content: bytes) -> None:
         self._create(f"{folder}/{name}", content)
@@ -178,23 +199,28 @@ class ObjectShelf:
         with tempfile.TemporaryDirectory(prefix="trainyard-version-") as made:
             folder = Path(made)
             fill(folder, number)
-            for file in list_files(folder):
+            content = (folder / NAME).read_bytes()
+            signature = [SIGNATURE] if (folder / SIGNATURE).exists() else []
+            for path in [*(file.path for file in parse_manifest(content, self.uri(number)).files), *signature]:
                 with translated(self.place):
-                    self._files.put_file(str(folder / file.path), self._path(f"{number}/{file.path}"))
+                    self._files.put_file(str(folder / path), self._path(f"{number}/{path}"))
             try:
-                self._create(f"{number}/{NAME}", (folder / NAME).read_bytes())
+                self._create(f"{number}/{NAME}", content)
             except FileExistsError:
                 raise MachineError(f"{self.uri(number)}: another publisher took this one for dead, and gave its number up; try again") from None
 
     def _download(self, number: int, manifest: bytes, folder: Path) -> None:
-        for file in parse_manifest(manifest, f"{self.uri(number)}/{NAME}").files:
+        parsed, sizes = parse_manifest(manifest, f"{self.uri(number)}/{NAME}"), self._sizes(str(number))
+        for file in parsed.files:
+            if sizes.get(f"{number}/{file.path}") != file.num_bytes:
+                raise DataError(f"{self.uri(number)}/{file.path} has another size than the manifest says; publish the model again")
             target = folder / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             with translated(self.place):
                 self._files.get_file(self._path(f"{number}/{file.path}"), str(target))
-            if crc32c_of(target) != file.crc32c:
-                raise DataError(f"{self.uri(number)}/{file.path} has another checksum than the manifest says; publish the model again")
-        (folder / NAME).write_bytes(manifest)
+        if damage := find_damage(folder / NAME, parsed, checksums=True):
+            raise DataError(f"{self.uri(number)}: {damage[0]}; publish the model again")
+        write_whole(folder / NAME, manifest)
 
     def _give_up(self, number: int) -> None:
         with contextlib.suppress(FileExistsError):  # its owner lives, and was faster
@@ -209,8 +235,8 @@ class ObjectShelf:
                     self._files.rm_file(self._path(name))
 
     def _claims(self, sizes: dict[str, int]) -> dict[int, Claim]:
-        names = [name.removeprefix(f"{_CLAIMS}/") for name in sizes if name.startswith(f"{_CLAIMS}/")]
-        return {int(Path(name).stem): Claim.from_json(content) for name, content in zip(names, self.read(_CLAIMS, names), strict=True)}
+        names = [name.removeprefix(f"{_CLAIMS}/") for name in sizes if _CLAIM.fullmatch(name)]
+        return {int(Path(name).stem): Claim.parse(content) for name, content in zip(names, self.read(_CLAIMS, names), strict=True)}
 
     def _sizes(self, below: str = "") -> dict[str, int]:
         """Every object's size in bytes, by its name below the place, as one listing sees them."""

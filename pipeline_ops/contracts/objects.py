@@ -48,6 +48,15 @@ def is_known(place: str) -> bool:
     return place.partition("://")[0] in known_implementations
 
 
+def refuse_credentials(place: str) -> str:
+    """Returns a place that holds no user name or password. Raises ValueError, which does not repeat them."""
+    scheme, separator, rest = place.partition("://")
+    if separator and "@" in rest.partition("/")[0]:
+        raise ValueError(f"a {scheme}:// URI must not hold a user name or a password, which everybody who sees this file can read; "
+                         "give them to the driver by its environment or its own files")
+    return place
+
+
 @contextlib.contextmanager
 def translated(place: str) -> Iterator[None]:
     """What the driver says, as one of our errors; that an object is there or not stays what it is."""

@@ -9,10 +9,12 @@ a model is seldom in one file. Nothing here runs that code, beyond the packages 
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import importlib.util
 from pathlib import Path
 
+from pipeline_ops.contracts.config_text import nearest
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.fingerprint import digest_code, versions_of
@@ -40,8 +42,43 @@ def code_of(train: Train, folder: Path) -> dict[str, str]:
                               f"job, or put it beside the config in {folder}")
         depth = module.count(".") + (origin.name == "__init__.py")
         root = origin.parents[depth]
-        digests |= digest_code([str(origin.parent.relative_to(root)) if depth else origin.name], root=root)
+        try:
+            digests |= digest_code([str(origin.parent.relative_to(root)) if depth else origin.name], root=root)
+        except SyntaxError as error:
+            raise ConfigError(f"{key}: the package of {origin} has a file that is not valid Python: {error}") from None
     return digests
+
+
+def validate_names(train: Train, folder: Path) -> None:
+    """Checks that the modules define what `train` names, without running them. A module that is not found is left to others.
+
+    Raises:
+      ConfigError: there is no such name in the module, or the module is not valid Python.
+    """
+    for key, path in _named(train).items():
+        module, _, name = path.partition(":")
+        origin = find(module, folder)
+        known = origin and _names_in(origin, key)
+        if known and name not in known:
+            raise ConfigError(f"{key}: {path}: {origin} defines no {name!r}; {nearest(name, known)}")
+
+
+def _names_in(file: Path, key: str) -> set[str] | None:
+    """The names that a module binds at its top level; None where they cannot be told without running it."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"{key}: {file}:{getattr(error, 'lineno', 0)}: not valid Python: {error}") from None
+    names: set[str] = set()
+    for node in ast.walk(tree):  # those of inner scopes too: better one too many than a refusal that is wrong
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names |= {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
+    return None if names & {"*", "__getattr__"} else names
 
 
 def versions_of_own(train: Train) -> dict[str, str]:
@@ -67,7 +104,13 @@ def find(module: str, folder: Path) -> Path | None:
 
 
 def _modules(train: Train) -> dict[str, str]:
-    """By the key of the config that names one of them."""
+    """The modules of models, losses and metrics, by the key of the config that names one of them."""
+    return {key: path.partition(":")[0] for key, path in _named(train).items() if not key.startswith("train.callbacks")}
+
+
+def _named(train: Train) -> dict[str, str]:
+    """`module:name` by the key of the config."""
     paths = {"train.model": train.model if is_own(train.model) else None, "train.loss": train.loss}
-    paths |= {f"train.metrics.{index}": path for index, path in enumerate(train.metrics)}
-    return {key: path.partition(":")[0] for key, path in paths.items() if path}
+    for name in ("metrics", "callbacks"):
+        paths |= {f"train.{name}.{index}": path for index, path in enumerate(getattr(train, name))}
+    return {key: path for key, path in paths.items() if path}

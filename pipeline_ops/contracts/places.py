@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.unreadable import unreadable
 
 _KEY, _CONTENT, _SPLIT, _NUM_EXAMPLES = 0, 1, 3, 6
 
@@ -33,4 +33,4 @@ def read_places(index: Path) -> Iterator[Place]:
                 if entry[_NUM_EXAMPLES]:
                     yield Place(entry[_KEY], entry[_CONTENT], entry[_SPLIT])
     except (OSError, EOFError, ValueError, TypeError, IndexError, zlib.error) as error:
-        raise DataError(f"{index}: the index can't be read: {error}; remove the data set that it is in, and start a new run") from error
+        raise unreadable(f"{index}: the index can't be read", error, "; remove the data set that it is in, and start a new run") from error

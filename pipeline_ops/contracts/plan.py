@@ -69,7 +69,8 @@ def _code_of_model(model: str) -> list[str]:
 KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
         "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c", "jinja2"),
-        lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/pipeline.py", "beam_jobs/work.py", "beam_jobs/shard.py",
+        lambda config: ["beam_jobs/preprocess.py", "beam_jobs/plan.py", "beam_jobs/plan_file.py", "beam_jobs/pipeline.py",
+                        "beam_jobs/work.py", "beam_jobs/shard.py",
                         "beam_jobs/io", "beam_jobs/splits.py", "beam_jobs/delta.py", "beam_jobs/generations.py", "beam_jobs/index.py",
                         "beam_jobs/balance.py", "beam_jobs/duplicates.py", "beam_jobs/pictures.py", "beam_jobs/quarantine.py",
                         "beam_jobs/describe.py", "beam_jobs/statistics", *_PAGE, *_code_of_source(config.preprocess.source.type),
@@ -136,7 +137,7 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
             inputs["champion"] = champion
             digests["champion"] = champion.digest
     foreign_code, foreign_versions = _foreign(job, config)
-    fingerprint = Fingerprint(config=section.fingerprinted(), inputs=digests,
+    fingerprint = Fingerprint(config=section.fingerprinted() | _hosts_of(job, config), inputs=digests,
                               code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()) | foreign_code,
                               versions=versions_in(config.interpreter(job), _packages(job, config)) | foreign_versions)
     if job == "train":
@@ -153,13 +154,17 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
         inputs |= reference.inputs | ({BASE: base} if base else {})
     if job == "evaluate" and (before := _evaluation_before(layout, fingerprint)):
         inputs[LAST_EVALUATION] = before  # only told of, so no part of the fingerprint
-    resolved = {"registry": config.registry} if job == "export" else {}
+    resolved = {"registry": config.registry, "signing_key": _signing_key(config)} if job == "export" else {}
     request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file),
                       config=section.model_dump(mode="json") | resolved,
                       hosts=config.hosts.model_dump(mode="json") if job == "train" and config.hosts else None,
                       inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
                       deadline_seconds=section.timeout_seconds)
     return dataclasses.replace(_decide(request, layout), python=config.interpreter(job))
+
+
+def _signing_key(config: PipelineConfig) -> str | None:
+    return config.export.signing_key and str(config.path(config.export.signing_key))
 
 
 def _plan_given(config: PipelineConfig, run_id: str, version: str) -> JobPlan:
@@ -180,6 +185,12 @@ def _foreign(job: str, config: PipelineConfig) -> tuple[dict[str, str], dict[str
     if job == "train":
         return own_code.code_of(config.train, config.file.parent), own_code.versions_of_own(config.train)
     return {}, {}
+
+
+def _hosts_of(job: str, config: PipelineConfig) -> dict[str, dict[str, str]]:
+    """The code that the hosts of a training choose, as part of its config."""
+    program = config.hosts.program if job == "train" and config.hosts else {}
+    return {"hosts": program} if program else {}
 
 
 def _packages(job: str, config: PipelineConfig) -> tuple[str, ...]:

@@ -16,18 +16,29 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import pydantic
+import pydantic.dataclasses
 
 _STATE, _GROUP, _SESSION, _START_TICKS = 0, 2, 3, 19  # fields of /proc/<pid>/stat after the command's name
 _POLL_SECONDS = 0.05
 
 
-@dataclasses.dataclass(frozen=True)
+ATTEMPT_VARIABLE = "TRAINYARD_ATTEMPT"
+"""Each process of a job has the folder of its attempt here."""
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Keeps Python from importing modules out of the working folder, or out of the folder of a script."""
+_Number = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
+
+
+@pydantic.dataclasses.dataclass(frozen=True)
 class ProcessIdentity:
     """A process that can't be mistaken for another one: host, pid and start time in clock ticks since boot."""
 
-    host: str
-    pid: int
-    start_ticks: int
+    host: Annotated[str, pydantic.Field(min_length=1, max_length=255)]
+    pid: Annotated[int, pydantic.Field(ge=1, lt=2**31)]
+    start_ticks: _Number
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
@@ -39,6 +50,7 @@ class ProcessIdentity:
 
     @classmethod
     def from_json(cls, value: Mapping) -> ProcessIdentity:
+        """Raises ValueError or TypeError where the value is not one."""
         return cls(**value)
 
     def to_json(self) -> dict:
@@ -73,6 +85,15 @@ def group_members(group: int) -> list[int]:
     return found
 
 
+def bears(pid: int, mark: tuple[str, str]) -> bool:
+    """Whether a process of this user was started with that variable in its environment."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it is gone, or belongs to another user
+        return False
+    return f"{mark[0]}={mark[1]}".encode(errors="surrogateescape") in environment.split(b"\0")
+
+
 def start_detached(argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> subprocess.Popen:
     """Starts a process as the leader of its own session; both of its outputs are appended to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -82,16 +103,27 @@ def start_detached(argv: Sequence[str], log: Path, env: Mapping[str, str] | None
         )
 
 
-def kill_group(leader: ProcessIdentity, grace_seconds: float) -> bool:
+def kill_group(leader: ProcessIdentity, grace_seconds: float,
+               mark: tuple[str, str] | None = None) -> bool:
     """Ends a process group: SIGTERM, then SIGKILL to whatever is left after the grace time.
 
-    Members outlive a leader that was killed by signal 9, so the group is looked for even when the leader is gone. That
-    is safe: the kernel gives out no pid that is still in use as a process group.
+    Members outlive a leader that was killed by signal 9, so the group is looked for even when the
+    leader is gone. That is safe: the kernel gives out no pid that is still in use as a process
+    group.
+
+    Args:
+      leader: what the caller has started, or what a file says of it.
+      grace_seconds: between the two signals.
+      mark: a variable that all members inherit from their start. A group of which no member
+        bears it belongs to somebody else and gets no signal. None where the leader was started by
+        the caller.
 
     Returns:
-      Whether the group is empty now.
+      Whether nothing of the group is left.
     """
     if not leader.is_alive() and _is_reused(leader):
+        return True
+    if mark and not any(bears(pid, mark) for pid in group_members(leader.pid)):
         return True
     _signal_group(leader.pid, signal.SIGTERM)
     if _wait_until_empty(leader.pid, grace_seconds):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import itertools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.config_text import nearest
+from pipeline_ops.contracts.errors import ConfigError, DataError
 from pipeline_ops.contracts.listing import Listing, list_raw_files, list_stats
 from pipeline_ops.contracts.remote_files import RemoteFolder
 
@@ -42,3 +46,41 @@ def refuse_interval(config: PipelineConfig) -> None:
     if config.preprocess.source.has_interval:
         raise ConfigError(f"preprocess.source.path is {config.preprocess.source.path}, and this run has no data interval, because the clock has not "
                           "started it; give it a preprocess.source.path of its own, or start a backfill")
+
+
+def validate_folder(config: PipelineConfig) -> None:
+    """A quick look at a local folder of raw data, which reads no file; of an object store, the first task says what is wrong.
+
+    Raises:
+      DataError: it is missing, is not a folder, cannot be read or is empty, or lacks a file that the source names.
+    """
+    folder, source = config.raw_folder, config.preprocess.source
+    if not isinstance(folder, Path) or source.has_interval:
+        return
+    key = f"preprocess.source.path in {config.file}"
+    if not folder.is_dir():
+        raise DataError(f"{folder}: {_why_no_folder(folder)}; correct {key}")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise DataError(f"{folder}: cannot be read by this user; change its permissions, or correct {key}")
+    with os.scandir(folder) as entries:
+        kinds = [entry.is_dir() for entry in itertools.islice(entries, _MOST_LOOKED_AT) if not entry.name.startswith(".")]
+    if not kinds:
+        raise DataError(f"{folder}: is empty; put the raw data there, or correct {key}")
+    if source.type == "image_folder" and not any(kinds):
+        raise DataError(f"{folder}: its files lie in no folder; put the images of each class into a folder of its own, named as the class")
+    for name, path in source.named_files.items():
+        if not (folder / path).is_file():
+            raise DataError(f"{folder / path}: no such file; it is named by preprocess.source.{name} in {config.file}")
+
+
+_MOST_LOOKED_AT = 1000
+
+
+def _why_no_folder(folder: Path) -> str:
+    if folder.exists():
+        return "is a file, not a folder"
+    try:
+        beside = [entry.name for entry in os.scandir(folder.parent) if entry.is_dir()]
+    except OSError:
+        return "no such folder"
+    return f"no such folder; {nearest(folder.name, beside)}" if difflib.get_close_matches(folder.name, beside, n=1) else "no such folder"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline_ops.contracts.figures import REPORT
-from pipeline_ops.contracts.files import read_json, write_json
+from pipeline_ops.contracts.files import write_json
+from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import read_manifest
+from pipeline_ops.contracts.parsing import read_json_as
 
 
 class TaskRecord(BaseModel):
@@ -21,26 +23,47 @@ class TaskRecord(BaseModel):
     cached: bool = False
     reason: str = ""
     """Why the job ran, or why it did not have to."""
-    manifest: str | None = None
+    manifest: str | None = Field(None, max_length=8192)
     message: str = ""
-    attempt: str | None = None
-    exit_code: int | None = None
+    attempt: str | None = Field(None, max_length=8192)
+    exit_code: int | None = Field(None, ge=-1000, le=1000)
 
 
 def write_record(path: Path, record: TaskRecord) -> None:
     write_json(path, record.model_dump(mode="json"))
 
 
-def read_record(path: Path) -> TaskRecord | None:
-    value = read_json(path)
-    return None if value is None else TaskRecord.model_validate(value)
+def read_record(path: Path, root: Path | None = None) -> TaskRecord | None:
+    """The record in a file; None where there is none.
+
+    Args:
+      path: the file.
+      root: a trusted folder above it, below which no link is followed; by default its own.
+
+    Raises:
+      DataError: the file is not a record.
+    """
+    root = root or path.parent
+    return read_json_as(TaskRecord, root, str(path.relative_to(root)))
+
+
+def recorded_manifest(layout: Layout, run_id: str, task: str, job: str) -> str | None:
+    """The manifest that a task of a run has left or found; None where it has left none.
+
+    Raises:
+      DataError: the record is damaged, or names something else than an artifact of that job of the pipeline.
+    """
+    record = read_record(layout.task_record(run_id, task), layout.root)
+    if record is None or record.state != "success" or record.manifest is None:
+        return None
+    return layout.check_manifest(job, record.manifest)
 
 
 def find_report(evaluate: str | None, export: str | None) -> Path | None:
-    """The page of a run, by the URIs of the manifests of its evaluation and its export: export's, which also says what was published, if it is
+    """The page of a run, by the manifests of its evaluation and its export: export's, which also says what was published, if it is
     about this very evaluation, and else the evaluation's own. None where there is none."""
     if evaluate is None:
         return None
-    is_of_this = export is not None and Path(export).exists() and read_manifest(export).inputs["evaluate"].uri == evaluate
-    file = Path(export if is_of_this else evaluate).parent / REPORT
+    made_from = read_manifest(export).inputs.get("evaluate") if export and Path(export).exists() else None
+    file = Path(export if made_from and made_from.uri == evaluate else evaluate).parent / REPORT
     return file if file.is_file() else None

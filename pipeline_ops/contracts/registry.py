@@ -15,14 +15,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from pathlib import Path
 
 from pipeline_ops.contracts import aliases
-from pipeline_ops.contracts.aliases import CHAMPION, PREVIOUS, Aliases, Move
+from pipeline_ops.contracts.aliases import CHAMPION, PREVIOUS, Aliases, Move, Records
+from pipeline_ops.contracts.checksums import Summing, blocks_of
 from pipeline_ops.contracts.errors import ConfigError, DataError
+from pipeline_ops.contracts.files import write_blocks, write_whole
 from pipeline_ops.contracts.fingerprint import digest_of
-from pipeline_ops.contracts.manifest import NAME, Input, Manifest, parse_manifest
+from pipeline_ops.contracts.manifest import NAME, SIGNATURE, Input, Manifest, open_listed, parse_manifest, refuse_damage
+from pipeline_ops.contracts.minisign import PublicKey
+from pipeline_ops.contracts.own_folders import report_foreign
 from pipeline_ops.contracts.shelf import Fill, Shelf, is_remote, open_shelf
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +51,43 @@ class Version:
 
     def manifest(self) -> Manifest:
         """Raises DataError if it is gone, or is no manifest."""
+        return parse_manifest(self._manifest_bytes(), self.uri)
+
+    def fetch(self, cache: Path) -> Path:
+        """A local folder that holds it; a copy below `cache`, if it is not local. Raises DataError if a file is not what the manifest says."""
+        folder, manifest = self.shelf.fetch(self.number, cache), self.manifest()
+        refuse_damage(folder / NAME, manifest, manifest.files)
+        return folder
+
+    def copy(self, target: Path, cache: Path, key: PublicKey | None = None) -> None:
+        """Copies it into an empty local folder, and checks each file on the way, so that nobody can change one after the check.
+
+        Args:
+          cache: for a version that is not local.
+          key: checks the signature, which covers the manifest, and so all files.
+
+        Raises:
+          DataError: a file is not what the manifest says, or the version is not signed by the key.
+          MachineError: the disk failed.
+        """
+        content, signature = self._manifest_bytes(), self.shelf.signature(self.number)
+        if key:
+            key.verify(content, signature, self.uri)
+        source = self.shelf.fetch(self.number, cache)
+        for file in parse_manifest(content, self.uri).files:
+            with open_listed(source, file) as opened:
+                write_blocks((summing := Summing()).through(blocks_of(opened)), target / file.path)
+            if not file.has_content(summing.result):
+                raise DataError(f"{self.folder}/{file.path} has another checksum than the manifest says; publish the model again")
+        write_whole(target / NAME, content)
+        if signature is not None:
+            write_whole(target / SIGNATURE, signature)
+
+    def _manifest_bytes(self) -> bytes:
         content = self.shelf.manifest(self.number)
         if content is None:
             raise DataError(f"{self.uri}: there is no such manifest; remove the version, and run the task that makes it again")
-        return parse_manifest(content, self.uri)
-
-    def fetch(self, cache: Path) -> Path:
-        """A local folder that holds it; a copy below `cache`, if it is not local."""
-        return self.shelf.fetch(self.number, cache)
+        return content
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +127,20 @@ class Registry:
 
     def history(self) -> list[Move]:
         """Every move, oldest first."""
-        return aliases.read_moves(self.shelf)
+        return self.records().moves
+
+    def records(self) -> Records:
+        """Every move, and what is wrong with records that can't be read."""
+        return aliases.read_records(self.shelf)
 
     def made_from(self, training_digest: str) -> list[Version]:
-        """The versions that hold the model of a training's artifact: several, if it was published in other formats later."""
-        return [version for version in self.versions() if version.manifest().inputs["train"].digest == training_digest]
+        """The versions that hold the model of a training's artifact: several, if it was published in other formats later.
+
+        A version whose manifest can't be read is reported, and is none of them.
+        """
+        found = [(version, _readable(version)) for version in self.versions()]
+        return [version for version, manifest in found
+                if manifest and "train" in manifest.inputs and manifest.inputs["train"].digest == training_digest]
 
     def publish(self, training_digest: str, fill: Fill, contents: str = "") -> Version:
         """Adds a version, or returns the one that was made from the same training with the same contents. Moves no alias.
@@ -169,11 +214,11 @@ class Registry:
 
         def decide(present: Aliases) -> Aliases:
             there = [number for number in self.shelf.numbers() if number not in present.retired]
-            goes = [number for number in there[: max(0, len(there) - keep)] if not present.named(number)]
+            goes = [number for number in there[: max(0, len(there) - keep)] if not present.named(number) and self._is_ours(number)]
             return present.without(goes, reason) if goes else present
 
         retired = aliases.move(self.shelf, decide).retired
-        removed = [number for number in self.shelf.numbers() if number in retired]
+        removed = [number for number in self.shelf.numbers() if number in retired and self._is_ours(number)]
         for number in removed:
             self.shelf.remove(number)
         return removed
@@ -183,6 +228,13 @@ class Registry:
         if number not in there:
             raise ConfigError(f"{self.place}: there is no version {number}; there are {', '.join(map(str, there)) or 'none'}")
         return Version(number, self.shelf)
+
+    def _is_ours(self, number: int) -> bool:
+        """Whether an export has published it. Another folder with a number for a name is reported and never removed."""
+        if (manifest := _readable(Version(number, self.shelf))) and manifest.job == "export":
+            return True
+        report_foreign(self.shelf.uri(number))
+        return False
 
     def _next_number(self) -> int:
         """Never that of a version that was in service once or was retired, even if its folder has been removed."""
@@ -202,6 +254,15 @@ def fetched(entry: Input, root: Path) -> Input:
     place, number, _ = entry.uri.rsplit("/", 2)
     folder = open_shelf(place).fetch(int(number), root / "fetched" / digest_of(place)[:8])
     return entry.model_copy(update={"uri": str(folder / NAME)})
+
+
+def _readable(version: Version) -> Manifest | None:
+    """The version's manifest; None where there is none that can be read, and then the log says why."""
+    try:
+        return version.manifest()
+    except DataError as error:
+        _log.warning("%s", error)
+        return None
 
 
 def _named(number: int | None) -> str:

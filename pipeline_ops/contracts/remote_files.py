@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import difflib
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,11 +54,22 @@ class RemoteFolder:
         root = f"{self._path}/"
         try:
             with translated(self.uri):
-                found = self._driver.find(root, detail=True)
+                strictly = {"on_error": "raise"} if self.uri.startswith("http") else {}  # else a server that is down has no files
+                found = self._driver.find(root, detail=True, **strictly)
         except FileNotFoundError as error:
             raise DataError(f"{self.uri}: {error}; it is named by preprocess.source.path") from None
         files = (_raw_file(path.removeprefix(root), entry) for path, entry in found.items() if entry["type"] == "file" and path.startswith(root))
         return Listing(self, tuple(sorted((file for file in files if file), key=lambda file: file.key)))
+
+    def neighbour(self) -> str | None:
+        """The URI beside this one that is most like it, for a message about a wrong prefix."""
+        parent, _, name = self._path.rpartition("/")
+        try:
+            paths = self._driver.ls(parent, detail=False)
+        except Exception:  # drivers raise errors of many kinds, and the message is complete without this
+            return None
+        beside = [path.rstrip("/").rpartition("/")[2] for path in paths]
+        return next((self.uri.removesuffix(name) + close for close in difflib.get_close_matches(name, beside, n=1)), None)
 
     def read(self, files: Sequence[RawFile]) -> list[bytes]:
         """The content of some files, fetched together.

@@ -15,19 +15,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
+import logging
 import os
 import secrets
-import shutil
 import socket
-import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.contracts.errors import MachineError
 from pipeline_ops.contracts.fingerprint import digest_of
+from pipeline_ops.contracts.own_folders import FOLDER_FLAGS, empty_folder, path_of, private_folder, report_foreign
 
+_log = logging.getLogger(__name__)
+_REMOVAL_TRIES, _REMOVAL_PAUSE_SECONDS = 20, 0.05
 _VARIABLE = "TMPDIR"
 """What tempfile, TensorFlow, Beam and multiprocessing obey."""
 
@@ -45,8 +49,18 @@ class Scratch:
         return {_VARIABLE: str(self.folder)}
 
     def remove(self) -> None:
-        """Lets go of it once it is gone. What can't be removed, as what a dying process still writes, is left to the next sweep."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Removes it, then closes the lock. A dying process may still write for a moment; what it writes later is left to the next sweep."""
+        for _ in range(_REMOVAL_TRIES):
+            empty_folder(self.lock)
+            try:
+                with _opened(self.folder.parent) as root:
+                    if _is_entry(self.lock, root, self.folder.name):
+                        os.rmdir(self.folder.name, dir_fd=root)
+                break
+            except (OSError, MachineError) as error:
+                if getattr(error, "errno", None) != errno.ENOTEMPTY:
+                    break
+                time.sleep(_REMOVAL_PAUSE_SECONDS)
         os.close(self.lock)
 
 
@@ -81,25 +95,32 @@ def try_to_hold(name: str) -> Scratch | None:
     Raises:
       MachineError: the temporary folder is not for us to use.
     """
-    folder = folder_of(name)
-    _make_root(folder.parent)
-    with contextlib.suppress(FileExistsError, FileNotFoundError):  # another sweep may have removed an empty root
-        folder.mkdir()
-    scratch = _lock(folder)
+    _make_root()
+    try:
+        with _opened(_root()) as root:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, mode=0o700, dir_fd=root)
+            scratch = _lock(root, name)
+    except FileNotFoundError:  # another sweep has removed the empty root
+        return None
     if scratch:
-        _empty(folder)
+        empty_folder(scratch.lock)
     return scratch
 
 
 def sweep() -> None:
-    """Removes the folders that nobody holds."""
-    root = _root()
-    with contextlib.suppress(FileNotFoundError):
-        for folder in list(root.iterdir()):
-            if scratch := _lock(folder):
-                scratch.remove()
-    with contextlib.suppress(OSError):  # it is in use, or gone
-        root.rmdir()
+    """Removes the folders that nobody holds. A root that is not ours is reported and left alone, with all that is in it."""
+    try:
+        with _opened(_root()) as root:
+            for name in os.listdir(root):
+                if scratch := _lock(root, name):
+                    scratch.remove()
+            with contextlib.suppress(OSError):  # it is in use, or gone
+                os.rmdir(_root())
+    except FileNotFoundError:
+        return
+    except MachineError as error:
+        _log.warning("%s", error)
 
 
 def folder_of(name: str) -> Path:
@@ -114,39 +135,56 @@ def _root() -> Path:
     return temporary.parent if temporary.parent.name == name else temporary / name
 
 
-def _make_root(root: Path) -> None:
-    """The temporary folder belongs to everybody on this host, so somebody else may have taken the name."""
+def _make_root() -> None:
+    root = _root()
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             root.mkdir(mode=0o700)
-        found = root.lstat()
-    except FileNotFoundError:  # a sweep has removed it again
-        return
     except OSError as error:
         raise MachineError(f"could not make {root}: {error.strerror}; mend the disk, or name another temporary folder by {_VARIABLE}") from error
-    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-        raise MachineError(f"{root} is no folder of this user; remove it, or name another temporary folder by {_VARIABLE}")
 
 
-def _lock(folder: Path) -> Scratch | None:
-    """None where another process holds it, or it is not there (any more)."""
+def _opened(root: Path) -> contextlib.AbstractContextManager[int]:
+    """The root's descriptor. The temporary folder belongs to every user of this host, so another one may have taken the name.
+
+    Raises:
+      FileNotFoundError: there is none.
+      MachineError: it is no folder of this user alone.
+    """
+    return private_folder(root, f"remove it, or name another temporary folder by {_VARIABLE}")
+
+
+def _lock(root: int, name: str) -> Scratch | None:
+    """None where another process holds it, it is not there (any more), or it is not ours."""
     try:
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        lock = os.open(name, FOLDER_FLAGS, dir_fd=root)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    with contextlib.suppress(BlockingIOError, FileNotFoundError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(lock), os.lstat(folder)):  # else it was removed between the two calls, and another may be there by now
-            return Scratch(folder, lock)
+    if os.fstat(lock).st_uid == os.geteuid() and os.fstat(lock).st_dev == os.fstat(root).st_dev:
+        if _try_flock(lock) and _is_entry(lock, root, name):
+            return Scratch(folder_of(name), lock)
+    else:
+        report_foreign(os.path.join(path_of(root), name))
     os.close(lock)
     return None
 
 
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                path.unlink()
+def _try_flock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        place = path_of(lock)
+        os.close(lock)
+        raise MachineError(f"could not lock {place}: {error.strerror}; name another temporary folder by {_VARIABLE}") from error
+    return True
+
+
+def _is_entry(lock: int, root: int, name: str) -> bool:
+    """Whether a name still stands for the folder that was opened by it; it may have been removed since, and another may be there."""
+    try:
+        return os.path.samestat(os.fstat(lock), os.stat(name, dir_fd=root, follow_symlinks=False))
+    except FileNotFoundError:
+        return False

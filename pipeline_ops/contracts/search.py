@@ -5,19 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.config_search import MAX_TRIALS, Range, Search
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.figures import TrainingFigures
-from pipeline_ops.contracts.files import read_json
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import read_manifest
+from pipeline_ops.contracts.parsing import read_json_as
 
 
 class Trial(BaseModel):
@@ -51,7 +50,7 @@ class Result(BaseModel):
 class SearchResult(BaseModel):
     """All trials of a run, in order, and the number of the one that goes on."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
     monitor: str
     results: list[Result]
@@ -71,9 +70,8 @@ class SearchResult(BaseModel):
 
 
 def read_search(layout: Layout, run_id: str) -> SearchResult | None:
-    """What a run's search has come to."""
-    value = read_json(layout.search_result(run_id))
-    return None if value is None else SearchResult.model_validate(value)
+    """What a run's search has come to. Raises DataError where the file says something else."""
+    return read_json_as(SearchResult, layout.root, str(layout.search_result(run_id).relative_to(layout.root)))
 
 
 def trial_name(number: int) -> str:
@@ -96,20 +94,20 @@ def plan_trials(config: PipelineConfig) -> list[Trial]:
     return [Trial(number=number, parameters=parameters) for number, parameters in enumerate(distinct)]
 
 
-def trial_config(file: Path | str, overrides: Mapping[str, Any] | None, trial: Trial) -> PipelineConfig:
-    """The config of one trial: the run's overrides, and its own over them. Raises ConfigError that names the trial."""
+def trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
+    """The config of one trial: that of its run, and the trial's own values over it. Raises ConfigError that names the trial."""
     try:
-        return load_config(file, {**(overrides or {}), **trial.parameters})
+        return config.changed(trial.parameters)
     except ConfigError as error:
         raise ConfigError(f"search, {trial.name} ({trial}): {error}") from None
 
 
-def check_trials(file: Path | str, overrides: Mapping[str, Any] | None, trials: Sequence[Trial]) -> None:
+def check_trials(config: PipelineConfig, trials: Sequence[Trial]) -> None:
     """Raises ConfigError with all trials that can't be trained: now, and not after hours of the others."""
     problems = []
     for trial in trials:
         try:
-            trial_config(file, overrides, trial)
+            trial_config(config, trial)
         except ConfigError as error:
             problems.append(str(error))
     if problems:
@@ -121,9 +119,12 @@ def monitor_of(config: PipelineConfig) -> str:
 
 
 def result_of(trial: Trial, manifest: str, monitor: str) -> Result:
-    """Of a trial that has ended well: the figure of the epoch whose weights became the model."""
+    """Of a trial that has ended well: the figure of the epoch whose weights became the model. One that is no number loses to all others."""
     figures = TrainingFigures.model_validate(read_manifest(manifest).figures)
-    return Result(trial=trial, manifest=manifest, figure=figures.history[figures.best_epoch].metrics[monitor])
+    figure = figures.history[figures.best_epoch].metrics[monitor]
+    if math.isnan(figure):
+        return Result(trial=trial, message=f"its {monitor} is not a number")
+    return Result(trial=trial, manifest=manifest, figure=figure)
 
 
 def choose(results: Sequence[Result], monitor: str) -> SearchResult | None:
@@ -144,7 +145,7 @@ def _grid(search: Search) -> list[dict[str, Any]]:
 
 
 def _drawn(search: Search) -> list[dict[str, Any]]:
-    return [{key: _draw(values, random.Random(f"{search.seed} {number} {key}")) for key, values in search.parameters.items()}
+    return [{key: _draw(values, random.Random(f"{search.seed} {number} {key}")) for key, values in search.parameters.items()}  # noqa: S311
             for number in range(search.trials)]
 
 

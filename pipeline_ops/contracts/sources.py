@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from pipeline_ops.contracts.objects import is_known
+from pipeline_ops.contracts.objects import is_known, refuse_credentials
 from pipeline_ops.contracts.section import Section, operational
 
 SplitName = Literal["train", "validation", "test"]
@@ -22,7 +22,7 @@ SplitName = Literal["train", "validation", "test"]
 class Source(Section):
     """What every source has. Where the raw data lie is not fingerprinted: the digest of their contents is."""
 
-    path: str = operational(...)
+    path: str = operational(..., is_path=True)
     """The folder that holds all of the raw data, or a URI such as s3://bucket/folder; everything below it is in the fingerprint. Where the data
     come by day or by hour, `raw/{start:%Y-%m-%d}` has the start of the run's data interval in it (`{end}` its end), which backfills need."""
 
@@ -36,6 +36,11 @@ class Source(Section):
         """Whether it depends on the run's data interval where the raw data lie."""
         return bool(_fields_of(self.path))
 
+    @property
+    def named_files(self) -> dict[str, str]:
+        """Files that the source cannot do without: paths below `path`, by the key that names each."""
+        return {}
+
     def path_of(self, start: datetime, end: datetime) -> str:
         """The path for one data interval."""
         return self.path.format(start=start, end=end)
@@ -43,6 +48,9 @@ class Source(Section):
     @field_validator("path")
     @classmethod
     def _names_the_interval(cls, value: str) -> str:
+        for _, field, spec, conversion in string.Formatter().parse(value):
+            if field is not None and (conversion or not _INTERVAL_FORMAT.fullmatch(spec)):
+                raise ValueError(f"{{{field}}} takes a format of strftime such as %Y-%m-%d, got {spec or conversion!r}")
         if unknown := _fields_of(value) - {"start", "end"}:
             raise ValueError("only the start and the end of a run's data interval can stand in brackets, such as {start:%Y-%m-%d}, "
                              f"got {min(unknown)!r}")
@@ -51,9 +59,13 @@ class Source(Section):
     @field_validator("path")
     @classmethod
     def _known_scheme(cls, value: str) -> str:
+        refuse_credentials(value)
         if "://" in value and not is_known(value):
             raise ValueError(f"must be a local folder, or a URI of an object store such as s3://bucket/folder, got {value}")
         return value
+
+
+_INTERVAL_FORMAT = re.compile(r"(%[A-Za-z%]|[^%{}])*")
 
 
 def _fields_of(path: str) -> set[str]:
@@ -62,15 +74,18 @@ def _fields_of(path: str) -> set[str]:
 
 
 def _local(value: str) -> str:
-    if "://" in value:
+    if "://" in refuse_credentials(value):
         raise ValueError(f"TFRecords are read from local folders only, got {value}; copy or mount them")
     return value
 
 
 class ImageFolderSource(Source):
-    """Raw images in one folder per class; the folder's name is the label."""
+    """Raw images in one folder per class; the folder's name is the label. Folders train, val and test around those are the splits."""
 
     type: Literal["image_folder"]
+    class_folder: Literal["outer", "inner"] | None = None
+    """The folder whose name is the label: the outermost one below `path` (or below the folder of a split), or the one that the file lies in.
+    Null: the outermost one; folders that can be meant in both ways are refused. With outer, folders named train and val are classes."""
 
 
 class AnnotatedSource(Source):
@@ -120,6 +135,10 @@ class CocoSource(AnnotatedSource):
     type: Literal["coco"]
     parts: list[CocoPart] = Field(min_length=1)
 
+    @property
+    def named_files(self) -> dict[str, str]:
+        return {f"parts.{index}.annotations": part.annotations for index, part in enumerate(self.parts)}
+
 
 class ManifestSource(AnnotatedSource):
     """A file that names every image with its class or its boxes."""
@@ -131,6 +150,10 @@ class ManifestSource(AnnotatedSource):
     task: Literal["classification", "detection"]
     units: Literal["pixels", "fractions"] = "pixels"
     """Of the boxes' coordinates."""
+
+    @property
+    def named_files(self) -> dict[str, str]:
+        return {"manifest": self.manifest}
 
 
 class CsvSource(ManifestSource):
@@ -157,7 +180,7 @@ class TfdsSource(AnnotatedSource):
     """A data set that TensorFlow Datasets has prepared already; nothing is downloaded."""
 
     type: Literal["tfds"]
-    path: str = operational("~/tensorflow_datasets")
+    path: str = operational("~/tensorflow_datasets", is_path=True)
     """TensorFlow Datasets' own data folder, its `data_dir`."""
     builder: str = Field(pattern=r"^[A-Za-z_][\w.]*(/[\w.-]+)?(:\d+\.\d+\.\d+)?$")
     """`name`, `name/config`, `name:1.0.0`, or the module path of a builder class, `my_package.my_set.MySet`."""
@@ -188,6 +211,10 @@ class TfrecordSource(AnnotatedSource):
     parts: list[TfrecordPart] = Field(min_length=1)
     label_map: str | None = None
     """A `.pbtxt` file below `source.path`: names for the numbers that the records have for classes."""
+
+    @property
+    def named_files(self) -> dict[str, str]:
+        return {"label_map": self.label_map} if self.label_map else {}
 
     _is_local = field_validator("path")(_local)
 

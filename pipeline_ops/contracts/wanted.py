@@ -14,13 +14,16 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline_ops.contracts.errors import Cancelled
-from pipeline_ops.contracts.files import read_json, write_json
+from pipeline_ops.contracts.errors import Cancelled, DataError
+from pipeline_ops.contracts.files import could_not_write
 from pipeline_ops.contracts.layout import Attempt
+from pipeline_ops.contracts.parsing import describe
 from pipeline_ops.contracts.processes import group_members
+from pipeline_ops.contracts.safe_paths import write_below
 
 STORE_KEY = "trainyard_job"
 """Under which a task keeps its job and its claim in Airflow's task state store."""
@@ -34,6 +37,9 @@ _UNFINISHED = (None, "scheduled", "queued", "running", "deferred", "up_for_retry
 """States of a task instance that may still need its job. `restarting` is not among them: it was cleared."""
 
 
+_Count = Annotated[int, Field(ge=-1, lt=2**31)]
+
+
 class Claim(BaseModel):
     """The task instance that a job belongs to, as Airflow has it.
 
@@ -43,13 +49,40 @@ class Claim(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    task_instance: str
-    max_tries: int
-    clear_number: int
+    task_instance: str = Field(max_length=100)
+    max_tries: _Count
+    clear_number: _Count
 
     def passes_to(self, later: Claim) -> bool:
         """Whether the later one is the same task instance, or another try of it."""
         return self.task_instance == later.task_instance or (self.max_tries, self.clear_number) == (later.max_tries, later.clear_number)
+
+
+class StoredJob(BaseModel):
+    """What a task keeps of its job in Airflow's task state store.
+
+    Every user who may edit task instances can write there. So it names an attempt, and nothing else: the folder follows from the
+    config and from the task instance, and the process from the files in that folder.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attempt: str = Field(max_length=100)
+    claim: Claim
+
+    @classmethod
+    def parse(cls, value: object) -> StoredJob:
+        """Raises DataError where the value is not one."""
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            raise DataError(f"{STORE_KEY} in Airflow's task state store is not a job of Trainyard: {describe(error)}") from None
+
+
+class _Order(BaseModel):
+    """The content of `unwanted.json`."""
+
+    reason: str = Field(max_length=10_000)
 
 
 def why_unwanted(claim: Claim, now: Claim | None, state: str | None) -> str | None:
@@ -66,14 +99,26 @@ def why_unwanted(claim: Claim, now: Claim | None, state: str | None) -> str | No
 
 
 def ask_to_end(attempt: Attempt, reason: str) -> None:
-    """Tells a job to end itself, wherever it runs, or is about to."""
-    write_json(attempt.unwanted, {"reason": reason})
+    """Tells a job to end itself, wherever it runs, or is about to.
+
+    Raises:
+      DataError: its folder is missing, or is reached through a link.
+      MachineError: the disk refused the file.
+    """
+    content = _Order(reason=reason).model_dump_json().encode() + b"\n"
+    try:
+        write_below(*attempt.below_root(attempt.unwanted), content)
+    except OSError as error:
+        raise could_not_write(attempt.unwanted, error) from error
 
 
 def reason_to_end(attempt: Attempt) -> str | None:
-    """What a job was told; None where it is wanted."""
-    told = read_json(attempt.unwanted)
-    return told and told["reason"]
+    """What a job was told; None where it is wanted. A file that can't be read says that it is not."""
+    try:
+        told = attempt.read(_Order, attempt.unwanted)
+    except DataError as error:
+        return f"it was told to end; {error}"
+    return told and told.reason
 
 
 @contextlib.contextmanager

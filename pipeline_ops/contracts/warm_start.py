@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from pipeline_ops.contracts.checksums import checksums_of
 from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.errors import ConfigError, DataError
-from pipeline_ops.contracts.files import crc32c_of
 from pipeline_ops.contracts.fingerprint import Fingerprint, digest_of
-from pipeline_ops.contracts.manifest import Input, list_files, read_manifest
+from pipeline_ops.contracts.manifest import Input, read_manifest
 from pipeline_ops.contracts.registry import Registry
 
 CHAMPION = "champion"
@@ -76,8 +76,14 @@ def _named(config: PipelineConfig, source: str) -> Input:
 
 def _at(path: Path) -> Input:
     if path.is_dir():
-        return Input(uri=str(path), digest=digest_of([file.model_dump() for file in list_files(path)]))
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        return Input(uri=str(path), digest=digest_of([[str(file.relative_to(path)), _sha256_of(file)] for file in files]))
     if path.is_file():
-        return Input(uri=str(path), digest=crc32c_of(path))
+        return Input(uri=str(path), digest=_sha256_of(path))
     raise ConfigError(f"train.warm_start: there is no {path}; give champion, a published one such as `version 3`, the folder of a SavedModel, or a "
                       "file of weights")
+
+
+def _sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return checksums_of(file).sha256

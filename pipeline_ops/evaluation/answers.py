@@ -18,6 +18,7 @@ import numpy as np
 
 from pipeline_ops.contracts.config_evaluate import Slice
 from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.files import names_file
 from pipeline_ops.evaluation.metrics import ModelAnswer
 from pipeline_ops.evaluation.scores import label_ranks
 from pipeline_ops.evaluation.slices import join_values, values_of
@@ -127,7 +128,7 @@ class _Sheet:
     """One model's answers, as they come. The probabilities are written by class, into a file that is gone when nobody uses it."""
 
     def __init__(self, num_examples: int, num_classes: int, scratch: Path):
-        with tempfile.TemporaryFile(dir=scratch) as file:
+        with names_file(scratch), tempfile.TemporaryFile(dir=scratch) as file:
             os.posix_fallocate(file.fileno(), 0, 4 * num_classes * num_examples)  # a disk that is full later would kill the process by a signal
             self._scores = np.memmap(file, np.float32, "w+", shape=(num_classes, num_examples))
         self._columns: list[tuple[np.ndarray, ...]] = []

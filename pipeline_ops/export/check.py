@@ -21,10 +21,10 @@ from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.figures import LEAST_SCORE, REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, FormatFigures
 from pipeline_ops.contracts.shards import Task
+from pipeline_ops.contracts.unreadable import unreadable
 from pipeline_ops.export.formats import PATHS, load_format
 from pipeline_ops.input import detections
-from pipeline_ops.input.served import ServedModel, read_encoded
-from pipeline_ops.input.tensorflow_start import import_tensorflow
+from pipeline_ops.input.served import ServedModel, read_encoded, read_serialized
 
 _BATCH = 64
 _SCORE = 4  # of box, score and class
@@ -81,7 +81,7 @@ class References:
             batches = [(batch, self.model.classify(batch)[0]) for batch in read_encoded([file], _BATCH)]  # reads the whole file, names a bad image
         self.encoded = [image for batch, _ in batches for image in batch.images]
         self._answers = np.concatenate([answers for _, answers in batches]) if batches else np.empty((0, num_classes), np.float32)
-        self.serialized = list(import_tensorflow().data.TFRecordDataset([file]).as_numpy_iterator())
+        self.serialized = read_serialized(file)
 
     def packed(self, answer: Mapping[str, np.ndarray]) -> np.ndarray:
         """An answer as the reference outputs have it."""
@@ -181,4 +181,4 @@ def _read_outputs(path: Path) -> np.ndarray:
     try:
         return np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: can't be read: {error}; train again") from error
+        raise unreadable(f"{path}: can't be read", error, "; train again") from error

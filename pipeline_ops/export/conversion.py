@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from pipeline_ops.contracts.config_export import Export
-from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode, MachineError
-
-_ERRORS = {ExitCode.CONFIG: ConfigError, ExitCode.DATA: DataError}
+from pipeline_ops.contracts.errors import MachineError, error_of
 
 
 class Conversion:
@@ -39,7 +37,7 @@ class Conversion:
         Raises:
           ConfigError: the model can't be converted.
           DataError: there are no representative examples.
-          MachineError: the process was killed.
+          MachineError: the process was killed, or the disk refused a format.
         """
         if not self._process:
             return {}
@@ -50,5 +48,5 @@ class Conversion:
         if code:
             sys.stderr.write(errors)
             message = (errors.strip() or f"the converter ended with {code}").splitlines()[-1]
-            raise _ERRORS.get(code, RuntimeError)(message)
+            raise error_of(code, message)
         return {line["format"]: line["seconds"] for line in map(json.loads, output.splitlines()) if "format" in line}

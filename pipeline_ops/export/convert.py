@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline_ops.contracts.errors import ConfigError, DataError, TrainyardError
+from pipeline_ops.contracts.files import names_file
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.shards import removed_positions, shard_paths
 from pipeline_ops.export.formats import INPUT, PATHS, PORTABLE, SIGNATURE
@@ -44,7 +45,8 @@ def main() -> int:
             content = frozen.to_onnx() if name == "onnx" else frozen.to_tflite(representative)
             file = arguments.folder / PATHS[name]
             file.parent.mkdir(exist_ok=True)
-            file.write_bytes(content)
+            with names_file(file):
+                file.write_bytes(content)
             print(json.dumps({"format": name, "seconds": round(time.monotonic() - begin, 3)}), flush=True)
     except TrainyardError as error:
         print(" ".join(str(error).split()), file=sys.stderr)

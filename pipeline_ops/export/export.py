@@ -9,7 +9,6 @@ rolled back is not put in service again.
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +26,11 @@ from pipeline_ops.contracts.figures import (
     TrainingFigures,
     files_of_saved_model,
 )
-from pipeline_ops.contracts.files import copy_file, link_file
+from pipeline_ops.contracts.files import copy_file, link_file, remove_own, write_whole
 from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.job import Job, run_job
-from pipeline_ops.contracts.manifest import Input, Manifest, list_files, read_input, refuse_damage, write_manifest
+from pipeline_ops.contracts.manifest import NAME, SIGNATURE, Input, Manifest, list_files, read_input, refuse_damage, write_manifest
+from pipeline_ops.contracts.minisign import read_secret_key
 from pipeline_ops.contracts.registry import Registry, Version, fetched
 from pipeline_ops.contracts.request import Request
 from pipeline_ops.contracts.shards import Task
@@ -80,6 +80,8 @@ def export(job: Job) -> ExitCode:
         then the version is there, but not in service.
     """
     config, challenger = Export.model_validate(job.request.config), _read_challenger(job.request)
+    if config.signing_key:
+        read_secret_key(Path(config.signing_key))  # a wrong key is told before anything is made
     registry = Registry(config.registry)
     staged = _stage(job, config, challenger)
     job.progress.report("publish", message="; ".join(_describe(each) for each in staged.formats))
@@ -115,7 +117,7 @@ def _read_challenger(request: Request) -> Challenger:
 def _stage(job: Job, config: Export, challenger: Challenger) -> Staged:
     """Makes and checks all that a version holds. The converter starts first, because most of its time is an import."""
     folder = job.work / "staged"
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_own(folder)
     for file in files_of_saved_model(challenger.training):
         path = folder / Path(file.path).relative_to(SAVED_MODEL)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,12 +152,16 @@ def _fill(folder: Path, number: int, request: Request, config: Export, challenge
         copy_file(file, folder / file.relative_to(staged.folder))
     write_card(folder, make_card(config, number, request.pipeline, challenger.training, challenger.evaluation, staged.formats, request.inputs))
     files = list_files(folder)
-    found = {file.path: file.crc32c for file in files}
-    if any(found.get(file.path.removeprefix(f"{SAVED_MODEL}/")) != file.crc32c for file in files_of_saved_model(challenger.training)):
+    found = {file.path: (file.crc32c, file.sha256) for file in files}
+    trained = {file.path.removeprefix(f"{SAVED_MODEL}/"): (file.crc32c, file.sha256) for file in files_of_saved_model(challenger.training)}
+    if any(found.get(path) != checksums for path, checksums in trained.items()):
         raise DataError(f"{challenger.folder}: the SavedModel was changed while it was being published; nothing was published")
     write_manifest(folder, Manifest(
         job=request.job, pipeline=request.pipeline, fingerprint=request.fingerprint, fingerprint_digest=request.fingerprint.digest,
         inputs=request.inputs, files=files, figures=_figures(number, config, challenger, staged).model_dump(mode="json")))
+    if config.signing_key:
+        key = read_secret_key(Path(config.signing_key))
+        write_whole(folder / SIGNATURE, key.sign((folder / NAME).read_bytes(), f"{config.model}/{number}/{NAME}"))
 
 
 def _figures(number: int, config: Export, challenger: Challenger, staged: Staged) -> ModelFigures:

@@ -11,46 +11,23 @@ import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from pipeline_ops.contracts.errors import ConfigError, DataError
 from pipeline_ops.contracts.figures import ModelFigures
-from pipeline_ops.contracts.registry import Registry
+from pipeline_ops.contracts.files import remove_own, staging_folder
+from pipeline_ops.contracts.manifest import NAME, read_manifest
+from pipeline_ops.contracts.minisign import PublicKey
+from pipeline_ops.contracts.registry import Registry, Version
 from pipeline_ops.contracts.shelf import is_remote
+from pipeline_ops.contracts.unreadable import reason_of, unreadable
 from pipeline_ops.export.rest import Spec
-from pipeline_ops.input.tensorflow_errors import reason_of
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 _log = logging.getLogger(__name__)
-
-
-class Source(Protocol):
-    """Says which version is to be served."""
-
-    poll_seconds: float | None
-    """How often it is asked; None for once."""
-
-    def number(self) -> int:
-        """Raises TrainyardError while there is none."""
-
-    def folder(self, number: int) -> tuple[Path, list[str]]:
-        """A local SavedModel, and the names of its classes; none where nobody has said them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FolderSource:
-    """A SavedModel that lies still."""
-
-    path: Path
-    poll_seconds: float | None = None
-
-    def number(self) -> int:
-        return 1
-
-    def folder(self, number: int) -> tuple[Path, list[str]]:
-        return self.path, []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +37,8 @@ class AliasSource:
     registry: Registry
     alias: str
     cache: Path
+    key: PublicKey | None = None
+    """Versions that are not signed by it are refused; those that are, are served from a copy that was checked while it was made."""
 
     @property
     def poll_seconds(self) -> float:
@@ -74,24 +53,41 @@ class AliasSource:
 
     def folder(self, number: int) -> tuple[Path, list[str]]:
         version = self.registry.version(number)
-        return version.fetch(self.cache), ModelFigures.model_validate(version.manifest().figures).class_names
+        local = version.fetch(self.cache) if self.key is None else self._verified(version)
+        try:
+            return local, ModelFigures.model_validate(read_manifest(local / NAME).figures).class_names
+        except ValidationError as error:
+            raise DataError(f"{version.uri}: its figures are not those of a published model ({error.error_count()} errors)") from None
+
+    def _verified(self, version: Version) -> Path:
+        copies = self.cache / "verified"
+        remove_own(copies)
+        with staging_folder(copies / str(version.number)) as staging:
+            version.copy(staging, self.cache, self.key)
+        return copies / str(version.number)
 
 
 class LoadedModel:
     """A SavedModel of any signatures, ready to be asked.
 
+    Args:
+      number: of the version.
+      folder: the SavedModel.
+      class_names: of its classes; none where nobody has said them.
+      loaded: what `tf.saved_model.load` made of the folder, where that has been done.
+
     Raises:
       DataError: it can't be loaded.
     """
 
-    def __init__(self, number: int, folder: Path, class_names: list[str]):
+    def __init__(self, number: int, folder: Path, class_names: list[str], loaded: Any = None):
         tf = import_tensorflow()
         self.number, self.class_names = number, class_names
         try:
-            self._model = tf.saved_model.load(str(folder))
+            self._model = loaded or tf.saved_model.load(str(folder))
             self.signature_def = _signature_def(folder)
         except (OSError, ValueError, tf.errors.OpError) as error:
-            raise DataError(f"{folder}: can't be loaded as a SavedModel: {reason_of(error)}") from error
+            raise unreadable(f"{folder}: can't be loaded as a SavedModel", error) from error
         self.signatures = {name: _specs(function) for name, function in self._model.signatures.items()}
 
     def ask(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -105,10 +101,18 @@ class LoadedModel:
         return {name: output.numpy() for name, output in sorted(outputs.items())}
 
 
-class Follower(threading.Thread):
-    """Loads what the source names, again and again. `model` is None until the first one is there; `problem` says why not, or why not a newer one."""
+@dataclasses.dataclass(frozen=True)
+class StillModel:
+    """In place of a follower: a model that nothing replaces."""
 
-    def __init__(self, source: Source):
+    model: LoadedModel
+    problem: str = ""
+
+
+class Follower(threading.Thread):
+    """Loads what an alias names, again and again. `model` is None until the first one is there; `problem` says why not, or why not a newer one."""
+
+    def __init__(self, source: AliasSource):
         super().__init__(name="follower", daemon=True)
         self.model: LoadedModel | None = None
         self.problem = ""
@@ -123,7 +127,7 @@ class Follower(threading.Thread):
                 if str(error) != self.problem:
                     _log.warning("%s", error)
                 self.problem = str(error) or type(error).__name__
-            if self._source.poll_seconds is None or self._stop_asked.wait(self._source.poll_seconds):
+            if self._stop_asked.wait(self._source.poll_seconds):
                 return
 
     def stop(self) -> None:

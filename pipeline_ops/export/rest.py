@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 DEFAULT_SIGNATURE = "serving_default"
+MAX_VALUES = 4_000_000
+"""Lists, objects and texts of a request. Each takes twenty times the memory that it takes in the body."""
 
 
 class BadRequest(Exception):
@@ -45,10 +47,7 @@ class Question:
 
 def parse_question(body: bytes, signatures: Mapping[str, Mapping[str, Spec]]) -> Question:
     """Raises BadRequest for whatever the signature, of which `signatures` has the inputs by name, can't be asked."""
-    try:
-        value = json.loads(body)
-    except ValueError as error:
-        raise BadRequest(f"JSON Parse error: {error}") from None
+    value = _parse_json(body)
     if not isinstance(value, dict):
         raise BadRequest("the body must be a JSON object with instances or inputs")
     name = value.get("signature_name", DEFAULT_SIGNATURE)
@@ -64,6 +63,17 @@ def parse_question(body: bytes, signatures: Mapping[str, Mapping[str, Spec]]) ->
     if len({array.shape[:1] for array in inputs.values()}) > 1:
         raise BadRequest("all inputs must have the same number of rows")
     return Question(name, inputs, is_row)
+
+
+def _parse_json(body: bytes) -> Any:
+    if body.count(b"[") + body.count(b"{") + body.count(b'"') // 2 > MAX_VALUES:
+        raise BadRequest(f"the body may have {MAX_VALUES} lists, objects and texts; send fewer instances at once")
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise BadRequest(f"JSON Parse error: {error}") from None
+    except RecursionError:
+        raise BadRequest("JSON Parse error: lists and objects are nested too deeply") from None
 
 
 def answer(outputs: Mapping[str, np.ndarray], is_row: bool) -> dict[str, Any]:

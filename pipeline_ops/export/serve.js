@@ -10,6 +10,7 @@ async function look() {
   try {
     const reply = await fetch("/page.json"), said = await reply.json();
     if (!reply.ok) throw new Error(said.error);
+    if (!about) complain("");
     about = said;
     at("model").textContent = said.name;
     at("version").textContent = `version ${said.version}, @${said.alias}`;
@@ -21,6 +22,7 @@ async function look() {
 }
 
 async function ask(file) {
+  if (!about) return complain("There is no model to ask yet. Drop the picture again when the page shows a version.");
   complain("");
   const url = URL.createObjectURL(file), began = performance.now();
   try {

@@ -1,177 +1,60 @@
-"""A small HTTP server for a published model, for smoke tests and demos: `trainyard serve`, and the last check of the export job.
+"""The HTTP server of `trainyard serve`, and of the last check of the export job: for smoke tests and demos.
 
-It speaks TensorFlow Serving's REST form and follows an alias without a restart. It is no replacement for TensorFlow Serving: it
-has no batching of requests, no gRPC, no TLS and no login, which is why it listens on this machine alone unless told otherwise.
-
-    GET  /                                              a page: drop a picture, see the prediction
-    GET  /health                                        200 when a model is loaded, 503 before
-    GET  /v1/models/NAME[/versions/N|/labels/ALIAS]             state
-    GET  /v1/models/NAME[/versions/N|/labels/ALIAS]/metadata    signatures
-    POST /v1/models/NAME[/versions/N|/labels/ALIAS]:predict
+It speaks TensorFlow Serving's REST form and follows an alias without a restart. It does not replace TensorFlow Serving:
+it has no batching of requests, no gRPC, no TLS and no login. That is why it listens on this machine alone unless
+`--host` says otherwise. `service.py` has the paths, `http_app.py` and `http_protocol.py` the limits.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
+import functools
+import ipaddress
 import logging
-import re
 import signal
+import socket
 import sys
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
+import uvicorn
+
+from pipeline_ops.contracts.minisign import read_public_key
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.scratch import own_temporary_folder
-from pipeline_ops.export.follow import AliasSource, Follower, LoadedModel
-from pipeline_ops.export.rest import BadRequest, answer, parse_question
+from pipeline_ops.export.follow import AliasSource, Follower
+from pipeline_ops.export.http_app import Application
+from pipeline_ops.export.http_limits import Limits
+from pipeline_ops.export.http_protocol import StrictProtocol
+from pipeline_ops.export.service import Service
 
-_MAX_BODY_BYTES = 64 << 20
-_SILENCE_SECONDS = 60
-_PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?(?P<verb>:\w+|/metadata)?")
-_HERE = Path(__file__).parent
-_STATIC = {"/": ("text/html; charset=utf-8", [_HERE / "serve.html"]), "/serve.js": ("text/javascript; charset=utf-8", [_HERE / "serve.js"]),
-           "/page.css": ("text/css; charset=utf-8", [_HERE.parent / "contracts" / "page.css", _HERE / "serve.css"])}
-_PAGE_POLICY = ("default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self'; img-src blob:; connect-src 'self'; "
-                "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+_BACKLOG = 128
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What goes back."""
+class Server:
+    """Listens from the start and answers while `run` runs. Port 0 takes a free one.
 
-    status: int
-    content: bytes
-    type: str = "application/json"
+    Raises:
+      OSError: the address can't be had.
+    """
 
+    def __init__(self, host: str, port: int, service: Service, allowed_names: Collection[str] = (),
+                 limits: Limits = Limits()):  # noqa: B008 - it is frozen
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self._socket = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        self.port: int = self._socket.getsockname()[1]
+        self._server = uvicorn.Server(uvicorn.Config(
+            Application(service, limits, allowed_names).asgi(), http=functools.partial(StrictProtocol, limits),
+            loop="asyncio", ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
+            server_header=False, proxy_headers=False, backlog=_BACKLOG, timeout_keep_alive=limits.idle_seconds,
+            timeout_graceful_shutdown=limits.stop_seconds))
 
-class Service:
-    """What is served, whatever the transport: a path and a body to an answer."""
+    def run(self) -> None:
+        """Returns when `stop` was called; in the main thread, SIGTERM and Ctrl-C are handled as if nothing was here."""
+        self._server.run(sockets=[self._socket])
 
-    def __init__(self, name: str, alias: str, follower: Follower):
-        self.name, self.alias, self.follower = name, alias, follower
-
-    def get(self, path: str) -> Answer:
-        if path in _STATIC:
-            kind, files = _STATIC[path]
-            return Answer(HTTPStatus.OK, b"".join(file.read_bytes() for file in files), kind)
-        if path == "/health":
-            return self._health()
-        if path == "/page.json":
-            model = self._loaded()
-            return _json({"name": self.name, "alias": self.alias, "version": model.number, "class_names": model.class_names})
-        match = self._match(path)
-        if match["verb"] == "/metadata":
-            model = self._model(match)
-            spec = {"name": self.name, "signature_name": "", "version": str(model.number)}
-            return _json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": model.signature_def}}})
-        if match["verb"]:
-            raise BadRequest(f"{match['verb']} must be asked with POST", HTTPStatus.METHOD_NOT_ALLOWED)
-        return self._state(match)
-
-    def post(self, path: str, body: bytes) -> Answer:
-        match = self._match(path)
-        if match["verb"] != ":predict":
-            raise BadRequest(f"only :predict is served, got {match['verb'] or 'nothing'}", HTTPStatus.NOT_IMPLEMENTED)
-        model = self._model(match)
-        question = parse_question(body, model.signatures)
-        try:
-            outputs = model.ask(question.signature, question.inputs)
-        except ValueError as error:
-            raise BadRequest(f"the model can't take this: {error}") from None
-        return _json(answer(outputs, question.is_row))
-
-    def _health(self) -> Answer:
-        model = self.follower.model
-        value = {"status": "ok" if model else "loading", "version": model.number if model else None, "problem": self.follower.problem}
-        return _json(value, HTTPStatus.OK if model else HTTPStatus.SERVICE_UNAVAILABLE)
-
-    def _state(self, match: re.Match) -> Answer:
-        if self.follower.model is None:
-            status = {"error_code": "UNKNOWN" if self.follower.problem else "OK", "error_message": self.follower.problem}
-            return _json({"model_version_status": [{"version": match["version"] or "0", "state": "LOADING", "status": status}]})
-        number = self._model(match).number
-        return _json({"model_version_status": [{"version": str(number), "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}]})
-
-    def _match(self, path: str) -> re.Match:
-        match = _PATH.fullmatch(path)
-        if match is None:
-            raise BadRequest(f"Malformed request: {path}", HTTPStatus.NOT_FOUND)
-        if match["name"] != self.name:
-            raise BadRequest(f"there is no model {match['name']} here; there is {self.name}", HTTPStatus.NOT_FOUND)
-        if match["label"] and match["label"] != self.alias:
-            raise BadRequest(f"the label {match['label']} is not served; {self.alias} is", HTTPStatus.NOT_FOUND)
-        return match
-
-    def _model(self, match: re.Match) -> LoadedModel:
-        model = self._loaded()
-        if match["version"] and int(match["version"]) != model.number:
-            raise BadRequest(f"version {match['version']} is not loaded; version {model.number} is", HTTPStatus.NOT_FOUND)
-        return model
-
-    def _loaded(self) -> LoadedModel:
-        if model := self.follower.model:
-            return model
-        raise BadRequest(f"no model is loaded yet{': ' if self.follower.problem else ''}{self.follower.problem}", HTTPStatus.SERVICE_UNAVAILABLE)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server_version, sys_version = "trainyard", ""
-    timeout = _SILENCE_SECONDS
-    service: Service
-
-    def do_GET(self) -> None:
-        self._send(self._answered(lambda: self.service.get(self.path.partition("?")[0])))
-
-    def do_POST(self) -> None:
-        self._send(self._answered(lambda: self.service.post(self.path.partition("?")[0], self._body())))
-
-    def _answered(self, ask) -> Answer:
-        try:
-            return ask()
-        except BadRequest as error:
-            return _json({"error": str(error)}, error.status)
-        except Exception:  # the one who asks is not told our inner life; the log is
-            logging.getLogger(__name__).exception("%s %s", self.command, self.path)
-            return _json({"error": "internal error; the server's log says more"}, HTTPStatus.INTERNAL_SERVER_ERROR)
-
-    def _body(self) -> bytes:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
-            self.close_connection = True
-            raise BadRequest("Content-Length is needed", HTTPStatus.LENGTH_REQUIRED)
-        if int(length) > _MAX_BODY_BYTES:
-            self.close_connection = True
-            raise BadRequest(f"the body may have {_MAX_BODY_BYTES} bytes at most", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-        return self.rfile.read(int(length))
-
-    def _send(self, sent: Answer) -> None:
-        self.send_response(sent.status)
-        self.send_header("Content-Type", sent.type)
-        self.send_header("Content-Length", str(len(sent.content)))
-        self.send_header("X-Content-Type-Options", "nosniff")
-        if sent.type.startswith("text/html"):
-            self.send_header("Content-Security-Policy", _PAGE_POLICY)
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(sent.content)
-
-    def log_message(self, *_: Any) -> None:
-        """A line for each request is for a proxy to write."""
-
-
-def make_server(host: str, port: int, service: Service) -> ThreadingHTTPServer:
-    """Listens when this returns; port 0 takes a free one."""
-    return ThreadingHTTPServer((host, port), type("Handler", (_Handler,), {"service": service}))
-
-
-def _json(value: Any, status: int = HTTPStatus.OK) -> Answer:
-    return Answer(status, json.dumps(value, allow_nan=True).encode())
+    def stop(self) -> None:
+        self._server.should_exit = True
 
 
 def main() -> int:
@@ -179,28 +62,42 @@ def main() -> int:
     parser.add_argument("--model", required=True, help="the place of a model in a registry")
     parser.add_argument("--name", required=True, help="what the model is called in requests")
     parser.add_argument("--alias", default="champion", help="which version, by alias or number")
+    parser.add_argument("--verify", type=Path, help="the file of a public key that versions must be signed by")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8501)
+    parser.add_argument("--allow-host", action="append", default=[], metavar="NAME")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the folder of copies goes with the server
+    key = arguments.verify and read_public_key(arguments.verify)
     with own_temporary_folder("serve") as folder:
-        return _serve(arguments, Follower(AliasSource(Registry(arguments.model), arguments.alias, folder / "copies")))
+        return _serve(arguments, Follower(AliasSource(Registry(arguments.model), arguments.alias, folder / "copies", key)))
 
 
 def _serve(arguments: argparse.Namespace, follower: Follower) -> int:
+    host, service = arguments.host, Service(arguments.name, arguments.alias, follower)
     try:
-        server = make_server(arguments.host, arguments.port, Service(arguments.name, arguments.alias, follower))
+        server = Server(host, arguments.port, service, [host, *arguments.allow_host])
     except OSError as error:
-        print(f"can't listen on {arguments.host}:{arguments.port}: {error.strerror}; name another port with --port", file=sys.stderr)
+        print(f"can't listen on {host}:{arguments.port}: {error.strerror}; name another port with --port", file=sys.stderr)
         return 1
-    print(f"http://{arguments.host}:{server.server_port}/", flush=True)
+    if not _is_loopback(host):
+        print(f"warning: anyone who reaches {host}:{server.port} can ask this model for predictions: the server has no "
+              "login and no TLS. Put a proxy in front that has both, or listen on 127.0.0.1.", file=sys.stderr)
+    print(f"http://{f'[{host}]' if ':' in host else host}:{server.port}/", flush=True)
     follower.start()
     try:
-        server.serve_forever(poll_interval=0.1)
+        server.run()
     except KeyboardInterrupt:
         return 0
     return 0
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The last check before a version is published: the server of `trainyard serve` loads it, is asked over HTTP, and must say what training said.
+"""The last check before a version is published: the server of `trainyard serve` is asked over HTTP, and must say what training said.
 
-The server runs in threads of the export job's own process, which has never built the model: a process for it would cost
-another import of TensorFlow, as much CPU as all the rest of an export, and find nothing more.
+The server runs in threads of the export job's own process, which has never built the model, and has the SavedModel that the
+other checks have loaded: a process for it would cost another import of TensorFlow, as much CPU as all the rest of an export, and
+find nothing more.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any
 from pipeline_ops.contracts.config_export import Export
 from pipeline_ops.contracts.errors import DataError, MachineError
 from pipeline_ops.export.check import References, Rule, compare
-from pipeline_ops.export.follow import FolderSource, Follower
-from pipeline_ops.export.serve import Service, make_server
+from pipeline_ops.export.follow import LoadedModel, StillModel
+from pipeline_ops.export.serve import Server
+from pipeline_ops.export.service import Service
 
 _ANSWER_SECONDS = 60.0
 _NUM_ASKED = 16
@@ -34,7 +36,7 @@ def check_serving(folder: Path, references: References, config: Export) -> None:
       MachineError: the server did not answer.
     """
     asked = [{"b64": base64.b64encode(image).decode()} for image in references.encoded[:_NUM_ASKED]]
-    with _server(folder, config.model) as address:
+    with _server(LoadedModel(1, folder, [], references.model.loaded), config.model) as address:
         rows = _ask(address, {"instances": asked})["predictions"]
         columns = _ask(address, {"inputs": {"image_bytes": asked}})["outputs"]
     for answer in ({name: [row[name] for row in rows] for name in rows[0]}, columns):
@@ -42,25 +44,20 @@ def check_serving(folder: Path, references: References, config: Export) -> None:
 
 
 @contextlib.contextmanager
-def _server(folder: Path, model: str) -> Iterator[str]:
-    """The address of the predictions of a server that has loaded the folder."""
-    follower = Follower(FolderSource(folder))
-    follower.run()  # once, in this thread
-    if follower.model is None:
-        raise DataError(f"a server can't load the version: {follower.problem}; nothing was published")
-    server = make_server("127.0.0.1", 0, Service(model, "staged", follower))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, name="serving check")
+def _server(loaded: LoadedModel, model: str) -> Iterator[str]:
+    """The address of the predictions of a server of that model."""
+    server = Server("127.0.0.1", 0, Service(model, "staged", StillModel(loaded)))
+    thread = threading.Thread(target=server.run, name="serving check")
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/v1/models/{model}:predict"
+        yield f"http://127.0.0.1:{server.port}/v1/models/{model}:predict"
     finally:
-        server.shutdown()
+        server.stop()
         thread.join()
-        server.server_close()
 
 
 def _ask(address: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310 (of loopback)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy of the environment is not for this machine itself
     try:
         with opener.open(request, timeout=_ANSWER_SECONDS) as reply:

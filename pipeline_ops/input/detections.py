@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.shards import BOX_IS_CROWD, BOX_LABEL, BOX_XMAX, BOX_XMIN, BOX_YMAX, BOX_YMIN, ENCODED, KEY
-from pipeline_ops.input.served import reason_of
+from pipeline_ops.contracts.unreadable import unreadable
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 OUTPUTS = ("boxes", "scores", "classes", "num_detections")
@@ -51,7 +50,7 @@ def read_true_boxes(paths: Sequence[str], removed: Sequence[Sequence[int]] = ())
         for key, image, boxes, classes, is_crowd in read_records(paths, removed).map(parse).prefetch(8).as_numpy_iterator():
             yield TrueBoxes(key.decode("utf-8", "backslashreplace"), image, boxes, classes, is_crowd > 0)
     except tf.errors.OpError as error:
-        raise DataError(f"{Path(paths[0]).parent}: a shard can't be read: {reason_of(error)}; run preprocess again") from error
+        raise unreadable(f"{Path(paths[0]).parent}: a shard can't be read", error, "; run preprocess again") from error
 
 
 def pack(answer: Mapping[str, np.ndarray]) -> np.ndarray:

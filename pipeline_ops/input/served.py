@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL
-from pipeline_ops.input.tensorflow_errors import reason_of
+from pipeline_ops.contracts.unreadable import reason_of, unreadable
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 _SIGNATURE, _INPUT, _OUTPUTS = "serving_default", "image_bytes", ("probabilities", "classes")
@@ -56,7 +56,15 @@ def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[in
             keys = [key.decode("utf-8", "backslashreplace") for key in parsed[KEY]]
             yield EncodedBatch(keys, parsed[ENCODED], parsed[LABEL], _read_features(serialized_N, features))
     except tf.errors.OpError as error:
-        raise DataError(f"{Path(paths[0]).parent}: a shard can't be read: {reason_of(error)}; run preprocess again") from error
+        raise unreadable(f"{Path(paths[0]).parent}: a shard can't be read", error, "; run preprocess again") from error
+
+
+def read_serialized(path: str) -> list[bytes]:
+    """Every record of a shard. Raises DataError if it can't be read."""
+    try:
+        return list(import_tensorflow().data.TFRecordDataset([path]).as_numpy_iterator())
+    except import_tensorflow().errors.OpError as error:
+        raise unreadable(f"{path}: can't be read", error, "; run preprocess again") from error
 
 
 def _read_features(serialized_N: Sequence[bytes], names: Sequence[str]) -> dict[str, list[bytes | int | float | None]]:
@@ -89,10 +97,10 @@ class ServedModel:
         tf = import_tensorflow()
         self._name, self._num_classes = name, num_classes
         try:
-            self._model = tf.saved_model.load(str(folder))  # kept: its variables live no longer than it does
+            self.loaded = tf.saved_model.load(str(folder))  # kept: its variables live no longer than it does
         except (OSError, ValueError, tf.errors.OpError) as error:
-            raise DataError(f"{folder}: {name} can't be loaded as a SavedModel: {reason_of(error)}") from error
-        self._signature = self._model.signatures.get(_SIGNATURE)
+            raise unreadable(f"{folder}: {name} can't be loaded as a SavedModel", error) from error
+        self._signature = self.loaded.signatures.get(_SIGNATURE)
         if self._signature is None or not self._has_the_right_names(outputs):
             raise DataError(f"{folder}: {name} must have the signature {_SIGNATURE} from {_INPUT} to {' and '.join(outputs)}")
 
@@ -123,10 +131,10 @@ class ServedModel:
     def ask(self, signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
         """The outputs of any signature. Raises DataError for one that it does not have, or for inputs that it can't take."""
         tf = import_tensorflow()
-        if signature not in self._model.signatures:
+        if signature not in self.loaded.signatures:
             raise DataError(f"{self._name} has no signature {signature}; train again")
         try:
-            outputs = self._model.signatures[signature](**{name: tf.constant(value) for name, value in inputs.items()})
+            outputs = self.loaded.signatures[signature](**{name: tf.constant(value) for name, value in inputs.items()})
         except (tf.errors.OpError, TypeError) as error:
             raise DataError(f"{self._name} failed in the signature {signature}: {reason_of(error)}") from error
         return {name: output.numpy() for name, output in outputs.items()}

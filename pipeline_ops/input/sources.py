@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from pipeline_ops.contracts.config_input import Input
+from pipeline_ops.contracts.files import names_file
 from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.host_cache import HostCache
 from pipeline_ops.input.records import read_at, read_records, record_offsets
@@ -108,7 +109,7 @@ class DiskSource:
                 for one in features:
                     writer.write(one.tobytes())
         for number, parts in enumerate(zip(*all_labels, strict=True)):
-            np.save(folder / cls._LABELS.format(number), np.concatenate(parts))
+            _save(folder / cls._LABELS.format(number), np.concatenate(parts))
 
 
 def open_source(split: Split, parse: Parse, config: Input, cache: HostCache, version: str, say: Callable[[str], None]) -> Source:
@@ -173,7 +174,12 @@ def _offsets(split: Split, cache: HostCache | None) -> list[np.ndarray]:
 
 def _write_offsets(split: Split, folder: Path) -> None:
     for number, path in enumerate(split.paths):
-        np.save(folder / f"{number:05d}.npy", record_offsets(Path(path)))
+        _save(folder / f"{number:05d}.npy", record_offsets(Path(path)))
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    with names_file(path):
+        np.save(path, array)
 
 
 def _identity(split: Split) -> str:

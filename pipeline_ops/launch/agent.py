@@ -1,6 +1,8 @@
 """The agent: one light process on each host of a gang, between the launcher and the preloaded process.
 
-    python -m pipeline_ops.launch.agent '<AgentSpec as JSON>'
+    python -m pipeline_ops.launch.agent RUN
+
+The first line on its standard input is its AgentSpec as JSON. RUN, the launcher's mark, is for those who look for agents.
 
 It says what the host is like, finds ports, passes orders on, and reports who lives. Above all it is the end of everything
 on its host: when its input closes, when nobody has spoken to it for `silence_seconds` (the network may be cut), or when it is
@@ -27,12 +29,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.contracts.descendants import adopt_orphans, die_with_parent, end_descendants
-from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.contracts.errors import ConfigError, MachineError
 from pipeline_ops.contracts.files import read_json, write_json
 from pipeline_ops.contracts.fingerprint import CODE_ROOT, digest_of
 from pipeline_ops.contracts.gang import BEAT_SECONDS, BEATS_VARIABLE, PRELOADED, PRELOADED_MODULE, RUN_VARIABLE, AgentSpec, Event, HostReport, Order
 from pipeline_ops.contracts.processes import ProcessIdentity, is_stopped
 from pipeline_ops.contracts.scratch import Scratch, folder_of, sweep, try_to_hold
+from pipeline_ops.launch.isolation import leave_network
 
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pydantic")
 _HOLDER = "holder.json"
@@ -41,24 +44,40 @@ _LOCK_SECONDS = 5.0
 
 
 def main() -> None:
-    spec = AgentSpec.model_validate_json(sys.argv[1])
+    first, unread = read_line(0)
+    if not first:
+        return  # the launcher is gone already
+    spec = AgentSpec.model_validate_json(first)
     events = os.dup(1)
     os.dup2(2, 1)  # a stray print must not look like an event
     adopt_orphans()
     os.environ |= spec.environment  # a temporary folder may be among it
-    sweep()
     try:
+        if spec.isolation == "always" or (spec.isolation == "with GPUs" and find_gpus()):
+            leave_network()
+        sweep()
         scratch = hold_host(spec)
-    except (BlockingIOError, MachineError) as error:
-        os.write(events, _line(Event(event="refused", message=str(error))))
+    except (BlockingIOError, MachineError, ConfigError) as error:
+        os.write(events, _line(Event(event="refused", message=str(error), needs_person=isinstance(error, ConfigError))))
         return
     try:
-        Agent(spec, events, scratch).serve()
+        Agent(spec, events, scratch, unread).serve()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_descendants(0.0)
         scratch.remove()
         sweep()
+
+
+def read_line(descriptor: int) -> tuple[bytes, bytes]:
+    """The first line that comes through a pipe, and what came behind it. Both are empty at the end of the input."""
+    data = b""
+    while b"\n" not in data:
+        if not (more := os.read(descriptor, 1 << 16)):
+            return b"", b""
+        data += more
+    line, _, rest = data.partition(b"\n")
+    return line, rest
 
 
 class Agent:
@@ -68,9 +87,10 @@ class Agent:
       spec: what it was started with.
       events: the descriptor to report to.
       scratch: this host, held. The preloaded process and all forks inherit it, so it is free only when all of them are gone.
+      unread: what came through the pipe behind the first line.
     """
 
-    def __init__(self, spec: AgentSpec, events: int, scratch: Scratch):
+    def __init__(self, spec: AgentSpec, events: int, scratch: Scratch, unread: bytes = b""):
         self._spec, self._events = spec, events
         self._pids: dict[str, int] = {}
         self._held: list[socket.socket] = []
@@ -83,7 +103,7 @@ class Agent:
             [sys.executable, "-m", PRELOADED_MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[beats, scratch.lock],
             env={**os.environ, **scratch.environment, RUN_VARIABLE: spec.run, BEATS_VARIABLE: str(beats)}, preexec_fn=die_with_parent)
         os.close(beats)
-        self._unread = {0: b"", self._preloaded.stdout.fileno(): b"", self._beats: b""}
+        self._unread = {0: unread, self._preloaded.stdout.fileno(): b"", self._beats: b""}
         self._alive: set[str] = set()
 
     def serve(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pipeline_ops.contracts.files import write_whole
-from pipeline_ops.contracts.gang import PRELOADED, AgentSpec, Event, HostReport, Order
+from pipeline_ops.contracts.gang import PRELOADED, AgentSpec, Event, HostReport, Isolation, Order
 from pipeline_ops.launch.agent import code_digest, report_host
 from pipeline_ops.launch.launcher import Launcher
 from pipeline_ops.launch.link import Link
@@ -54,17 +54,18 @@ class Fleet:
       folder: on the shared storage; logs of the hosts are kept here.
       silence_seconds: a host that says nothing for so long is lost.
       start_seconds: a host that is not ready after so long is no use.
-      ports, environment: as in AgentSpec.
+      ports, environment, isolation: as in AgentSpec.
     """
 
     def __init__(self, launcher: Launcher, lock: str, folder: Path, silence_seconds: float = 15.0, start_seconds: float = 300.0,
-                 ports: tuple[int, int] | None = None, environment: Mapping[str, str] | None = None):
+                 ports: tuple[int, int] | None = None, environment: Mapping[str, str] | None = None,
+                 isolation: Isolation = "never"):
         self._launcher, self._folder = launcher, folder
         self._silence_seconds, self._start_seconds = silence_seconds, start_seconds
         self._token = secrets.token_hex(8)
         token_file = folder / "hosts.token"
         self._spec = AgentSpec(host="", run=str(folder), lock=lock, token_file=str(token_file), silence_seconds=silence_seconds, ports=ports,
-                               environment=dict(environment or {}))
+                               environment=dict(environment or {}), isolation=isolation)
         write_whole(token_file, self._token.encode())
         self._own = report_host(self._spec)
         self.hosts: dict[str, Host] = {}
@@ -78,8 +79,12 @@ class Fleet:
 
     @property
     def ready(self) -> list[Place]:
-        """The hosts that can fork now, with what they have said of themselves."""
-        return [host.place.model_copy(update={"cores": host.place.cores or host.report.cores, "gpus": tuple(host.report.gpus)})
+        """The hosts that can fork now, with what they have said of themselves.
+
+        In a namespace of its own a host has no other address than loopback.
+        """
+        address = {} if self._spec.isolation == "never" else {"address": "127.0.0.1"}
+        return [host.place.model_copy(update=address | {"cores": host.place.cores or host.report.cores, "gpus": tuple(host.report.gpus)})
                 for host in self.hosts.values() if host.is_ready]
 
     def poll(self, timeout_seconds: float) -> list[tuple[str, Event]]:
@@ -126,7 +131,7 @@ class Fleet:
             if host.link is None and time.monotonic() >= host.retry_at:
                 spec = self._spec.model_copy(update={"host": host.place.name})
                 host.tries += 1
-                host.link = Link(self._launcher.command(host.place, spec), self._folder / f"host-{host.place.name}.log")
+                host.link = Link(self._launcher.command(host.place, spec), spec, self._folder / f"host-{host.place.name}.log")
 
     def _note(self, host: Host, event: Event) -> list[tuple[str, Event]]:
         match event.event:
@@ -136,7 +141,7 @@ class Fleet:
                 if problem := self._difference(event.host):
                     self._lose(host, problem, needs_person=True)
             case "refused":
-                self._lose(host, event.message)
+                self._lose(host, event.message, event.needs_person)
             case "ready":
                 host.is_ready, host.beaten, host.problem, host.needs_person = True, time.monotonic(), "", False
             case "ended" if event.name == PRELOADED:

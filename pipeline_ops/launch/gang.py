@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import secrets
 import signal
 import time
 from collections import Counter
@@ -26,12 +27,13 @@ from pipeline_ops.contracts.progress import Progress
 from pipeline_ops.launch.budget import RestartBudget
 from pipeline_ops.launch.fleet import Fleet
 from pipeline_ops.launch.gang_log import GangLog
-from pipeline_ops.launch.plan import LaunchPlan, build_launch_plan, gang_size, seats_of, spec_file, status_file
+from pipeline_ops.launch.plan import LaunchPlan, build_launch_plan, gang_size, needs_ports, seats_of, spec_file, status_file
 from pipeline_ops.launch.watch import Failure, Watch
 
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
+_TOKEN_BYTES = 32
 _PEERS_SECONDS = 1.0
 """After the first failure the others get so long to say what they saw; one of them may know the reason."""
 _PORTS_SECONDS = 10.0
@@ -170,17 +172,17 @@ class Gang:
     def _start(self) -> Watch:
         places = self.fleet.ready
         seats = seats_of(self.config, places, gang_size(self.config, places))
-        ports = self._ask_for_ports(Counter(seat.host for seat in seats))
+        ports = self._ask_for_ports(Counter(seat.host for seat in seats)) if needs_ports(self.config, places, seats) else {}
         self.plan = build_launch_plan(self.config, places, seats, ports, self.attempt, self.work, self._incarnation,
                                       self.steps_limit)
         self._grows = False
         write_json(self.attempt.folder / "launch-plan.json", self.plan.model_dump(mode="json"))
         _log.info("the gang:\n%s", self.plan)
-        watch = Watch(self.plan, self.config, self.attempt)
+        watch, token = Watch(self.plan, self.config, self.attempt), secrets.token_hex(_TOKEN_BYTES)
         for worker in self.plan.workers:
             write_json(spec_file(self.attempt, worker.name), worker.model_dump(mode="json"))
             status_file(self.attempt, worker.name).unlink(missing_ok=True)
-            self.fleet.send(worker.host, Order(order="fork", fork=self.plan.fork(worker, self.attempt)))
+            self.fleet.send(worker.host, Order(order="fork", fork=self.plan.fork(worker, self.attempt, token)))
         return watch
 
     def _ask_for_ports(self, counts: Counter[str]) -> dict[str, list[int]]:

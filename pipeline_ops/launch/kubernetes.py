@@ -73,7 +73,8 @@ class KubernetesLauncher:
     def release(self) -> None:
         if self._name:
             try:
-                self._kubectl("delete", "--ignore-not-found", "--wait=false", f"job/{self._name}", f"service/{self._name}")
+                self._kubectl("delete", "--ignore-not-found", "--wait=false", f"job/{self._name}", f"service/{self._name}",
+                              f"networkpolicy/{self._name}")
             except TrainyardError as error:  # the pods end by themselves, and what was trained must not be lost for that
                 _log.warning("the pods of %s were not deleted, and end in %d s: %s", self._name, _KEEP_SECONDS, error)
             self._name = ""
@@ -100,7 +101,7 @@ class KubernetesLauncher:
 
 
 def manifest(hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int) -> dict[str, Any]:
-    """Service and job as one list. Pure."""
+    """Service, job and network policy as one list. Pure."""
     labels = {"app.kubernetes.io/name": "trainyard", "app.kubernetes.io/instance": name}
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "labels": labels},
                "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True}}
@@ -108,7 +109,17 @@ def manifest(hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int)
            "spec": {"completionMode": "Indexed", "completions": hosts.pods, "parallelism": hosts.pods, "backoffLimit": hosts.pods * 100,
                     "activeDeadlineSeconds": deadline_seconds, "ttlSecondsAfterFinished": 3600,
                     "template": {"metadata": {"labels": labels}, "spec": _pod(hosts, name, run)}}}
-    return {"apiVersion": "v1", "kind": "List", "items": [service, job]}
+    return {"apiVersion": "v1", "kind": "List", "items": [service, job, _network_policy(name, labels)]}
+
+
+def _network_policy(name: str, labels: dict[str, str]) -> dict[str, Any]:
+    """Only pods of the same gang reach its pods: TensorFlow's servers ask for no credentials.
+
+    `kubectl exec`, which carries the pipes, goes through the kubelet and is not affected.
+    """
+    same_gang = {"from": [{"podSelector": {"matchLabels": labels}}]}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": name, "labels": labels},
+            "spec": {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"], "ingress": [same_gang]}}
 
 
 def _pod(hosts: KubernetesHosts, name: str, run: str) -> dict[str, Any]:
@@ -116,12 +127,20 @@ def _pod(hosts: KubernetesHosts, name: str, run: str) -> dict[str, Any]:
     container = {
         "name": "host", "image": hosts.image,
         "command": [hosts.python or sys.executable, "-m", "pipeline_ops.launch.keeper", run, str(_KEEP_SECONDS)],
-        "env": [{"name": "PYTHONPATH", "value": hosts.code or str(CODE_ROOT)}],
+        "env": [{"name": "PYTHONSAFEPATH", "value": "1"}, {"name": "PYTHONPATH", "value": hosts.code or str(CODE_ROOT)},
+                {"name": "HOME", "value": "/tmp"}],  # noqa: S108 (a volume of the pod)
         "resources": {"requests": resources, "limits": resources},
-        "volumeMounts": [{"name": f"volume-{number}", "mountPath": volume.mount} for number, volume in enumerate(hosts.volumes)]}
+        "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
+                            "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [*({"name": f"volume-{number}", "mountPath": volume.mount} for number, volume in enumerate(hosts.volumes)),
+                         {"name": "tmp", "mountPath": "/tmp"}]}  # noqa: S108
     pod = {"subdomain": name, "restartPolicy": "Never", "containers": [container],
-           "volumes": [{"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": volume.claim}}
-                       for number, volume in enumerate(hosts.volumes)]}
+           # Nothing of ours talks to the cluster. Who names an account wants its token.
+           "automountServiceAccountToken": bool(hosts.service_account),
+           "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+           "volumes": [*({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": volume.claim}}
+                         for number, volume in enumerate(hosts.volumes)),
+                       {"name": "tmp", "emptyDir": {}}]}
     optional = {"serviceAccountName": hosts.service_account, "nodeSelector": hosts.node_selector,
                 "imagePullSecrets": [{"name": secret} for secret in hosts.image_pull_secrets]}
     return pod | {key: value for key, value in optional.items() if value}

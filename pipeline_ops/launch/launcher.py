@@ -12,6 +12,7 @@ from typing import Protocol
 from pipeline_ops.contracts.fingerprint import CODE_ROOT
 from pipeline_ops.contracts.gang import AGENT_MODULE, AgentSpec
 from pipeline_ops.contracts.hosts import Hosts
+from pipeline_ops.contracts.processes import SAFE_PATH
 from pipeline_ops.launch.plan import Place
 
 
@@ -37,5 +38,13 @@ class Launcher(Protocol):
 
 
 def agent_command(hosts: Hosts, agent: AgentSpec) -> list[str]:
-    """What to run on a host of its own."""
-    return ["env", f"PYTHONPATH={hosts.code or CODE_ROOT}", hosts.python or sys.executable, "-m", AGENT_MODULE, agent.model_dump_json()]
+    """The command that starts an agent on another host. The agent's specification follows through the pipe.
+
+    Other users of the hosts see command lines, and the specification contains the environment.
+    """
+    return [*our_path(hosts), hosts.python or sys.executable, "-m", AGENT_MODULE, agent.run]
+
+
+def our_path(hosts: Hosts) -> list[str]:
+    """The beginning of a command in which Python finds this project, and nothing in the folder where it is started."""
+    return ["env", *(f"{name}={value}" for name, value in SAFE_PATH.items()), f"PYTHONPATH={hosts.code or CODE_ROOT}"]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline_ops.contracts.gang import BEAT_SECONDS, Event, Order
+from pipeline_ops.contracts.gang import BEAT_SECONDS, AgentSpec, Event, Message, Order
 
 _CLOSE_SECONDS = 3.0
 _TAIL_BYTES = 600
@@ -24,10 +24,11 @@ class Link:
 
     Args:
       argv: the command that carries it.
+      spec: the agent's specification. It goes through the pipe, because it has the environment in it.
       log: where the command, the agent and the preloaded process write to.
     """
 
-    def __init__(self, argv: Sequence[str], log: Path):
+    def __init__(self, argv: Sequence[str], spec: AgentSpec, log: Path):
         self._log, self._log_start = log, log.stat().st_size if log.exists() else 0
         with open(log, "ab") as output:
             self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output)
@@ -35,14 +36,18 @@ class Link:
         self._pinged = 0.0
         self.started = self.heard = time.monotonic()
         self.is_open = True
+        self._send(spec)
 
     def fileno(self) -> int:
         return self._process.stdout.fileno()
 
     def send(self, order: Order) -> None:
         """A broken pipe is no error here: `is_open` tells of it."""
+        self._send(order)
+
+    def _send(self, message: Message) -> None:
         with contextlib.suppress(BrokenPipeError, ValueError):
-            os.write(self._process.stdin.fileno(), order.model_dump_json(exclude_defaults=True).encode() + b"\n")
+            os.write(self._process.stdin.fileno(), message.model_dump_json(exclude_defaults=True).encode() + b"\n")
 
     def ping(self) -> None:
         if time.monotonic() - self._pinged >= BEAT_SECONDS:

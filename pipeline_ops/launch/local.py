@@ -24,7 +24,7 @@ class LocalLauncher:
         return [Place(name="localhost", address="127.0.0.1", workers=self._workers, cores=self._cores)]
 
     def command(self, place: Place, agent: AgentSpec) -> list[str]:
-        return [sys.executable, "-m", AGENT_MODULE, agent.model_dump_json()]
+        return [sys.executable, "-m", AGENT_MODULE, agent.run]
 
     def is_intact(self) -> bool:
         return True

@@ -68,17 +68,21 @@ class LaunchPlan(BaseModel):
         """Whose good end is the end of the training; the others serve them."""
         return [worker.name for worker in self.workers if not worker.is_server]
 
-    def fork(self, worker: WorkerSpec, attempt: Attempt) -> Fork:
-        """What the preloaded process is told."""
+    def fork(self, worker: WorkerSpec, attempt: Attempt, token: str) -> Fork:
+        """What the preloaded process is told. The token is the gang's secret."""
         return Fork(name=worker.name, entry="worker", argument=str(spec_file(attempt, worker.name)), status=str(status_file(attempt, worker.name)),
-                    log=str(attempt.worker_log(worker.name)), env=self.environment.get(worker.name, {}))
+                    log=str(attempt.worker_log(worker.name)), env=self.environment.get(worker.name, {}), token=token)
 
     def __str__(self) -> str:
         rows = [("process", "host", "address", "threads", "devices", "environment")]
-        rows += [(w.name, w.host, re.sub(r":0$", ":(a free one)", w.cluster[w.role][w.index]), str(w.threads), str(w.devices),
+        rows += [(w.name, w.host, _printed(w.cluster[w.role][w.index]), str(w.threads), str(w.devices),
                   " ".join(f"{key}={value}" for key, value in self.environment.get(w.name, {}).items())) for w in self.workers]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _printed(address: str) -> str:
+    return re.sub(r":none$", " (no port)", re.sub(r":0$", ":(a free one)", address))
 
 
 def gang_size(config: Train, places: Sequence[Place]) -> int:
@@ -111,6 +115,13 @@ def seats_of(config: Train, places: Sequence[Place], workers: int) -> list[Seat]
     return seats
 
 
+def needs_ports(config: Train, places: Sequence[Place], seats: Sequence[Seat]) -> bool:
+    """Whether a process of the gang listens: TensorFlow's servers do, and workers with peers on other hosts."""
+    taken = {seat.host for seat in seats}
+    has_gpus = any(place.gpus for place in places if place.name in taken)
+    return len(taken) > 1 or config.strategy == "parameter_server" or (has_gpus and len(seats) > 1)
+
+
 def build_launch_plan(config: Train, places: Sequence[Place], seats: Sequence[Seat], ports: Mapping[str, Sequence[int]], attempt: Attempt, work: Path,
                       incarnation: int, steps_limit: int | None = None) -> LaunchPlan:
     """Makes of seats what each process is told.
@@ -119,7 +130,7 @@ def build_launch_plan(config: Train, places: Sequence[Place], seats: Sequence[Se
       config: the training section.
       places: the hosts.
       seats: who sits where.
-      ports: free ports by host, one for each seat there.
+      ports: free ports by host, one for each seat there. Empty for a gang that needs none.
       attempt: the train job's folder: request, logs and progress.
       work: the folder of checkpoints.
       incarnation: 0 for the first gang, one more for every restart.
@@ -128,7 +139,8 @@ def build_launch_plan(config: Train, places: Sequence[Place], seats: Sequence[Se
     by_name = {place.name: place for place in places}
     cluster: dict[Role, list[str]] = defaultdict(list)
     for seat in seats:
-        cluster[seat.role].append(f"{by_name[seat.host].address}:{ports[seat.host][seat.number_on_host]}")
+        port = ports[seat.host][seat.number_on_host] if ports else "none"
+        cluster[seat.role].append(f"{by_name[seat.host].address}:{port}")
     workers_on = Counter(seat.host for seat in seats if seat.role == "worker")
     seen: Counter[str] = Counter()
     workers, environment = [], {}

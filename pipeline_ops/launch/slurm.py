@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -15,10 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline_ops.contracts.errors import ConfigError, MachineError, TrainyardError
-from pipeline_ops.contracts.fingerprint import CODE_ROOT
 from pipeline_ops.contracts.gang import AgentSpec
 from pipeline_ops.contracts.hosts import SlurmHosts
-from pipeline_ops.launch.launcher import agent_command
+from pipeline_ops.launch.launcher import agent_command, our_path
 from pipeline_ops.launch.plan import Place
 
 _log = logging.getLogger(__name__)
@@ -91,9 +91,9 @@ def sbatch_command(hosts: SlurmHosts, name: str, run: Path) -> list[str]:
 
 
 def batch_script(hosts: SlurmHosts, run: Path) -> str:
-    """Pure. See `keeper.py`."""
-    return (f"#!/bin/sh\nexec env PYTHONPATH={hosts.code or CODE_ROOT} {hosts.python or sys.executable} -m pipeline_ops.launch.keeper "
-            f"'{run}' {_KEEP_SECONDS}\n")
+    """Pure. See `keeper.py`. Every word is quoted for the shell: a path may contain any character."""
+    keeper = [hosts.python or sys.executable, "-m", "pipeline_ops.launch.keeper", str(run), str(_KEEP_SECONDS)]
+    return f"#!/bin/sh\nexec {shlex.join([*our_path(hosts), *keeper])}\n"
 
 
 def address_of(node: str) -> str | None:

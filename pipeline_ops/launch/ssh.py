@@ -29,8 +29,10 @@ class SshLauncher:
 
     def command(self, place: Place, agent: AgentSpec) -> list[str]:
         hosts = self._hosts
-        destination = [*(["-l", hosts.user] if hosts.user else []), *(["-p", str(hosts.port)] if hosts.port else []), place.name]
-        return ["ssh", "-T", *_options(hosts), *_through(hosts, hosts.jump), *destination, shlex.join(agent_command(hosts, agent))]
+        login = [*(["-l", hosts.user] if hosts.user else []), *(["-p", str(hosts.port)] if hosts.port else [])]
+        # Behind `--`, a name that begins with a hyphen is a name and no option.
+        return ["ssh", "-T", *_options(hosts), *_through(hosts, hosts.jump), *login, "--", place.name,
+                shlex.join(agent_command(hosts, agent))]
 
     def is_intact(self) -> bool:
         return True
@@ -57,4 +59,4 @@ def _through(hosts: SshHosts, jumps: list[str]) -> list[str]:
         return []
     user_host, _, port = jumps[-1].partition(":")
     inner = ["ssh", *_options(hosts), *_through(hosts, jumps[:-1]), *(["-p", port] if port else []), "-W"]
-    return ["-o", f"ProxyCommand={shlex.join(inner).replace('%', '%%')} [%h]:%p {shlex.quote(user_host)}"]
+    return ["-o", f"ProxyCommand={shlex.join(inner).replace('%', '%%')} [%h]:%p -- {shlex.quote(user_host)}"]

@@ -14,14 +14,15 @@ from pathlib import Path
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.contracts.figures import DIVERGED, TENSORBOARD, TrainingFigures
-from pipeline_ops.contracts.files import read_json, write_json
+from pipeline_ops.contracts.files import opened_folder, read_json, write_json
 from pipeline_ops.contracts.fingerprint import digest_of
-from pipeline_ops.contracts.gang import STATE, CandidateSpec, Fork, Order, worker_digest_name
+from pipeline_ops.contracts.gang import STATE, CandidateSpec, Fork, Isolation, Order, worker_digest_name
 from pipeline_ops.contracts.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts, parse_hosts
 from pipeline_ops.contracts.job import Job, run_job
 from pipeline_ops.contracts.local_dataset import host_cache, local_dataset
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.model_catalogue import task_of
+from pipeline_ops.contracts.own_folders import empty_folder
 from pipeline_ops.contracts.request import Status
 from pipeline_ops.contracts.shards import DatasetFigures
 from pipeline_ops.launch.fleet import Fleet
@@ -66,11 +67,21 @@ def make_fleet(job: Job, config: Train) -> Iterator[Fleet]:
     hosts = parse_hosts(job.request.hosts) if job.request.hosts else None
     fleet = Fleet(make_launcher(hosts, job), lock=lock_of(job), folder=job.attempt.folder,
                   silence_seconds=config.heartbeat_timeout_seconds, start_seconds=config.start_timeout_seconds,
-                  ports=hosts.ports if hosts else None, environment=hosts.environment if hosts else None)
+                  ports=hosts.ports if hosts else None, environment=hosts.environment if hosts else None,
+                  isolation=isolation_of(config, hosts))
     try:
         yield fleet
     finally:
         fleet.close()
+
+
+def isolation_of(config: Train, hosts: Hosts | None) -> Isolation:
+    """When the gang gets a network namespace of its own: on one host, if TensorFlow's servers listen there."""
+    if hosts and (hosts.num_hosts > 1 or hosts.network == "trusted"):
+        return "never"
+    if config.strategy == "parameter_server":
+        return "always"
+    return "with GPUs" if config.most_workers > 1 else "never"
 
 
 def lock_of(job: Job) -> str:
@@ -118,16 +129,16 @@ def write_candidate(job: Job, fleet: Fleet, stop: Stop, folder: Path) -> None:
     fork = Fork(name="candidate", entry="candidate", argument=str(spec), status=str(status), log=str(log))
     deadline, code = time.monotonic() + _CANDIDATE_SECONDS, None
     while code is None:
-        for half in folder.iterdir():
-            shutil.rmtree(half) if half.is_dir() else half.unlink()
+        with opened_folder(folder) as half:
+            empty_folder(half)
         host = _any_host(fleet, stop, deadline)
         fleet.send(host, Order(order="fork", fork=fork))
         code = _candidate_code(fleet, stop, host, deadline)
     if code != 0:
-        outcome = read_json(status)
+        outcome = job.attempt.read(Status, status)
         if outcome is None:
-            raise MachineError(f"the process that writes the candidate ended with {code}; its log is {log}")
-        raise _error_of(Status.model_validate(outcome), str(log))
+            raise MachineError(f"the process that writes the candidate ended with {code} and left no {status.name}; its log is {log}")
+        raise _error_of(outcome, str(log))
 
 
 def _any_host(fleet: Fleet, stop: Stop, deadline: float) -> str:

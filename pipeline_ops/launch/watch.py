@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 
 from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.contracts.files import read_json
+from pipeline_ops.contracts.errors import DataError, ExitCode, TrainyardError, error_of
 from pipeline_ops.contracts.gang import BEAT_SECONDS, Event
 from pipeline_ops.contracts.layout import Attempt
 from pipeline_ops.contracts.progress import Progress, ProgressReader
@@ -33,8 +32,7 @@ class Failure:
     exit_code: ExitCode = ExitCode.RETRY
 
     def error(self) -> TrainyardError:
-        kinds = {ExitCode.CONFIG: ConfigError, ExitCode.DATA: DataError, ExitCode.RETRY: MachineError}
-        return kinds.get(self.exit_code, TrainyardError)(self.message)
+        return error_of(self.exit_code, self.message)
 
 
 class Watch:
@@ -147,10 +145,13 @@ class Watch:
         who = f"{name} on {self._hosts[name]}"
         if code < 0:
             return Failure(f"{who} was killed by signal {-code} ({signal.Signals(-code).name}) at step {step}; its log is {log}")
-        status = read_json(status_file(self._attempt, name))
+        file = status_file(self._attempt, name)
+        try:
+            status = self._attempt.read(Status, file)
+        except DataError as error:
+            return Failure(f"{who} ended with {code} at step {step}: {error}; its log is {log}")
         if status is None:
-            return Failure(f"{who} ended with {code} at step {step} and left no status; its log is {log}")
-        status = Status.model_validate(status)
+            return Failure(f"{who} ended with {code} at step {step} and left no {file.name}; its log is {log}")
         if status.exit_code == ExitCode.SUCCESS:
             return Failure(f"{who} ended at step {step}, though it should have served until the end; its log is {log}")
         return Failure(f"{who} failed at step {step}: {status.message}; its log is {log}", status.exit_code)
@@ -184,4 +185,6 @@ class Watch:
 
 def _reader_from_end(path: Path) -> ProgressReader:
     """Earlier incarnations have written to the same file."""
-    return ProgressReader(path, path.stat().st_size if path.exists() else 0)
+    reader = ProgressReader(path)
+    reader.seek_end()
+    return reader

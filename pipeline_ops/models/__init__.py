@@ -14,8 +14,9 @@ import keras
 
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own
+from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own, task_of
 from pipeline_ops.models.detection import Head
+from pipeline_ops.models.outputs import validate_outputs
 from pipeline_ops.models.own import load_function
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
@@ -42,6 +43,8 @@ def build_model(config: Train, image_shape: tuple[int, int, int], num_classes: i
         raise ConfigError(f"train.model: {config.model} can't be built for {what}: {error}") from error
     if not getattr(model, "built", False):
         raise ConfigError(f"train.model: {config.model} must return a Keras model that is built, got {model!r}; begin with keras.Input(image_shape)")
+    if task_of(config.model) == "classification":
+        validate_outputs(model, config.model, num_classes)
     if config.synchronized_batch_normalization and for_training:
         _synchronize(config, model)
     return model

@@ -47,12 +47,12 @@ class Classification:
         """The sums of loss, accuracy and the metrics of one's own, and the number of examples."""
         logits = tf.cast(outputs, tf.float32)
         correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
-        values = [self._losses(logits, labels, training), correct, *(_checked(name, fn, labels, logits) for name, fn in self._metrics.items())]
+        values = [self._losses(logits, labels, training), correct, *(per_example(name, fn, labels, logits) for name, fn in self._metrics.items())]
         return tf.stack([*map(tf.reduce_sum, values), tf.cast(tf.size(labels), tf.float32)])
 
     def _losses(self, logits: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
         if self._loss is not None:
-            return _checked("train.loss", self._loss, labels, logits)
+            return per_example("train.loss", self._loss, labels, logits)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         if training and self._label_smoothing:
             uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)  # the cross-entropy against all classes alike
@@ -62,7 +62,7 @@ class Classification:
         return losses
 
 
-def _checked(name: str, function: PerExample, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+def per_example(name: str, function: PerExample, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """What a function of the user's returns. A mean over the batch would train, but to another result for each number of workers."""
     values = tf.convert_to_tensor(function(labels, logits))
     if values.shape.rank != 1:

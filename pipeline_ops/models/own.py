@@ -7,34 +7,70 @@ Their module is found as Python finds any, and beside the config file. What of t
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
+
+from pipeline_ops.contracts.config_text import nearest
 from pipeline_ops.contracts.errors import ConfigError
+
+_CURE_PER_EXAMPLE = ("Write a function of labels and logits that returns a value for each example: def loss(labels, logits): return "
+                     "keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)")
 
 
 def load_function(path: str, key: str, folder: Path) -> Callable[..., Any]:
-    """The function behind a module path.
+    """The function behind a module path. Raises ConfigError, as `load_object` does, also for an object that cannot be called."""
+    found = load_object(path, key, folder)
+    if not callable(found):
+        raise ConfigError(f"{key}: {path} is a {type(found).__name__}, not a function")
+    return found
+
+
+def load_per_example(path: str, key: str, folder: Path) -> Callable[..., Any]:
+    """The loss or the metric behind a module path.
+
+    Raises:
+      ConfigError: as `load_function`. An object or a class of Keras is refused, and so is a function of Keras that takes
+        probabilities unless it is told otherwise.
+    """
+    found = load_object(path, key, folder)
+    kind = found if isinstance(found, type) else type(found)
+    if issubclass(kind, (keras.losses.Loss, keras.metrics.Metric)):
+        raise ConfigError(f"{key}: {path} is {_described(found)} of Keras, which reduces a batch to one number. {_CURE_PER_EXAMPLE}")
+    is_of_keras = (getattr(found, "__module__", None) or "").partition(".")[0] == "keras"
+    if is_of_keras and "from_logits" in inspect.signature(found).parameters:
+        raise ConfigError(f"{key}: {path} takes probabilities, and the outputs of a model are logits. {_CURE_PER_EXAMPLE}")
+    return load_function(path, key, folder)
+
+
+def load_object(path: str, key: str, folder: Path) -> Any:
+    """The object behind a module path.
 
     Args:
-      path: `module:function`.
+      path: `module:name`.
       key: of the config, for messages.
       folder: of the config file.
 
     Raises:
-      ConfigError: the module can't be imported, or has no such function.
+      ConfigError: the module cannot be imported, or has no such name.
     """
     module_name, _, attribute = path.partition(":")
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # last, so that nothing there hides an installed package
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # somebody else's code may raise anything
+    except Exception as error:  # user code may raise anything
         raise ConfigError(f"{key}: the module {module_name} can't be imported: {type(error).__name__}: {error}; is its package installed for the "
                           f"job, or its folder in PYTHONPATH, or is it beside the config in {folder}?") from error
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        raise ConfigError(f"{key}: the module {module_name} has no function {attribute!r}")
-    return found
+    if not hasattr(module, attribute):
+        known = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
+        raise ConfigError(f"{key}: the module {module_name} has no function {attribute!r}; {nearest(attribute, known)}")
+    return getattr(module, attribute)
+
+
+def _described(found: Any) -> str:
+    return f"the class {found.__name__}" if isinstance(found, type) else f"an object of the class {type(found).__name__}"

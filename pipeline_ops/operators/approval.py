@@ -13,12 +13,14 @@ from typing import Any
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.config_evaluate import Approval
 from pipeline_ops.contracts.errors import TrainyardError
 from pipeline_ops.contracts.figures import EvaluationFigures
 from pipeline_ops.contracts.plan import KINDS, plan_job
-from pipeline_ops.operators.job_operator import APPROVE, record_unpublished, skip_unless_passed
+from pipeline_ops.contracts.run_config import run_config
+from pipeline_ops.operators.chain import APPROVE, record_unpublished, skip_unless_passed
+from pipeline_ops.operators.handover import manifests_of
 from pipeline_ops.operators.notices import link_of_report
 
 
@@ -26,7 +28,7 @@ class ApproveOperator(ApprovalOperator):
     """Asks whether the challenger may be published.
 
     Args:
-      config_file: the pipeline's YAML; the run's conf overrides single keys of it.
+      config_file: the pipeline's YAML; a run's conf may set single values of it.
       approval: what the YAML says of it.
     """
 
@@ -40,8 +42,8 @@ class ApproveOperator(ApprovalOperator):
 
     def execute(self, context: Mapping[str, Any]) -> None:
         try:
-            config = load_config(self.config_file, context["dag_run"].conf)
-            manifests = {name: context["ti"].xcom_pull(task_ids=name) for name in KINDS["export"].reads}
+            config = run_config(self.config_file, context["dag_run"].conf, context["run_id"])
+            manifests = manifests_of(config, context, KINDS["export"].reads)
             figures = skip_unless_passed(config, context, manifests["evaluate"])
             plan = plan_job("export", config, context["run_id"], manifests)
         except TrainyardError as error:
@@ -57,7 +59,7 @@ class ApproveOperator(ApprovalOperator):
     def execute_complete(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> Any:
         """Called when a person has answered, or when the time was up."""
         if event.get("chosen_options") == [self.REJECT]:
-            config = load_config(self.config_file, context["dag_run"].conf)
+            config = run_config(self.config_file, context["dag_run"].conf, context["run_id"])
             self.log.info(record_unpublished(config, context, _who(event)))
         return super().execute_complete(context, event)
 

@@ -16,6 +16,7 @@ from typing import Any
 from airflow.sdk import Asset, AssetAlias, AssetAny, AssetOrTimeSchedule, AssetWatcher, CronDataIntervalTimetable, CronTriggerTimetable
 
 from pipeline_ops.contracts.config import PipelineConfig
+from pipeline_ops.contracts.config_schedule import Schedule
 from pipeline_ops.contracts.figures import ModelFigures
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import Manifest, read_manifest
@@ -51,10 +52,14 @@ def timetable_of(config: PipelineConfig) -> Any:
     if schedule.watch_seconds is not None:
         assets.append(_watched(config, schedule.watch_seconds))
     if not assets:
-        return schedule.cron
+        return schedule.cron and _clock(schedule)
     if schedule.cron is None:
         return AssetAny(*assets)
-    return AssetOrTimeSchedule(timetable=CronTriggerTimetable(schedule.cron, timezone="UTC"), assets=AssetAny(*assets))
+    return AssetOrTimeSchedule(timetable=_clock(schedule), assets=AssetAny(*assets))
+
+
+def _clock(schedule: Schedule) -> CronTriggerTimetable:
+    return CronTriggerTimetable(schedule.cron, timezone=schedule.timezone)
 
 
 def _watched(config: PipelineConfig, every_seconds: int) -> Asset:

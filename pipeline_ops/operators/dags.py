@@ -4,41 +4,90 @@
     from pipeline_ops.operators.dags import make_dags  # Airflow looks for DAGs only in files with these two words
 
     globals().update(make_dags(["/data/pipelines"], check_stages))
+
+Airflow marks all DAGs of a file stale when the file has an import error. So nothing raises here: a pipeline whose YAML
+cannot be used becomes a DAG that says so, and a second DAG file, with `report_broken`, lists all of them as its import error.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from airflow.sdk import DAG
 
-from pipeline_ops.contracts.config import load_config
+from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.config_preprocess import Preprocess
+from pipeline_ops.contracts.config_text import nearest, place_in
 from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.operators.factory import BrokenConfigs, config_files, make_dag
-from pipeline_ops.operators.models_dag import make_models_dag
+from pipeline_ops.contracts.plan import JOBS
+from pipeline_ops.operators.broken import make_broken_dag
+from pipeline_ops.operators.factory import make_dag
+from pipeline_ops.operators.models_dag import DAG_ID, make_models_dag
+from pipeline_ops.operators.reading import ANY_ERROR, Pipeline, explain, read_pipelines
+
+_CheckStages = Callable[[Preprocess, Path], None]
+_Places = Iterable[str | os.PathLike]
 
 
-def make_dags(places: Iterable[str | os.PathLike], check_stages: Callable[[Preprocess, Path], None]) -> dict[str, DAG]:
+def make_dags(places: _Places, check_stages: _CheckStages, models_dag: str = DAG_ID) -> dict[str, DAG]:
     """One DAG of every config, by name, and one that moves their models in and out of service.
 
-    A config that can't be used does not take the others down: its DAG is missing, and the import error says why.
+    A config that cannot be used hurts nothing else: its DAG is tagged `broken`, says why, and cannot be triggered.
 
     Args:
       places: YAML files, and folders of them.
       check_stages: `beam_jobs.stages.check_stages`, which operators may not import.
+      models_dag: id of the DAG that moves models. Each DAG file of an Airflow needs its own, because Airflow keeps only one
+        DAG of an id, and in an Airflow of several teams that DAG would change its team whenever a file is parsed.
     """
-    dags, configs, problems = {}, [], []
-    for file in config_files(places):
+    pipelines = read_pipelines(places, check_stages, reserved=[models_dag])
+    dags = {pipeline.name: _make_dag(pipeline) for pipeline in pipelines}
+    return dags | _make_models_dag([pipeline.config for pipeline in pipelines if pipeline.config], models_dag)
+
+
+def report_broken(places: _Places, check_stages: _CheckStages, models_dag: str = DAG_ID) -> None:
+    """Raises one ConfigError for all configs that cannot be used.
+
+    For a DAG file without DAGs: its import error is shown in the UI and by `airflow dags list-import-errors`.
+    """
+    problems = [pipeline.problem for pipeline in read_pipelines(places, check_stages, reserved=[models_dag]) if pipeline.problem]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _make_dag(pipeline: Pipeline) -> DAG:
+    if pipeline.config is not None:
         try:
-            config = load_config(file)
-            check_stages(config.preprocess, config.file)
-            dags[config.pipeline] = make_dag(config)
-        except ConfigError as problem:
-            problems.append(str(problem))
-        else:
-            configs.append(config)
-    others = ([make_models_dag(configs)] if configs else []) + ([BrokenConfigs(problems)] if problems else [])
-    return dags | {dag.dag_id: dag for dag in others}
+            _check_executors(pipeline.config)
+            return _accepted(make_dag(pipeline.config))
+        except ANY_ERROR as error:
+            pipeline = pipeline.broken(explain(pipeline.file, error))
+    return make_broken_dag(pipeline)
+
+
+def _accepted(dag: DAG) -> DAG:
+    """The same DAG, once those checks of Airflow's have passed that would otherwise fail for the whole file."""
+    dag.validate()
+    dag.check_cycle()
+    return dag
+
+
+def _check_executors(config: PipelineConfig) -> None:
+    """Raises ConfigError for an executor that this Airflow does not have, for any of its teams."""
+    wanted = {job: executor for job in JOBS if (executor := getattr(config, job).executor)}
+    if not wanted:
+        return
+    from airflow.executors.executor_loader import ExecutorLoader  # every process that reads DAG files has imported it
+
+    names = ExecutorLoader.get_executor_names(validate_teams=False)
+    known = {name for executor in names for name in (executor.alias, executor.module_path, executor.module_path.rpartition(".")[2]) if name}
+    for job, executor in wanted.items():
+        if executor not in known:
+            raise ConfigError(f"{place_in(config.file, (job, 'executor'))}: {job}.executor: this Airflow has no executor "
+                              f"{executor!r}; {nearest(executor, known)}")
+
+
+def _make_models_dag(configs: Sequence[PipelineConfig], models_dag: str) -> dict[str, DAG]:
+    return {models_dag: make_models_dag(configs, models_dag)} if configs else {}

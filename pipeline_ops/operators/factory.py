@@ -7,20 +7,16 @@ because a run that waits for a person must not hold up the next one.
 from __future__ import annotations
 
 import datetime as dt
-import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG
 
 from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.config_notify import check_notifiers
-from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.section import TaskSection
+from pipeline_ops.contracts.yaml_view import without_secrets
 from pipeline_ops.operators.assets import outlets_of, timetable_of
+from pipeline_ops.operators.chain import OPERATORS, TrainOperator
 from pipeline_ops.operators.form import form_params
-from pipeline_ops.operators.job_operator import OPERATORS, TrainOperator
 from pipeline_ops.operators.notices import terms_of_dag, terms_of_tasks
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
 
@@ -32,15 +28,8 @@ _RUNS_WITH_APPROVAL = 16
 """Waiting ones among them; the next run starts when one of so many has been answered, or has waited its time."""
 
 
-def config_files(places: Iterable[str | os.PathLike]) -> Iterator[Path]:
-    """The YAML files among and directly inside the given places, sorted within a folder."""
-    for place in map(Path, places):
-        yield from sorted(place.glob("*.yaml")) if place.is_dir() else [place]
-
-
 def make_dag(config: PipelineConfig) -> DAG:
-    """The DAG of a pipeline. Raises ConfigError, which Airflow shows as the file's import error."""
-    check_notifiers(config.notify, config.file)
+    """The DAG of a pipeline whose config, stages and notifiers are checked."""
     with DAG(config.pipeline, description=config.description, schedule=timetable_of(config), start_date=_START, catchup=False,
              max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
              tags=["trainyard", *config.tags], doc_md=_describe(config),
@@ -80,20 +69,6 @@ def _add_search(config: PipelineConfig) -> ChooseOperator:
     return train
 
 
-class BrokenConfigs(DAG):
-    """Stands for the configs that can't be used.
-
-    An exception at import would take every DAG of the file down; one from `validate` becomes an import error that
-    leaves the others alone.
-    """
-
-    def __init__(self, problems: list[str]):
-        super().__init__("trainyard_broken_configs", schedule=None)
-        self.doc_md = "\n".join(problems)
-
-    def validate(self) -> None:
-        raise ConfigError(self.doc_md)
-
-
 def _describe(config: PipelineConfig) -> str:
-    return f"# {config.pipeline}\n{config.description}\n\n```yaml\n{config.file.read_text(encoding='utf-8').strip()}\n```\n"
+    text = without_secrets(config.file.read_text(encoding="utf-8"))
+    return f"# {config.pipeline}\n{config.description}\n\n```yaml\n{text.strip()}\n```\n"

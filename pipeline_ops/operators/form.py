@@ -1,34 +1,30 @@
-"""The trigger form, generated from the config's own classes: same names, types, bounds and help.
+"""The trigger form: the fields that a run may set, with the names, types, bounds and help of the config's own classes.
 
-A field is named by its dotted path in the YAML, so what the form sends is a set of overrides, as `--set` makes them.
+A field is named by its dotted path in the YAML, so what the form sends is a conf as `contracts/overrides.py` checks it.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from airflow.sdk import Param
 
 from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.model_catalogue import CATALOGUE
-from pipeline_ops.contracts.section import Section, TaskSection
+from pipeline_ops.contracts.leaves import Leaf, leaves_of, value_at
+from pipeline_ops.contracts.opened import is_glob
+from pipeline_ops.contracts.overrides import settable_keys
+from pipeline_ops.contracts.section import Section
 
 _SCALARS = ("integer", "number", "boolean", "string")
 _SHOWN = ("enum", "pattern", "minLength", "maxLength")
 _LIMITS = {"minimum": "at least {}", "exclusiveMinimum": "more than {}", "maximum": "at most {}", "exclusiveMaximum": "less than {}"}
 _TASKS = ("train", "preprocess", "evaluate", "export")
 """The order of the form's sections: what people change most comes first."""
-_LEFT_OUT = frozenset(TaskSection.model_fields)
-"""How patient a task is belongs into the YAML: Airflow reads the number of retries from there, not from a run."""
-_OPERATIONAL = "where and how patiently"
-"""The last section of a task: what can't change what comes out."""
-_START = {"train.warm_start": "Begin with the weights of", "preprocess.dataset": "Data set (version)"}
-_START_SECTION = "Start from"
-"""Versions of what is there already; a section of their own, the second one. They are free texts, which the first task checks: choices would
-make a new version of the DAG with every data set and every model."""
+_TITLES = {"train.warm_start": "Begin with the weights of", "train.epochs": "Epochs", "train.optimizer.learning_rate": "Learning rate",
+           "train.global_batch": "Batch size", "preprocess.dataset": "Data set (version)"}
 _UNITS = {"seconds": "seconds", "epochs": "epochs", "steps": "steps", "bytes": "bytes", "mib": "MiB", "gib": "GiB", "megabytes": "MB", "bits": "bits"}
 _NULL = re.compile(r"\b[Nn]ull\b")
 """What is `null` in the YAML is a field that is left empty in the form."""
@@ -36,37 +32,43 @@ _SPELLINGS = {"xla": "XLA", "tpu": "TPU", "js": "Jensen-Shannon distance", "linf
 
 
 def form_params(config: PipelineConfig) -> dict[str, Param]:
-    """Params for every scalar in the tasks' sections, but for texts that are empty: Airflow's form can't be sent with one of them."""
-    params: dict[str, Param] = {}
-    suggestions = {"train.model": {"examples": sorted(CATALOGUE)}, "train.warm_start": {"examples": ["champion"]},
-                   "train.hosts": _choice_of_hosts(config)}
-    for task in _TASKS:
-        params |= _fields(getattr(config, task), task, suggestions)
-    first = {key for key, param in params.items() if param.schema["section"] == _heading(_TASKS[0])}
-    return {key: params[key] for key in sorted(params, key=lambda key: (key not in first, key not in _START))}
+    """Params for the fields that a run may set, by key.
+
+    Frequent fields and those that the author opens come first. They have no section, so Airflow shows them in the open part.
+    Left out are fields of a section that the YAML leaves null, and texts that are empty, which Airflow's form refuses to send.
+    """
+    leaves = leaves_of(type(config))
+    params = {key: param for key in settable_keys(config) if (param := _param(config, leaves[key]))}
+    return {key: params[key] for key in sorted(params, key=lambda key: _position(config, leaves[key]))}
 
 
-def _fields(section: Section, path: str, suggestions: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Param]]:
-    """Key and param of a section's own fields, of the sections in it, and of a task at last of what is operational."""
-    properties = _properties(type(section))
-    inner, operational = [], []
-    for name, field in type(section).model_fields.items():
-        value, key = getattr(section, name), f"{path}.{name}"
-        is_operational = isinstance(section, TaskSection) and (field.json_schema_extra or {}).get("operational", False)
-        if isinstance(value, Section):
-            inner.append((value, key))
-        elif name not in _LEFT_OUT and value != "" and (schema := _scalar_schema(properties[name])):
-            schema |= suggestions.get(key, {})
-            heading = _START_SECTION if key in _START else _heading(f"{path}.{_OPERATIONAL}" if is_operational else path)
-            title = _START.get(key) or _title(name)
-            param = Param(value, title=title, description=_help(properties[name], schema), section=heading, **schema)
-            if is_operational:
-                operational.append((key, param))
-            else:
-                yield key, param
-    for value, key in inner:
-        yield from _fields(value, key, suggestions)
-    yield from operational
+def _position(config: PipelineConfig, leaf: Leaf) -> tuple[bool, int, int]:
+    return not _is_open(config, leaf), leaf.rank or len(_TITLES) + 1, _TASKS.index(leaf.key.partition(".")[0])
+
+
+def _is_open(config: PipelineConfig, leaf: Leaf) -> bool:
+    return bool(leaf.rank) or leaf.key in config.per_run
+
+
+def _param(config: PipelineConfig, leaf: Leaf) -> Param | None:
+    """The field; None where there is no place for it."""
+    parent, _, name = leaf.key.rpartition(".")
+    section, value = value_at(config, parent), value_at(config, leaf.key)
+    if not isinstance(section, Section) or name not in type(section).model_fields or value == "":
+        return None
+    field = _properties(type(section))[name]
+    schema = _scalar_schema(field)
+    if leaf.key in config.per_run and not _globs(config, leaf):
+        schema["enum"] = [value, *(allowed for allowed in config.per_run[leaf.key] if allowed != value)]
+    if leaf.run_pattern and leaf.key not in config.per_run:
+        schema["allOf"] = [{"anyOf": [{"pattern": f"^({leaf.run_pattern})$"}, {"enum": [value, None]}]}]
+    section_name = {} if _is_open(config, leaf) else {"section": _heading(parent)}
+    return Param(value, title=_TITLES.get(leaf.key) or _title(name), description=_help(config, leaf, field, schema), **section_name, **schema)
+
+
+def _globs(config: PipelineConfig, leaf: Leaf) -> list[str]:
+    """Globs that the author allows, which no list of choices can show."""
+    return [value for value in config.per_run.get(leaf.key, []) if leaf.is_path and is_glob(value)]
 
 
 @functools.cache  # the same for all pipelines, and a hundredth of a second each time
@@ -74,17 +76,8 @@ def _properties(section: type[Section]) -> dict[str, Any]:
     return section.model_json_schema()["properties"]
 
 
-def _choice_of_hosts(config: PipelineConfig) -> dict[str, Any]:
-    """The files in `hosts/`, and this machine; where there are none, a field that is free."""
-    names = sorted(file.stem for file in config.path("hosts").glob("*.yaml"))
-    names += [config.train.hosts] if config.train.hosts and config.train.hosts not in names else []
-    return {"enum": [None, *names]} if names else {}
-
-
-def _scalar_schema(field: dict[str, Any]) -> dict[str, Any] | None:
-    """The part of a field's JSON schema that a form field needs; None for lists and sections."""
-    if "const" in field:
-        return {"const": field["const"]}
+def _scalar_schema(field: dict[str, Any]) -> dict[str, Any]:
+    """The part of a field's JSON schema that a form field needs."""
     if field.get("type") in _SCALARS:
         return {"type": field["type"]} | _limited(field)
     choices = field.get("anyOf", [])
@@ -92,7 +85,7 @@ def _scalar_schema(field: dict[str, Any]) -> dict[str, Any] | None:
     if len(scalars) == 1 and {"type": "null"} in choices:
         schema = {"type": ["null", scalars[0]["type"]]} | _limited(scalars[0])
         return schema | {"enum": [*schema["enum"], None]} if "enum" in schema else schema
-    return None
+    return {}
 
 
 def _limited(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,11 +95,14 @@ def _limited(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {key: schema[key] for key in _SHOWN if key in schema} | ({"allOf": [limits]} if limits else {})
 
 
-def _help(field: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
-    """The field's docstring, and its limits: `At least 1, at most 1024.` The form shows it as it is, so without the marks of code."""
-    limits = [_LIMITS[key].format(_plain_number(value)) for key, value in schema.get("allOf", [{}])[0].items()]
-    sentences = [field.get("description", "").replace("`", ""), f"{', '.join(limits).capitalize()}." if limits else ""]
-    text = " ".join(filter(None, sentences))
+def _help(config: PipelineConfig, leaf: Leaf, field: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
+    """The field's docstring, its limits and what a run may set: `At least 1, at most 1024.` Without the marks of code."""
+    bounds = schema.get("allOf", [{}])[0]
+    limits = [words.format(_plain_number(bounds[key])) for key, words in _LIMITS.items() if key in bounds]
+    opened = config.per_run.get(leaf.key)
+    allowed = leaf.run_words if opened is None else ", ".join(map(str, opened)) if _globs(config, leaf) else ""
+    sentences = [field.get("description", ""), f"{', '.join(limits).capitalize()}." if limits else "", f"For a run: {allowed}." if allowed else ""]
+    text = " ".join(filter(None, sentences)).replace("`", "")
     return _NULL.sub(lambda found: "Empty" if found[0] == "Null" else "empty", text) or None
 
 

@@ -1,4 +1,4 @@
-"""The four operators: policy over the mechanism in `process.py`.
+"""The base of the four operators: policy over the mechanism in `process.py`.
 
 An operator plans its job, does nothing if the artifact is there, and otherwise starts one process and follows it: for
 a few seconds in the task, because many jobs take no longer, and then from the triggerer. What passes to the next task
@@ -10,27 +10,26 @@ any more is ended, whoever of Airflow's programs has been killed meanwhile (`con
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NoReturn
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, TaskDeferralTimeout
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferralTimeout
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
-from pipeline_ops.contracts.errors import ConfigError, ExitCode, TrainyardError
-from pipeline_ops.contracts.figures import EvaluationFigures
+from pipeline_ops.contracts.config import PipelineConfig
+from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode, TrainyardError
 from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.plan import KINDS, JobPlan, plan_job
-from pipeline_ops.contracts.programs import refuse_other_programs
-from pipeline_ops.contracts.records import TaskRecord, read_record, write_record
+from pipeline_ops.contracts.records import TaskRecord, recorded_manifest, write_record
 from pipeline_ops.contracts.request import Status
-from pipeline_ops.contracts.wanted import STORE_KEY, Claim
-from pipeline_ops.contracts.warm_start import check_warm_start
+from pipeline_ops.contracts.run_config import run_config
+from pipeline_ops.contracts.wanted import STORE_KEY, Claim, StoredJob
 from pipeline_ops.operators.assets import tell
-from pipeline_ops.operators.notices import tell_drift, tell_gate
+from pipeline_ops.operators.handover import manifests_of
 from pipeline_ops.operators.process import JobHandle, ProgressLog, prepare_job, start_job
 from pipeline_ops.operators.trigger import JobTrigger
 
@@ -42,7 +41,7 @@ class JobOperator(BaseOperator):
     """Runs one job of a pipeline.
 
     Args:
-      config_file: the pipeline's YAML; the run's conf overrides single keys of it.
+      config_file: the pipeline's YAML; a run's conf may set single values of it.
     """
 
     job: str
@@ -67,10 +66,9 @@ class JobOperator(BaseOperator):
 
     def execute(self, context: Mapping[str, Any]) -> str:
         config = self._config(context)
-        self._refuse_programs(config)
         manifests = self._manifests(config, context)
         self.refuse(config, context, manifests)
-        self._handle = self._running_already(context)
+        self._handle = self._running_already(config, context)
         if self._handle is None:
             plan = self._plan(config, context, manifests)
             if plan.is_cached:
@@ -90,13 +88,19 @@ class JobOperator(BaseOperator):
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout:
-            JobHandle.from_json(context["task_state_store"].get(STORE_KEY)).end("it did not end by its own deadline")
+            if job := self._stored_job(self._config(context), context)[0]:
+                job.end("it did not end by its own deadline")
             raise
 
     def resume(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> str:
-        """Called when the trigger has fired: the job has ended."""
-        handle = JobHandle.from_json(context["task_state_store"].get(STORE_KEY))
-        return self._finish(context, handle, Status.model_validate(event))
+        """Called when the trigger has fired, because the job has ended. The event names the attempt; how it ended is in the job's own files."""
+        config = self._config(context)
+        name = event.get("attempt") if isinstance(event, Mapping) else None
+        self._handle = self._job(config, context, str(name)) if name else self._stored_job(config, context)[0]
+        if self._handle is None:
+            self._fail(config, context, Status(exit_code=ExitCode.RETRY, message="no job of this task can be found"), None)
+        status = self._handle.outcome()
+        return self._finish(context, self._handle, status) if status else self._follow(context)
 
     def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
         """For subclasses: raises if there is nothing to be done with what the earlier tasks have left."""
@@ -114,75 +118,88 @@ class JobOperator(BaseOperator):
         from pipeline_ops.operators.lineage import lineage_of
 
         config = self._config(task_instance.get_template_context())
-        record = read_record(Layout(config.root, config.pipeline).task_record(task_instance.run_id, self.record_name))
-        return lineage_of(config, record.manifest) if record and record.manifest else None
+        manifest = recorded_manifest(Layout(config.root, config.pipeline), task_instance.run_id, self.record_name, self.job)
+        return manifest and lineage_of(config, manifest)
 
     def _config(self, context: Mapping[str, Any]) -> PipelineConfig:
         run = context["dag_run"]
         try:
-            return of_interval(load_config(self.config_file, run.conf), run)
-        except ConfigError as error:
-            raise AirflowFailException(str(error)) from None
-
-    @staticmethod
-    def _refuse_programs(config: PipelineConfig) -> None:
-        try:
-            refuse_other_programs(config)
+            return run_config(self.config_file, run.conf, context["run_id"], interval_of(run))
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
 
     def _manifests(self, config: PipelineConfig, context: Mapping[str, Any]) -> dict[str, str]:
-        """What the earlier tasks have left; one that a person has marked a success has left nothing."""
-        manifests = {name: context["ti"].xcom_pull(task_ids=name) for name in KINDS[self.job].reads}
-        if missing := [name for name, manifest in manifests.items() if not manifest]:
-            message = f"{missing[0]} has left no manifest, so it was marked a success before it had ended; clear it, and it runs again"
-            self._fail(config, context, Status(exit_code=ExitCode.DATA, message=message), None)
-        return manifests
+        """What the earlier tasks have left."""
+        with self._failing(config, context):
+            return manifests_of(config, context, KINDS[self.job].reads)
 
     def _plan(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> JobPlan:
-        try:
+        with self._failing(config, context):
             return plan_job(self.job, config, context["run_id"], manifests)
-        except TrainyardError as error:
-            status = Status(exit_code=error.exit_code, message=str(error))
-        return self._fail(config, context, status, None)
 
-    def _running_already(self, context: Mapping[str, Any]) -> JobHandle | None:
+    def _running_already(self, config: PipelineConfig, context: Mapping[str, Any]) -> JobHandle | None:
         """The job that an earlier try of this task has started, if it still runs; one that is dead, was cleared, or was told to end, is ended.
 
         It is told to end where Airflow takes a living task for dead, and kills it: the next try is there before the job is gone.
         """
-        stored = context["task_state_store"].get(STORE_KEY)
-        if not stored:
+        handle, claim = self._stored_job(config, context)
+        if handle is None:
             return None
-        handle = JobHandle.from_json(stored)
-        is_ours = Claim.model_validate(stored["claim"]).passes_to(_claim_of(context))
+        is_ours = claim is not None and claim.passes_to(_claim_of(context))
         if is_ours and handle.is_alive() and not handle.is_told_to_end():
             self.log.info("The process of an earlier try still runs; following it. Its folder: %s", handle.attempt.folder)
             _claim(context, handle)
             return handle
         if not handle.has_ended():
             handle.end("another try of its task has begun anew")
-        handle.bury()
+        handle.reap()
         return None
+
+    def _job(self, config: PipelineConfig, context: Mapping[str, Any], name: str) -> JobHandle:
+        """The job of this task in the attempt of that name. Raises DataError: no such name."""
+        return JobHandle(Layout(config.root, config.pipeline).attempt(context["run_id"], self.record_name, name))
+
+    def _stored_job(self, config: PipelineConfig, context: Mapping[str, Any]) -> tuple[JobHandle | None, Claim | None]:
+        """The job that this task has claimed, and the claim.
+
+        A user can put anything in their place. Then it is the last job that the task has started, without a claim, so that it ends.
+        """
+        value = context["task_state_store"].get(STORE_KEY)
+        if not value:
+            return None, None
+        try:
+            stored = StoredJob.parse(value)
+            return self._job(config, context, stored.attempt), stored.claim
+        except DataError as error:
+            self.log.warning("%s; the newest job of this task is taken in its place", error)
+        newest = Layout(config.root, config.pipeline).newest_attempt(context["run_id"], self.record_name)
+        return newest and JobHandle(newest), None
 
     def _follow(self, context: Mapping[str, Any]) -> str:
         """Waits a little, then defers."""
         handle, deadline = self._handle, time.monotonic() + self.patience_seconds
-        progress = ProgressLog(handle.attempt.progress)
+        progress = ProgressLog(handle.attempt)
         while (status := handle.outcome()) is None and time.monotonic() < deadline:
             self._log_progress(progress)
             time.sleep(_POLL_SECONDS)
         self._log_progress(progress)
         if status is None:
-            timeout = timedelta(seconds=getattr(self._config(context), self.job).timeout_seconds + _DEADLINE_SLACK_SECONDS)
-            self.defer(trigger=JobTrigger(handle.to_json(), progress.offset), method_name="resume", timeout=timeout)
+            config = self._config(context)
+            timeout = timedelta(seconds=getattr(config, self.job).timeout_seconds + _DEADLINE_SLACK_SECONDS)
+            trigger = JobTrigger(str(config.root), config.pipeline, context["run_id"], self.record_name, handle.attempt.folder.name,
+                                 progress.offset)
+            self.defer(trigger=trigger, method_name="resume", timeout=timeout)
         return self._finish(context, handle, status)
 
     def _finish(self, context: Mapping[str, Any], handle: JobHandle, status: Status) -> str:
-        handle.bury()
+        handle.reap()
         config = self._config(context)
         if not status.exit_code.leaves_manifest:
             self._fail(config, context, status, handle)
+        try:
+            Layout(config.root, config.pipeline).check_manifest(self.job, status.manifest or "")
+        except DataError as error:
+            self._fail(config, context, Status(exit_code=error.exit_code, message=f"{handle.attempt.status}: {error}"), handle)
         record = TaskRecord(state="success", reason=handle.reason, manifest=status.manifest, message=status.message,
                             attempt=str(handle.attempt.folder), exit_code=status.exit_code)
         self._record(config, context, record)
@@ -190,6 +207,14 @@ class JobOperator(BaseOperator):
         self.announce(config, context, status.manifest)
         self.log.info("%s: %s", status.exit_code.name, status.manifest)
         return status.manifest
+
+    @contextlib.contextmanager
+    def _failing(self, config: PipelineConfig, context: Mapping[str, Any]) -> Iterator[None]:
+        """Fails the task by an error of the block."""
+        try:
+            yield
+        except TrainyardError as error:
+            self._fail(config, context, Status(exit_code=error.exit_code, message=str(error)), None)
 
     def _fail(self, config: PipelineConfig, context: Mapping[str, Any], status: Status, handle: JobHandle | None) -> NoReturn:
         """Turns an exit code into a retry or into a failure for good."""
@@ -214,84 +239,11 @@ def _claim_of(context: Mapping[str, Any]) -> Claim:
 
 def _claim(context: Mapping[str, Any], handle: JobHandle) -> None:
     """Says in Airflow's database whose job it is."""
-    context["task_state_store"].set(STORE_KEY, handle.to_json() | {"claim": _claim_of(context).model_dump()})
+    stored = StoredJob(attempt=handle.attempt.folder.name, claim=_claim_of(context))
+    context["task_state_store"].set(STORE_KEY, stored.model_dump())
 
 
-class PreprocessOperator(JobOperator):
-    """Raw data to sharded TFRecords, by Beam."""
-
-    job = "preprocess"
-    ui_color = "#2f6f9f"
-
-    def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
-        """A run that can't train shall not preprocess first."""
-        try:
-            check_warm_start(config)
-        except TrainyardError as error:
-            self._fail(config, context, Status(exit_code=error.exit_code, message=str(error)), None)
-
-    def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
-        tell_drift(config, context, manifest)
-
-
-class TrainOperator(JobOperator):
-    """Shards to a candidate model, by a gang of workers."""
-
-    job = "train"
-    ui_color = "#7a4fa3"
-
-
-class EvaluateOperator(JobOperator):
-    """The challenger against the champion. A gate that is not passed is a result, not a failure."""
-
-    job = "evaluate"
-    ui_color = "#a3744f"
-
-    def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
-        tell_gate(config, context, manifest)
-
-
-class ExportOperator(JobOperator):
-    """Publishes the challenger, if it has passed the gate."""
-
-    job = "export"
-    ui_color = "#3f8f5f"
-
-    def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
-        if config.evaluate.approval is not None and APPROVE not in self.upstream_task_ids:
-            raise AirflowFailException("evaluate.approval was set for this run only, and the DAG has no task that asks; set it in "
-                                       f"{self.config_file}")
-        skip_unless_passed(config, context, manifests["evaluate"])
-
-
-APPROVE = "approve"
-"""The id of the task that asks a person, where the config has `evaluate.approval`."""
-
-
-def of_interval(config: PipelineConfig, run: Any) -> PipelineConfig:
-    """The config of a run whose raw data lie where its data interval says. A run by hand may have none, and is refused when it is planned."""
-    start, end, source = getattr(run, "data_interval_start", None), getattr(run, "data_interval_end", None), config.preprocess.source
-    if not source.has_interval or start is None or end is None:
-        return config
-    return load_config(config.file, (run.conf or {}) | {"preprocess.source.path": source.path_of(start, end)})
-
-
-def skip_unless_passed(config: PipelineConfig, context: Mapping[str, Any], evaluation: str) -> EvaluationFigures:
-    """The evaluation whose manifest's URI is given. Where the gate was not passed, the task ends as skipped, and export's record says why."""
-    figures = EvaluationFigures.model_validate(read_manifest(evaluation).figures)
-    if not figures.gate_passed:
-        reason = "; ".join(rule.text for rule in figures.rules if not rule.passed)
-        raise AirflowSkipException(record_unpublished(config, context, reason, ExitCode.GATE_NOT_PASSED))
-    return figures
-
-
-def record_unpublished(config: PipelineConfig, context: Mapping[str, Any], reason: str, exit_code: ExitCode | None = None) -> str:
-    """Leaves export's record of a run that publishes nothing, which is a success. Returns the whole reason."""
-    reason = f"trained, not published: {reason}"
-    write_record(Layout(config.root, config.pipeline).task_record(context["run_id"], ExportOperator.job),
-                 TaskRecord(state="skipped", reason=reason, exit_code=exit_code))
-    return reason
-
-
-OPERATORS = (PreprocessOperator, TrainOperator, EvaluateOperator, ExportOperator)
-"""In the order in which a DAG runs them."""
+def interval_of(run: Any) -> tuple[dt.datetime, dt.datetime] | None:
+    """The data interval of a run. A run by hand may have none."""
+    start, end = getattr(run, "data_interval_start", None), getattr(run, "data_interval_end", None)
+    return None if start is None or end is None else (start, end)

@@ -25,7 +25,7 @@ _FIELDS = ("pipeline", "action", "version", "reason")
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
 
-def make_models_dag(configs: Sequence[PipelineConfig]) -> DAG:
+def make_models_dag(configs: Sequence[PipelineConfig], dag_id: str = DAG_ID) -> DAG:
     """Over the models of all pipelines; there must be one at least."""
     names = sorted(config.pipeline for config in configs)
     params = {
@@ -35,7 +35,7 @@ def make_models_dag(configs: Sequence[PipelineConfig]) -> DAG:
         "version": Param(None, type=["null", "integer"], minimum=1, title="Version", description="for promote: the number of the version"),
         "reason": Param(None, type=["null", "string"], title="Reason", description="is kept with the move"),  # empty and required can't be sent
     }
-    with DAG(DAG_ID, description="Rolls a model back to the champion before, or promotes a version.", schedule=None, start_date=_START,
+    with DAG(dag_id, description="Rolls a model back to the champion before, or promotes a version.", schedule=None, start_date=_START,
              catchup=False, max_active_runs=1, tags=["trainyard"], params=params, doc_md=__doc__) as dag:
         MoveChampionOperator(task_id="move_champion", config_files={config.pipeline: str(config.file) for config in configs})
     return dag

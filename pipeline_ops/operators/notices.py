@@ -21,15 +21,17 @@ from airflow.sdk import AsyncCallback, DeadlineAlert, DeadlineReference
 from airflow.sdk.configuration import conf
 from asgiref.sync import sync_to_async
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.config import PipelineConfig
 from pipeline_ops.contracts.config_notify import Event, Notify
-from pipeline_ops.contracts.errors import ConfigError, MachineError
+from pipeline_ops.contracts.errors import DataError, MachineError
 from pipeline_ops.contracts.figures import EvaluationFigures, RuleVerdict
 from pipeline_ops.contracts.files import create_whole, exclusive_lock, write_whole
 from pipeline_ops.contracts.fingerprint import digest_of
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.notices import Notice, drifted, failure_of, finished_tasks, rules_of
+from pipeline_ops.contracts.parsing import read_json_as
+from pipeline_ops.contracts.run_config import run_config_or_author
 
 _REPORT = "{base}/dags/{dag}/runs/{run}/plugin/trainyard_report"
 _LOCK_SECONDS = 120.0
@@ -61,7 +63,7 @@ def terms_of_dag(config: PipelineConfig) -> dict[str, Any]:
 def tell_failure(config_file: str, context: Mapping[str, Any]) -> None:
     """Called by Airflow when a task, or the run, has failed for good."""
     run = context.get("dag_run")
-    config = _config_of_run(config_file, run.conf if run else None)
+    config = run_config_or_author(config_file, run.conf if run else None, context["run_id"])
     task = getattr(context.get("ti"), "task_id", "the run")
     otherwise = f"{task}: {context.get('exception') or context.get('reason') or 'ended by Airflow'}"
     _tell(config, context, context["run_id"], "failed", failure_of(Layout(config.root, config.pipeline), context["run_id"], otherwise))
@@ -71,7 +73,7 @@ async def tell_late(config_file: str, context: Mapping[str, Any]) -> None:
     """Called in the triggerer when the deadline of a run is over; also of one that has failed before."""
     run = context["dag_run"]
     if run["state"] not in ("success", "failed"):
-        await sync_to_async(_tell_late)(_config_of_run(config_file, run["conf"]), {**context, "run_id": run["dag_run_id"]})
+        await sync_to_async(_tell_late)(run_config_or_author(config_file, run["conf"], run["dag_run_id"]), {**context, "run_id": run["dag_run_id"]})
 
 
 def tell_gate(config: PipelineConfig, context: Mapping[str, Any], evaluation: str) -> None:
@@ -123,7 +125,11 @@ def _is_wanted(config: PipelineConfig, event: Event) -> bool:
 def _send_all(notifiers: Sequence[Notify], context: Mapping[str, Any], outbox: Path) -> None:
     with exclusive_lock(outbox / ".lock", "the sending of notices", _LOCK_SECONDS):
         for file in sorted(outbox.glob("*.json")):
-            notice = Notice.model_validate_json(file.read_bytes())
+            try:
+                notice = read_json_as(Notice, outbox, file.name)
+            except DataError as error:
+                _log.error("%s; the other notices of this run are sent", error)
+                continue
             for notify in notifiers:
                 sent = file.with_suffix(f".{digest_of(notify.model_dump(mode='json'))[:12]}.sent")
                 if notice.event in notify.events and not sent.exists() and _send(notify, notice, context):
@@ -141,12 +147,3 @@ def _send(notify: Notify, notice: Notice, context: Mapping[str, Any]) -> bool:
         return False
     _log.info("%s was told by %s", notice.event, notify.notifier)
     return True
-
-
-def _config_of_run(config_file: str, overrides: Mapping[str, Any] | None) -> PipelineConfig:
-    """With the run's overrides, but for who is told; without them where they are what is wrong."""
-    plain = load_config(config_file)
-    try:
-        return load_config(config_file, overrides).model_copy(update={"notify": plain.notify})
-    except ConfigError:
-        return plain

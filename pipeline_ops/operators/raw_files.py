@@ -11,16 +11,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+from pydantic import Field, RootModel
 
-from pipeline_ops.contracts.errors import TrainyardError
-from pipeline_ops.contracts.files import read_json, write_json
+from pipeline_ops.contracts.errors import DataError, TrainyardError
+from pipeline_ops.contracts.files import write_json
+from pipeline_ops.contracts.parsing import read_json_as
 from pipeline_ops.contracts.raw_folder import glance, raw_folder
 
-Glance = tuple[str, int]
+Glance = tuple[Annotated[str, Field(max_length=1000)], Annotated[int, Field(ge=0, lt=2**63)]]
 """The version of what is there, and the number of files."""
+
+
+class _Told(RootModel[Glance]):
+    """The content of the file in which it is kept what was told last."""
 
 
 class RawFilesTrigger(BaseEventTrigger):
@@ -43,13 +49,22 @@ class RawFilesTrigger(BaseEventTrigger):
         before, state = None, Path(self.state)
         while True:
             now = await asyncio.to_thread(self._look)
-            told = await asyncio.to_thread(read_json, state)
+            told = await asyncio.to_thread(self._told, state)
             if is_new(before, now, told):
                 if told is not None:
                     yield TriggerEvent({"folder": self.folder, "version": now[0], "num_files": now[1]})
                 await asyncio.to_thread(write_json, state, list(now))
             before = now
             await asyncio.sleep(self.every_seconds)
+
+    def _told(self, state: Path) -> Glance | None:
+        """What was told last; None where that is not known, as where the file is damaged. The next look writes it again."""
+        try:
+            told = read_json_as(_Told, state.parent, state.name)
+        except DataError as error:
+            self.log.warning("%s; it is written again", error)
+            return None
+        return told and told.root
 
     def _look(self) -> Glance | None:
         """None where it can't be seen: that may pass, and is no change."""

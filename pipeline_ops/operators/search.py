@@ -14,13 +14,14 @@ from typing import Any
 from airflow.sdk import BaseOperator, TriggerRule
 from airflow.sdk.exceptions import AirflowFailException
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
-from pipeline_ops.contracts.errors import ConfigError, ExitCode
+from pipeline_ops.contracts.config import PipelineConfig
+from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode
 from pipeline_ops.contracts.files import write_json
 from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.records import TaskRecord, read_record, write_record
+from pipeline_ops.contracts.records import TaskRecord, read_record, recorded_manifest, write_record
+from pipeline_ops.contracts.run_config import run_config
 from pipeline_ops.contracts.search import Result, SearchResult, Trial, check_trials, choose, monitor_of, plan_trials, result_of, trial_config
-from pipeline_ops.operators.job_operator import TrainOperator
+from pipeline_ops.operators.chain import TrainOperator
 
 
 class SearchOperator(BaseOperator):
@@ -34,11 +35,10 @@ class SearchOperator(BaseOperator):
         self.config_file = config_file
 
     def execute(self, context: Mapping[str, Any]) -> list[dict[str, Any]]:
-        conf = context["dag_run"].conf
         try:
-            config = load_config(self.config_file, conf)
+            config = run_config(self.config_file, context["dag_run"].conf, context["run_id"])
             trials = plan_trials(config)
-            check_trials(self.config_file, conf, trials)
+            check_trials(config, trials)
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
         for trial in trials:
@@ -75,8 +75,16 @@ class TrialOperator(TrainOperator):
         return Trial.model_validate(self.trial)
 
     def _config(self, context: Mapping[str, Any]) -> PipelineConfig:
+        """Only the trial's number comes from the task before: anybody who may edit an XCom may have written the rest."""
+        config = super()._config(context)
+        number = self.trial.get("number") if isinstance(self.trial, Mapping) else None
+        if getattr(context["ti"], "map_index", number) != number:
+            raise AirflowFailException(f"the XCom of search gives this task the trial {number!r}, which is another task's; clear the task search")
+        trial = next((trial for trial in plan_trials(config) if trial.number == number), None)
+        if trial is None:
+            raise AirflowFailException(f"the search of {self.config_file} has no trial {number!r}; clear the task search")
         try:
-            return trial_config(self.config_file, context["dag_run"].conf, self._trial)
+            return trial_config(config, trial)
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
 
@@ -95,12 +103,14 @@ class ChooseOperator(BaseOperator):
         self.config_file = config_file
 
     def execute(self, context: Mapping[str, Any]) -> str:
-        config = load_config(self.config_file, context["dag_run"].conf)
+        try:
+            config = run_config(self.config_file, context["dag_run"].conf, context["run_id"])
+        except ConfigError as error:
+            raise AirflowFailException(str(error)) from None
         layout, run_id = Layout(config.root, config.pipeline), context["run_id"]
-        trials = [Trial.model_validate(trial) for trial in context["ti"].xcom_pull(task_ids="search") or []]
-        if not trials or not context["ti"].xcom_pull(task_ids="preprocess"):
+        if not context["ti"].xcom_pull(task_ids="search") or not context["ti"].xcom_pull(task_ids="preprocess"):
             raise AirflowFailException("there is no trial: a task before this one has failed, and its log says why")
-        monitor = monitor_of(config)
+        trials, monitor = plan_trials(config), monitor_of(config)
         results = [_result(layout, run_id, trial, monitor) for trial in trials]
         found = choose(results, monitor)
         if found is None:
@@ -120,7 +130,11 @@ class ChooseOperator(BaseOperator):
 
 
 def _result(layout: Layout, run_id: str, trial: Trial, monitor: str) -> Result:
-    record = read_record(layout.task_record(run_id, trial.name))
-    if record is None or record.state != "success":
+    try:
+        manifest = recorded_manifest(layout, run_id, trial.name, "train")
+        record = read_record(layout.task_record(run_id, trial.name), layout.root)
+    except DataError as error:
+        return Result(trial=trial, message=str(error))
+    if manifest is None:
         return Result(trial=trial, message=record.message if record else "ended by Airflow, or by a person in its UI")
-    return result_of(trial, record.manifest, monitor)
+    return result_of(trial, manifest, monitor)

@@ -9,37 +9,54 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.operators.process import JobHandle, ProgressLog
 
 _POLL_SECONDS = 0.5
 
 
 class JobTrigger(BaseTrigger):
-    """Fires once, with the job's status, when the job has ended."""
+    """Fires once, when the job has ended. How it ended, its task reads from the job's own status.
 
-    def __init__(self, handle: dict[str, Any], offset: int = 0):
+    Args:
+      root: the storage root, from the author's config.
+      pipeline: the pipeline's name.
+      run_id: the run.
+      record: the name of the record and of the folder of the task's attempts.
+      attempt: the name of the attempt.
+      offset: where to begin in the progress file.
+    """
+
+    def __init__(self, root: str, pipeline: str, run_id: str, record: str, attempt: str, offset: int = 0):
         super().__init__()
-        self.handle, self.offset = handle, offset
+        self.root, self.pipeline, self.run_id, self.record, self.attempt, self.offset = root, pipeline, run_id, record, attempt, offset
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return "pipeline_ops.operators.trigger.JobTrigger", {"handle": self.handle, "offset": self.offset}
+        names = ("root", "pipeline", "run_id", "record", "attempt", "offset")
+        return "pipeline_ops.operators.trigger.JobTrigger", {name: getattr(self, name) for name in names}
+
+    @property
+    def job(self) -> JobHandle:
+        """Raises DataError where the arguments name no attempt."""
+        return JobHandle(Layout(Path(self.root), self.pipeline).attempt(self.run_id, self.record, self.attempt))
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        job = JobHandle.from_json(self.handle)
-        progress = ProgressLog(job.attempt.progress, self.offset)
-        while (status := await asyncio.to_thread(job.outcome)) is None:
+        job = self.job
+        progress = ProgressLog(job.attempt, self.offset)
+        while await asyncio.to_thread(job.outcome) is None:
             self._tell(progress)
             await asyncio.sleep(_POLL_SECONDS)
         self._tell(progress)
-        yield TriggerEvent(status.model_dump(mode="json"))
+        yield TriggerEvent({"attempt": self.attempt})
 
     def _tell(self, progress: ProgressLog) -> None:
         for line in progress.lines():
             self.log.info(line)
 
     async def on_kill(self) -> None:
-        await asyncio.to_thread(JobHandle.from_json(self.handle).end, "its task was ended in Airflow while it was deferred")
+        await asyncio.to_thread(self.job.end, "its task was ended in Airflow while it was deferred")

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.figures import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL, WEIGHTS
+from pipeline_ops.contracts.files import names_file
 from pipeline_ops.contracts.gang import TRAINED, CandidateSpec
 from pipeline_ops.contracts.local_dataset import host_cache, with_local_dataset
 from pipeline_ops.contracts.manifest import read_manifest
@@ -64,4 +65,5 @@ def _write_references(request: Request, served: ServedImages, folder: Path) -> N
     features = tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})
     answer = served.serving_default(features[ENCODED])
     outputs = pack(answer) if isinstance(served, ServedDetector) else answer["probabilities"].numpy()
-    np.save(folder / REFERENCE_OUTPUTS, outputs)
+    with names_file(folder / REFERENCE_OUTPUTS):
+        np.save(folder / REFERENCE_OUTPUTS, outputs)

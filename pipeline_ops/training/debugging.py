@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tensorflow as tf
 
 from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.files import remove_own
 
 DUMP = "debugger"
 """In TensorBoard's folder; a folder for each worker in it, because TensorBoard's debugger reads the records of one process only."""
@@ -43,7 +43,7 @@ def _turn_on(switches: Sequence[str], records: Path) -> None:
     if "determinism" in switches:
         tf.config.experimental.enable_op_determinism()
     if "dump" in switches:
-        shutil.rmtree(records, ignore_errors=True)
+        remove_own(records)
         tf.debugging.experimental.enable_dump_debug_info(str(records), tensor_debug_mode="FULL_HEALTH", circular_buffer_size=-1)
     if "numerics" in switches:
         tf.debugging.enable_check_numerics()

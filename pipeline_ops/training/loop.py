@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.models.task import Task, num_sums
-from pipeline_ops.training.all_reduce import AllReduce
+from pipeline_ops.training.all_reduce import AllReduce, all_reduce
 from pipeline_ops.training.gradients import as_floats, in_micro_batches, part_of
 from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.random_numbers import Generators
@@ -93,11 +93,11 @@ class SynchronousLoop:
       model: returns what the task's `batch_sums` takes.
       task: what the model is trained for.
       config: the training section.
-      all_reduce: adds up what the replicas have in a step.
+      add_up: adds up what the replicas have in a step.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, task: Task, config: Train, all_reduce: AllReduce):
-        self._strategy, self.model, self._task, self._config, self._all_reduce = strategy, model, task, config, all_reduce
+    def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, task: Task, config: Train, add_up: AllReduce = all_reduce):
+        self._strategy, self.model, self._task, self._config, self._all_reduce = strategy, model, task, config, add_up
         with strategy.scope():
             self.optimizer = make_optimizer(config.optimizer, scale_loss=config.precision == "float16")
             self.optimizer.build(model.trainable_variables)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Sequence
 
 import keras
+import tensorflow as tf
 
 from pipeline_ops.contracts.config_optimizer import AnySchedule, Constant, Cosine, Exponential, Optimizer, Piecewise
 
@@ -27,7 +29,30 @@ def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimiz
             optimizer = keras.optimizers.AdamW(config.learning_rate, weight_decay=config.weight_decay, **options)
         case "adam":
             optimizer = keras.optimizers.Adam(config.learning_rate, **options)
+    if config.average_weights is not None:
+        _warm_up_average(optimizer, config.average_weights)
     return keras.optimizers.LossScaleOptimizer(optimizer) if scale_loss else optimizer
+
+
+def average_decay(decay: float, step: tf.Tensor) -> tf.Tensor:
+    """The share of the averaged weights that stays in a step: `min(decay, (1 + step) / (10 + step))`, and 0 in the first.
+
+    This is the rule of `tf.train.ExponentialMovingAverage`. With the plain decay of 0.999, an average of 200 steps would
+    still consist of the initial weights to 80 percent.
+    """
+    number = tf.cast(step, tf.float32)
+    return tf.where(number == 0, 0.0, tf.minimum(tf.constant(decay, tf.float32), (1 + number) / (10 + number)))
+
+
+def _warm_up_average(optimizer: keras.optimizers.Optimizer, decay: float) -> None:
+    """Replaces Keras's update of the averages, which knows no warm-up. A private hook, so Keras is pinned."""
+
+    def update(variables: Sequence[keras.Variable]) -> None:
+        kept = average_decay(decay, optimizer.iterations.value)
+        for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=True):
+            average.assign(kept * tf.convert_to_tensor(average) + (1 - kept) * tf.convert_to_tensor(variable))
+
+    optimizer._update_model_variables_moving_average = update
 
 
 def schedule_factor(schedule: AnySchedule, step: int, total_steps: int) -> float:

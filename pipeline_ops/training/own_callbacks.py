@@ -21,7 +21,7 @@ import keras
 
 from pipeline_ops.contracts.errors import ConfigError, TrainyardError
 from pipeline_ops.contracts.figures import Epoch
-from pipeline_ops.models.own import load_function
+from pipeline_ops.models.own import load_object
 from pipeline_ops.training.state import TrainingState
 
 
@@ -82,7 +82,7 @@ class OwnCallbacks:
         self._model, self._folder = model, folder
         self._callbacks: list[tuple[str, Any, bool]] = []
         for path in paths:
-            made = _make(path, config_folder)
+            made = make_callback(path, config_folder)
             may_change = not getattr(made, "chief_only", False)
             if may_change or is_chief:
                 self._callbacks.append((path, made, may_change))
@@ -110,11 +110,22 @@ class OwnCallbacks:
                 raise ConfigError(f"train.callbacks: {path} raised {type(error).__name__} in {name}: {error}") from error
 
 
-def _make(path: str, config_folder: Path) -> Any:
-    found = load_function(path, "train.callbacks", config_folder)
-    if not isinstance(found, type):
-        return found
-    try:
-        return found()
-    except Exception as error:
-        raise ConfigError(f"train.callbacks: {path} can't be made without arguments: {type(error).__name__}: {error}") from error
+_METHODS = ("begin", "after_epoch", "end")
+
+
+def make_callback(path: str, config_folder: Path) -> Any:
+    """The callback, a function or an object. Raises ConfigError: there is none, or nothing of it would ever be called."""
+    found = load_object(path, "train.callbacks", config_folder)
+    kind = found if isinstance(found, type) else type(found)
+    if issubclass(kind, keras.callbacks.Callback):
+        raise ConfigError(f"train.callbacks: {path} is a callback of Keras ({kind.__name__}), whose methods are never called: this training has "
+                          "a loop of its own, without model.fit. Write a class with after_epoch(self, run, epoch), or use "
+                          "train.early_stopping, train.reduce_learning_rate or train.best_checkpoint")
+    if isinstance(found, type):
+        try:
+            found = found()
+        except Exception as error:
+            raise ConfigError(f"train.callbacks: {path} can't be made without arguments: {type(error).__name__}: {error}") from error
+    if not callable(found) and not any(callable(getattr(found, name, None)) for name in _METHODS):
+        raise ConfigError(f"train.callbacks: {path} has none of the methods {', '.join(_METHODS)} and cannot be called, so it would do nothing")
+    return found

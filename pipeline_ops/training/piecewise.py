@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from pipeline_ops.contracts.config_optimizer import Clip, Optimizer
-from pipeline_ops.training.optimizer import make_optimizer
+from pipeline_ops.training.optimizer import average_decay, make_optimizer
 
 Pieces = list[tf.Variable]
 """One weight, cut along its first axis."""
@@ -68,7 +68,7 @@ class PiecewiseOptimizer:
         value += self._momentum_step(gradient, slots, rate) if self._config.name == "sgd" else _adam_step(gradient, slots, rate, step)
         weight.assign(value)
         if _AVERAGES in slots:
-            kept = tf.cast(step != 0, tf.float32) * self._config.average_weights
+            kept = average_decay(self._config.average_weights, step)
             slots[_AVERAGES].assign(kept * slots[_AVERAGES].read_value() + (1 - kept) * value)
         return value
 

@@ -25,6 +25,7 @@ from pipeline_ops.contracts.errors import ExitCode, TrainyardError
 from pipeline_ops.contracts.files import write_json
 from pipeline_ops.contracts.gang import BEAT_SECONDS, BEATS_VARIABLE, PRELOADED, CandidateSpec, Event, Fork, WorkerSpec
 from pipeline_ops.contracts.request import Status
+from pipeline_ops.contracts.unreadable import names_a_disk_error
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -142,7 +143,7 @@ def _entry(fork: Fork) -> Callable[[], object]:
 
     argument = Path(fork.argument).read_bytes()
     if fork.entry == "worker":
-        return lambda: worker.run_worker(WorkerSpec.model_validate_json(argument))
+        return lambda: worker.run_worker(WorkerSpec.model_validate_json(argument), bytes.fromhex(fork.token))
     return lambda: candidate.write_candidate(CandidateSpec.model_validate_json(argument))
 
 
@@ -162,7 +163,8 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
         status = Status(exit_code=ExitCode.RETRY, message=f"{type(error).__name__}: {_in_short(error)}")
     except Exception as error:
         traceback.print_exc()
-        status = Status(exit_code=ExitCode.BUG, message=f"{type(error).__name__}: {_in_short(error)}")
+        code = ExitCode.RETRY if names_a_disk_error(error) else ExitCode.BUG
+        status = Status(exit_code=code, message=f"{type(error).__name__}: {_in_short(error)}")
     write_json(status_file, status.model_dump(mode="json"))
     return status, result
 

@@ -1,8 +1,8 @@
 """The all-reduce of workers that train on a CPU: one vector goes round a ring of plain sockets, or of shared memory.
 
-TensorFlow's own collectives send every tensor through gRPC, which for a small network takes as long as half of a step.
-The workers are still those of MultiWorkerMirroredStrategy, which tells them each other's addresses here, and reduces
-whatever Keras asks it to; only the sum of a step's gradients goes this way. On GPUs, NCCL does it, and this is not used.
+TensorFlow's own collectives send every tensor through gRPC, which for a small network takes as long as half of a step. Its servers
+also listen on all interfaces and ask for no credentials. `ring_strategy.py` makes a strategy of the ring, and `rendezvous.py` says
+how the workers meet. On GPUs, NCCL adds up, and this is not used.
 
 Neighbours on one host don't send the vector: each adds it up in memory that the next one reads, and sends a byte when a part
 of it is ready. So a peer shows in the same way, by its socket, that it is gone or silent: that raises, and the supervisor
@@ -16,19 +16,19 @@ in a step and not twice: of two numbers the sum is the same in either order.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import mmap
 import os
-import secrets
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 
 import numpy as np
 
 from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.training.rendezvous import call, hear, listen
 
 _TOKEN_BYTES = 16
 _READY = b"r"
@@ -54,7 +54,7 @@ class Ring:
     """
 
     def __init__(self, worker: int, workers: int, to_next: socket.socket, from_previous: socket.socket, timeout_seconds: float):
-        self._worker, self._workers, self._timeout_seconds = worker, workers, timeout_seconds
+        self.worker, self.workers, self._timeout_seconds = worker, workers, timeout_seconds
         self._to_next, self._from_previous = to_next, from_previous
         self._lends, self._borrows = (peer.family == socket.AF_UNIX for peer in (to_next, from_previous))
         self._is_pair = workers == 2 and self._lends and self._borrows
@@ -85,6 +85,13 @@ class Ring:
             sums = [np.positive(total[place], out=_room_of_its_own(place.stop - place.start)) for place in places]
         return [total.reshape(array.shape) for total, array in zip(sums, arrays, strict=True)]
 
+    def gather(self, said: bytes) -> list[bytes]:
+        """What each worker has said, in the order of the workers. All say equally many bytes."""
+        rows = np.zeros((self.workers, len(said)), np.float32)
+        rows[self.worker] = np.frombuffer(said, np.uint8)
+        [total] = self.all_reduce(rows)
+        return [row.astype(np.uint8).tobytes() for row in total]
+
     def _room_for(self, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Where this worker adds up, and where the previous one does, if that can be read.
 
@@ -98,7 +105,7 @@ class Ring:
 
     def _make_room(self, length: int) -> None:
         """All workers do so in the same call, because all bring equally much."""
-        self._received = np.empty(0 if self._borrows else -(-length // self._workers), np.float32)
+        self._received = np.empty(0 if self._borrows else -(-length // self.workers), np.float32)
         if self._lends:
             memory = os.memfd_create("trainyard-ring")
             os.ftruncate(memory, 2 * length * self._totals.itemsize)
@@ -114,15 +121,15 @@ class Ring:
 
         Nobody changes a part that its neighbour has yet to read: a part's sum comes back only when all have added to it.
         """
-        ends = [len(total) * part // self._workers for part in range(self._workers + 1)]
+        ends = [len(total) * part // self.workers for part in range(self.workers + 1)]
         parts = [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
-        for turn in range(self._workers - 1):  # adds up: in the end, this worker has the whole sum of the part after its own
-            outgoing, incoming = parts[(self._worker - turn) % self._workers], parts[(self._worker - turn - 1) % self._workers]
+        for turn in range(self.workers - 1):  # adds up: in the end, this worker has the whole sum of the part after its own
+            outgoing, incoming = parts[(self.worker - turn) % self.workers], parts[(self.worker - turn - 1) % self.workers]
             received = previous[incoming] if self._borrows else self._received[: incoming.stop - incoming.start]
             self._exchange(total[outgoing], received)
             total[incoming] += received
-        for turn in range(self._workers - 1):  # passes the sums on
-            outgoing, incoming = parts[(self._worker - turn + 1) % self._workers], parts[(self._worker - turn) % self._workers]
+        for turn in range(self.workers - 1):  # passes the sums on
+            outgoing, incoming = parts[(self.worker - turn + 1) % self.workers], parts[(self.worker - turn) % self.workers]
             self._exchange(total[outgoing], total[incoming])
             if self._borrows:
                 total[incoming] = previous[incoming]
@@ -185,7 +192,7 @@ class Ring:
             raise MachineError(f"{self._neighbour(side)} is gone: {error}") from error
 
     def _neighbour(self, side: int) -> str:
-        return f"worker {(self._worker + side) % self._workers}"
+        return f"worker {(self.worker + side) % self.workers}"
 
     def close(self) -> None:
         self._to_next.close()
@@ -213,72 +220,37 @@ def _room_of_its_own(length: int) -> np.ndarray:
     return room[first:first + length]
 
 
-def join_ring(worker: int, workers: int, host: str, gather: Gather, timeout_seconds: float) -> Ring:
+def join_ring(worker: int, addresses: Sequence[str], token: bytes, join_seconds: float, timeout_seconds: float) -> Ring:
     """Connects the workers, each with the next one. Called by all at once.
 
     Args:
-      worker: this worker's number.
-      workers: how many there are.
-      host: the address at which the others reach this one.
-      gather: tells the workers each other's ports, and a token by which a stranger's connection is refused.
-      timeout_seconds: how long to wait for the others, here and in every exchange.
+      worker: This worker's number.
+      addresses: `host:port` of all workers. Those with the same host meet without a port.
+      token: The gang's secret, at least 16 bytes.
+      join_seconds: How long to wait for the others here.
+      timeout_seconds: How long to wait for them in every exchange.
 
     Raises:
-      MachineError: a worker has not come.
+      MachineError: A worker has not come.
     """
-    with socket.create_server(("" if ":" not in host else "::", 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener, \
-            socket.socket(socket.AF_UNIX) as near_listener:
-        token = secrets.token_bytes(_TOKEN_BYTES)
-        near_listener.bind(_near(token))
-        near_listener.listen()
-        said = gather(token + f"{host} {listener.getsockname()[1]}".encode().ljust(80))
-        places = [(entry[_TOKEN_BYTES:].decode().split()[0], int(entry[_TOKEN_BYTES:].decode().split()[1])) for entry in said]
-        following = (worker + 1) % workers
-        try:
-            to_next = _connect(places[following], said[following][:_TOKEN_BYTES], timeout_seconds)
-            return Ring(worker, workers, to_next, _accept([listener, near_listener], token, timeout_seconds), timeout_seconds)
-        except OSError as error:
-            raise MachineError(f"worker {worker} could not join the ring, to worker {following} at {places[following][0]}: {error}; "
-                               "do the hosts reach each other on every port?") from error
-
-
-def _near(token: bytes) -> str:
-    """The Unix address of who has a token: in the kernel's own space of names, where others can see it, so it does not give the token away."""
-    return f"\0trainyard-ring-{hashlib.sha256(token).hexdigest()}"
-
-
-def _connect(place: tuple[str, int], token: bytes, timeout_seconds: float) -> socket.socket:
-    """To who has a token: by a Unix socket, which can carry memory, if that is somebody on this host."""
-    near = socket.socket(socket.AF_UNIX)
-    near.settimeout(timeout_seconds)
+    if len(token) < _TOKEN_BYTES:
+        raise ValueError(f"the gang's token has {len(token)} bytes and needs {_TOKEN_BYTES}")
+    deadline, workers = time.monotonic() + join_seconds, len(addresses)
+    following, previous = (worker + 1) % workers, (worker - 1) % workers
     try:
-        near.connect(_near(token))
-        peer = near
-    except ConnectionRefusedError:  # nobody here has that name
-        near.close()
-        peer = socket.create_connection(place, timeout_seconds)
-    peer.sendall(token)
-    return peer
+        with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+            is_far = _host(addresses[previous]) != _host(addresses[worker])
+            listeners = listen(worker, token, addresses[worker], is_far)
+            for listener in listeners:
+                stack.enter_context(listener)
+            heard = pool.submit(hear, worker, previous, listeners, token, deadline)
+            is_far = _host(addresses[following]) != _host(addresses[worker])
+            to_next = call(worker, following, addresses[following] if is_far else None, token, deadline)
+            return Ring(worker, workers, to_next, heard.result(), timeout_seconds)
+    except OSError as error:
+        raise MachineError(f"worker {worker} at {addresses[worker]} could not join the ring, between worker {previous} at {addresses[previous]} "
+                           f"and worker {following} at {addresses[following]}: {error}; do the hosts reach each other on every port?") from error
 
 
-def _accept(listeners: list[socket.socket], token: bytes, timeout_seconds: float) -> socket.socket:
-    """The connection of the worker before: the one that knows our token."""
-    deadline = time.monotonic() + timeout_seconds
-    while (left := deadline - time.monotonic()) > 0:
-        called, _, _ = select.select(listeners, [], [], left)
-        if not called:
-            break
-        peer, _ = called[0].accept()
-        peer.settimeout(left)
-        if _read_exactly(peer, _TOKEN_BYTES) == token:
-            return peer
-        peer.close()
-    raise TimeoutError("timed out")
-
-
-def _read_exactly(peer: socket.socket, count: int) -> bytes:
-    """Fewer bytes where the peer says no more."""
-    data = b""
-    while len(data) < count and (more := peer.recv(count - len(data))):
-        data += more
-    return data
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]

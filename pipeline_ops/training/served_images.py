@@ -13,6 +13,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from pipeline_ops.contracts.shards import ENCODED
+from pipeline_ops.training.image_limits import MAX_PIXELS_AT_ONCE, checked
+
+_DECODED_AT_ONCE = 10
 
 
 class ServedImages(tf.Module, abc.ABC):
@@ -26,11 +29,10 @@ class ServedImages(tf.Module, abc.ABC):
     def __init__(self, model: tf.Module, image_shape: tuple[int, int, int]):
         super().__init__()
         self.model, self.image_shape = model, image_shape
-        strings = lambda name: [tf.TensorSpec([None], tf.string, name)]  # noqa: E731
-        self.serving_default = tf.function(self._answer_encoded, input_signature=strings("image_bytes"))
-        self.images = tf.function(self._answer, input_signature=[tf.TensorSpec([None, *image_shape], tf.float32, "images")])
-        self.examples = tf.function(self._answer_examples, input_signature=strings("examples"))
-        self.decode = tf.function(self._decode_all, input_signature=strings("image_bytes"))
+        self.images = tf.function(self._answer, [tf.TensorSpec([None, *image_shape], tf.float32, "images")])
+        self.serving_default = _of_strings(self._answer_encoded, "image_bytes")
+        self.examples = _of_strings(self._answer_examples, "examples")
+        self.decode = _of_strings(self._decode_all, "image_bytes")
 
     @property
     def signatures(self) -> dict[str, Callable]:
@@ -41,17 +43,29 @@ class ServedImages(tf.Module, abc.ABC):
         """Of float32 [N, H, W, C]; N first in each of the answers."""
 
     def _answer_encoded(self, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        return self._answer(self._decode_all(image_bytes)["images"])
+        return self.images(self.decode(image_bytes)["images"])
 
     def _answer_examples(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
-        return self._answer_encoded(tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})[ENCODED])
+        return self.serving_default(tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})[ENCODED])
 
     def _decode_all(self, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"images": tf.map_fn(self._decode, image_bytes, fn_output_signature=tf.TensorSpec(self.image_shape, tf.float32))}
+        """Raises InvalidArgumentError, when it runs, for images beyond the limits of `image_limits.py`."""
+        height, width, _ = self.image_shape
+        encoded_N, pixels_N = checked(image_bytes, height * width)
+        spec = tf.TensorSpec(self.image_shape, tf.float32)
+        one_by_one, in_parallel = (
+            lambda n=n: tf.map_fn(self._decode, encoded_N, parallel_iterations=n, fn_output_signature=spec)
+            for n in (1, _DECODED_AT_ONCE))
+        return {"images": tf.cond(tf.reduce_sum(pixels_N) > MAX_PIXELS_AT_ONCE, one_by_one, in_parallel)}
 
     def _decode(self, encoded: tf.Tensor) -> tf.Tensor:
         height, width, channels = self.image_shape
         image_HWC = tf.io.decode_image(encoded, channels=channels, expand_animations=False)
         image_HWC = tf.ensure_shape(image_HWC, [None, None, channels])
-        resized = tf.image.resize(tf.cast(image_HWC, tf.float32), (height, width), antialias=True)  # of equal size: the very same values
+        resized = tf.image.resize(image_HWC, (height, width), antialias=True)  # float32; of equal size: the same values
         return tf.ensure_shape(resized, self.image_shape)
+
+
+def _of_strings(method: Callable[[tf.Tensor], dict[str, tf.Tensor]], name: str) -> tf.types.experimental.PolymorphicFunction:
+    """A signature of a batch of strings. Its methods are TensorFlow's operations alone, which AutoGraph would only read, slowly."""
+    return tf.function(method, [tf.TensorSpec([None], tf.string, name)], autograph=False)

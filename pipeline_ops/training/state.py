@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.contracts.figures import Epoch
 from pipeline_ops.contracts.files import whole_file
@@ -32,6 +32,8 @@ class TrainingState(BaseModel):
 
     `epoch_sums` are those of the running epoch; `patience` counts, by callback, the epochs without improvement.
     """
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")
 
     step: int = 0
     epoch_sums: list[float] = []

@@ -13,6 +13,8 @@ from tensorflow.python.eager import context
 from pipeline_ops.contracts.config_train import Train
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.gang import WorkerSpec
+from pipeline_ops.training.ring import join_ring
+from pipeline_ops.training.ring_strategy import RingStrategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +27,13 @@ class ChosenStrategy:
     devices: list[str]
 
 
-def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
+def make_strategy(config: Train, spec: WorkerSpec, token: bytes) -> ChosenStrategy:
     """Joins the gang: returns once every worker is there. Must come before any other operation.
+
+    Args:
+      config: The training section.
+      spec: Which worker this is, and the addresses of all.
+      token: The gang's secret, by which its workers know each other.
 
     Raises:
       ConfigError: this worker has not the devices that the strategy needs.
@@ -42,7 +49,7 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
         case "mirrored":
             strategy = tf.distribute.MirroredStrategy(devices)
         case "multi_worker_mirrored":
-            strategy = _join(config, spec, devices)
+            strategy = _join(config, spec, devices, token)
         case "parameter_server":
             strategy = _coordinate(config, spec)
         case "tpu":
@@ -96,7 +103,17 @@ def local_devices(count: int, gpus: int) -> list[str]:
     return [f"/cpu:{number}" for number in range(count)]
 
 
-def _join(config: Train, spec: WorkerSpec, devices: list[str]) -> tf.distribute.Strategy:
+def _join(config: Train, spec: WorkerSpec, devices: list[str], token: bytes) -> tf.distribute.Strategy:
+    """By the ring where workers train on CPUs. NCCL, for GPUs, needs TensorFlow's servers."""
+    if spec.workers == 1:
+        return tf.distribute.MirroredStrategy(devices)
+    if devices[0].startswith("/gpu"):
+        return _join_by_servers(config, spec, devices)
+    ring = join_ring(spec.index, spec.cluster["worker"], token, config.start_timeout_seconds, config.step_timeout_seconds)
+    return RingStrategy(devices, ring)
+
+
+def _join_by_servers(config: Train, spec: WorkerSpec, devices: list[str]) -> tf.distribute.Strategy:
     os.environ["TF_CONFIG"] = spec.tf_config
     # A step that takes longer than this is a lost peer. A killed one is noticed at once, by its closed connection.
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=float(config.step_timeout_seconds))

@@ -16,16 +16,14 @@ from pipeline_ops.contracts.shards import CLASS_WEIGHTS, DatasetFigures
 from pipeline_ops.contracts.warm_start import WARM_START
 from pipeline_ops.input.dataset import Split, evaluation_batches
 from pipeline_ops.models import build_model, make_head
-from pipeline_ops.models.classification import Classification
+from pipeline_ops.models.classification import Classification, PerExample
 from pipeline_ops.models.detection import Detection
-from pipeline_ops.models.own import load_function
+from pipeline_ops.models.own import load_per_example
 from pipeline_ops.models.task import Task
-from pipeline_ops.training.all_reduce import make_all_reduce
 from pipeline_ops.training.board import Board
 from pipeline_ops.training.loop import Loop, SynchronousLoop
 from pipeline_ops.training.parameter_server import ParameterServerLoop
 from pipeline_ops.training.placement import compute_on_devices, variables_on_devices
-from pipeline_ops.training.ring import Gather
 from pipeline_ops.training.sharded import ShardedLoop
 from pipeline_ops.training.strategy import ChosenStrategy
 from pipeline_ops.training.warm_start import WarmStart, read_warm_start
@@ -35,11 +33,15 @@ def make_task(config: Train, request: Request, figures: DatasetFigures) -> Task:
     """The task of the data set. Raises ConfigError for a function of the user's that there is not, and for weights that the data set lacks."""
     if figures.task == "detection":
         return Detection(figures.image_shape, make_head(config, figures.image_shape, len(figures.class_names)))
-    folder = Path(request.config_file).parent
-    metrics = {path.partition(":")[2]: load_function(path, "train.metrics", folder) for path in config.metrics}
-    loss = load_function(config.loss, "train.loss", folder) if config.loss else None
+    loss, metrics = own_functions(config, Path(request.config_file).parent)
     weights = _class_weights(request, figures) if config.class_weights else None
     return Classification(figures.image_shape, weights, config.label_smoothing, loss, metrics)
+
+
+def own_functions(config: Train, folder: Path) -> tuple[PerExample | None, dict[str, PerExample]]:
+    """The loss and the metrics of the user's own, the latter by name; `folder` is that of the config file. Raises ConfigError."""
+    metrics = {path.partition(":")[2]: load_per_example(path, "train.metrics", folder) for path in config.metrics}
+    return load_per_example(config.loss, "train.loss", folder) if config.loss else None, metrics
 
 
 def _class_weights(request: Request, figures: DatasetFigures) -> list[float]:
@@ -61,7 +63,7 @@ def make_board(folder: Path, config: Train, request: Request, figures: DatasetFi
     return Board(folder, config.tensorboard, figures.class_names, figures.image_shape, examples, build)
 
 
-def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Task, figures: DatasetFigures, gather: Gather) -> Loop:
+def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Task, figures: DatasetFigures) -> Loop:
     """A model with weights that depend on the seed alone, and the loop that trains it.
 
     Raises:
@@ -81,7 +83,7 @@ def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Tas
         case _:
             with chosen.strategy.scope():
                 model = build_model(config, shape, num_classes, folder, for_training=True)
-    return SynchronousLoop(chosen.strategy, model, task, config, make_all_reduce(chosen.strategy, gather, config.step_timeout_seconds))
+    return SynchronousLoop(chosen.strategy, model, task, config)
 
 
 def warm_start_of(config: Train, request: Request, loop: Loop, figures: DatasetFigures) -> WarmStart | None:

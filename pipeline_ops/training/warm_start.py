@@ -2,6 +2,8 @@
 
 The head, the last layer that has weights, may be of another number of classes; it is left out then, and begins anew.
 Anything else that does not fit is refused, and the first weight that doesn't is named.
+
+Weights are data: neither the graph of a SavedModel nor the layers that a Keras file describes are loaded or run.
 """
 
 from __future__ import annotations
@@ -15,13 +17,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.contracts.errors import ConfigError, DataError
+from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.figures import WEIGHTS
 from pipeline_ops.contracts.manifest import NAME
+from pipeline_ops.contracts.unreadable import unreadable
+from pipeline_ops.training.saved_variables import Named, read_variables
 from pipeline_ops.training.state import Arrays, read_arrays
-
-Named = list[tuple[str, np.ndarray]]
-"""Weights in order; without a name where a file has none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,24 +48,19 @@ def read_warm_start(uri: str, model: keras.Model, initial: Arrays, build: Callab
     """
     path = Path(uri).parent if Path(uri).name == NAME else Path(uri)
     try:
-        if path.name.endswith(".h5"):
-            return _from_hdf5(path, build())
-        source = _read(path)
-    except (OSError, ValueError, KeyError, tf.errors.OpError) as error:
-        raise DataError(f"{path}: can't be read as weights for train.warm_start: {str(error).strip().splitlines()[0]}") from error
-    return fit(source, [variable.path for variable in model.weights], initial, str(path))
+        if path.suffix in (".h5", ".keras"):
+            return _by_keras(path, build())
+        names = [variable.path for variable in model.weights]
+        source = read_variables(path, dict(zip(names, initial, strict=True))) if path.is_dir() else _read_npz(path)
+    except (OSError, ValueError, LookupError, RuntimeError, tf.errors.OpError) as error:
+        raise unreadable(f"{path}: can't be read as weights for train.warm_start", error) from error
+    return fit(source, names, initial, str(path))
 
 
-def _read(path: Path) -> Named:
-    if path.is_dir():
-        saved = tf.saved_model.load(str(path))  # its variables live no longer than it does
-        variables = next(iter(saved.signatures.values())).variables
-        return [(variable.name.partition(":")[0], variable.numpy()) for variable in variables]
-    if path.suffix == ".npz":
-        return [("", array) for array in read_arrays(path)]
-    if path.suffix == ".keras":
-        return [(variable.path, variable.numpy()) for variable in keras.saving.load_model(path, compile=False).weights]
-    raise ValueError(f"its name must end in {WEIGHTS.rpartition('.')[2]}, h5 or keras, or it must be a SavedModel's folder")
+def _read_npz(path: Path) -> Named:
+    if path.suffix != ".npz":
+        raise ValueError(f"its name must end in {WEIGHTS.rpartition('.')[2]}, h5 or keras, or it must be a SavedModel's folder")
+    return [("", array) for array in read_arrays(path)]
 
 
 def fit(source: Named, names: Sequence[str], initial: Arrays, place: str) -> WarmStart:
@@ -100,10 +96,10 @@ def _head(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name.rpartition("/")[0] == layer)
 
 
-def _from_hdf5(path: Path, model: keras.Model) -> WarmStart:
+def _by_keras(path: Path, model: keras.Model) -> WarmStart:
     """By Keras's own reader, which alone knows the layout. A file without `.weights` in its name is one of `keras.applications`: a backbone's."""
     target = model
-    if not path.name.endswith(".weights.h5"):
+    if not path.name.endswith((".weights.h5", ".keras")):
         target = next((layer for layer in model.layers if isinstance(layer, keras.Model)), model)
     names, before = [variable.path for variable in model.weights], model.get_weights()
     kept = {variable.path for variable in model.weights} - {variable.path for variable in target.weights}

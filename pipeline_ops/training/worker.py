@@ -43,8 +43,12 @@ from pipeline_ops.training.trainee import make_board, make_loop, make_task, warm
 _REPORT_SECONDS = 0.25
 
 
-def run_worker(spec: WorkerSpec) -> Training:
+def run_worker(spec: WorkerSpec, token: bytes) -> Training:
     """Trains to the end, as one worker of the gang.
+
+    Args:
+      spec: Which worker, and what it needs to know.
+      token: The gang's secret, by which its workers know each other.
 
     Returns:
       The finished training. The caller must hold it until the process exits: taking it apart exchanges messages with
@@ -59,7 +63,7 @@ def run_worker(spec: WorkerSpec) -> Training:
     request = read_request(spec.request)
     config = Train.model_validate(request.config)
     with debugging(config.debug, Path(spec.work) / TENSORBOARD, spec.name):
-        chosen = make_strategy(config, spec)
+        chosen = make_strategy(config, spec, token)
         progress.report("building", message=f"strategy {chosen.name}{', because ' + chosen.reason if chosen.reason else ''}")
         training = Training(spec, request, config, chosen, progress)
         training.run()
@@ -87,7 +91,7 @@ class Training:
         self._total_steps = self._train.end_of_epoch(config.epochs - 1, config.global_batch)
         self._task = make_task(config, request, self._figures)
         self._gather = make_gather(chosen.strategy)
-        self._loop = make_loop(config, request, chosen, self._task, self._figures, self._gather)
+        self._loop = make_loop(config, request, chosen, self._task, self._figures)
         self._work = Path(spec.work)
         self._checkpoints = Checkpoints(self._work, config.keep_checkpoints, config.best_checkpoint.keep if config.best_checkpoint else 1)
         if spec.is_chief:

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from pipeline_ops.contracts.config import PipelineConfig, load_config
 from pipeline_ops.contracts.errors import TrainyardError
 from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.contracts.run_config import author_config, run_config_or_author
 
 TAG = "trainyard"
 """By which the factory marks the DAGs that it makes."""
@@ -62,14 +63,24 @@ class Run:
         return self.state in ("success", "failed")
 
 
-def find_pipeline(dag_id: str, session: Session, overrides: dict | None = None) -> PipelineConfig:
+def find_pipeline(dag_id: str, session: Session) -> PipelineConfig:
     """The config of a DAG that the factory has made.
 
     Raises:
       NotFound: there is no such DAG, or it is another one's.
       ConfigError: its YAML can't be used any more.
     """
-    return load_config(_plan_of(dag_id, session)[0], overrides)
+    return load_config(_plan_of(dag_id, session)[0])
+
+
+def find_author_config(dag_id: str, run_id: str, session: Session) -> PipelineConfig:
+    """The config that the author gave a run, without the run's conf. Raises as `find_pipeline` does."""
+    return author_config(_plan_of(dag_id, session)[0], run_id)
+
+
+def find_config_file(dag_id: str, session: Session) -> str:
+    """The YAML that a DAG was made of. Raises NotFound as `find_pipeline` does."""
+    return _plan_of(dag_id, session)[0]
 
 
 def find_run(dag_id: str, run_id: str, session: Session) -> Run:
@@ -83,7 +94,7 @@ def find_run(dag_id: str, run_id: str, session: Session) -> Run:
              for task in instances]
     places = {task_id: place for place, task_id in enumerate(order)}
     tasks.sort(key=lambda task: (places.get(task.task_id, len(places)), task.map_index))
-    return Run(load_config(config_file, row.conf), run_id, str(row.state), tuple(tasks))
+    return Run(run_config_or_author(config_file, row.conf, run_id), run_id, str(row.state), tuple(tasks))
 
 
 def find_pipelines(dag_ids: Iterable[str], session: Session) -> list[str]:

@@ -23,8 +23,9 @@ from fastapi import Depends, FastAPI, Form, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from pipeline_ops.contracts.errors import TrainyardError
-from pipeline_ops.contracts.records import TaskRecord, find_report, read_record
+from pipeline_ops.contracts.records import find_report, recorded_manifest
 from pipeline_ops.contracts.registry import Registry
+from pipeline_ops.contracts.safe_paths import read_below
 from pipeline_ops.contracts.shards import DATA_PAGE
 from pipeline_ops.ui.access import NotFound, Run, find_pipeline, find_pipelines, find_run
 from pipeline_ops.ui.models import ModelView, view_model
@@ -43,6 +44,7 @@ _PAGES = ("report", "data")
 _Page = Literal["report", "data"]
 _IN_PIPELINE = "../../"
 _MAX_REASON = 500
+_MAX_PAGE_BYTES = 64 << 20
 
 
 @app.middleware("http")
@@ -99,10 +101,12 @@ def report(dag_id: str, run_id: str, session: SessionDep, page: _Page = "report"
 @app.get("/pipelines/{dag_id}/report/content", dependencies=[READS_THE_RUN])
 def report_content(dag_id: str, run_id: str, session: SessionDep, page: _Page = "report") -> HTMLResponse:
     """One of those pages as the job has written it."""
-    file = _file_of(find_run(dag_id, run_id, session), page)
+    run = find_run(dag_id, run_id, session)
+    file = _file_of(run, page)
     if file is None:
         raise NotFound(f"The run {run_id} has left no such page.")
-    return HTMLResponse(file.read_bytes(), headers={"Content-Security-Policy": SANDBOX})
+    content = read_below(run.layout.root, str(file.relative_to(run.layout.root)), _MAX_PAGE_BYTES)
+    return HTMLResponse(content, headers={"Content-Security-Policy": SANDBOX})
 
 
 @app.get("/models", dependencies=[SIGNED_IN])
@@ -184,10 +188,13 @@ def _model_or_problem(dag_id: str, session: SessionDep) -> tuple[ModelView | Non
 
 
 def _file_of(run: Run, page: str) -> Path | None:
-    """A page of a run, from the artifacts that the run's tasks have left or found."""
+    """A page of a run, from the artifacts that the run's tasks have left or found.
+
+    Raises:
+      DataError: a record of the run is damaged, or names something else than an artifact of the pipeline.
+    """
     def manifest_of(task: str) -> str | None:
-        record: TaskRecord | None = read_record(run.layout.task_record(run.run_id, task))
-        return record.manifest if record else None
+        return recorded_manifest(run.layout, run.run_id, task, task)
 
     if page == "report":
         return find_report(manifest_of("evaluate"), manifest_of("export"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from markupsafe import Markup
@@ -13,6 +12,7 @@ from pipeline_ops.contracts.svg import Axis, Point, line, round_ticks, short, te
 _WIDTH, _HEIGHT = 460, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 14, 12, 38
 _VALIDATION = "validation_"
+_TINY, _HUGE = 1e-100, 1e100
 _SPELLINGS = {"f1": "F1", "roc": "ROC", "auc": "AUC", "map": "mAP"}
 
 
@@ -44,7 +44,7 @@ def charts_of_metrics(by_metric: Mapping[str, Sequence[Point]], unit: str) -> li
     charts = []
     for base in bases:
         names = {"training": base, "validation": _VALIDATION + base}
-        curves = [Curve(label, label, finite) for label, name in names.items() if (finite := _finite(by_metric.get(name, [])))]
+        curves = [Curve(label, label, finite) for label, name in names.items() if (finite := drawable(by_metric.get(name, [])))]
         if curves:
             charts.append(Chart(metric_title(base), curves, line_chart(base, curves, unit)))
     return charts
@@ -70,8 +70,9 @@ def _draw(curve: Curve, x: Axis, y: Axis, dots: bool) -> Markup:
     return Markup("").join([drawn, *marks])
 
 
-def _finite(points: Iterable[Point]) -> list[Point]:
-    return [point for point in points if math.isfinite(point[1])]
+def drawable(points: Iterable[Point]) -> list[Point]:
+    """Those that an axis of floats can hold: of 1e308 and -1e308, the distance is no number."""
+    return [(x, y if abs(y) > _TINY else 0.0) for x, y in points if abs(y) < _HUGE]
 
 
 def _whole_axis(values: Sequence[float]) -> Axis:

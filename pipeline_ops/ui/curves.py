@@ -11,11 +11,13 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from pipeline_ops.contracts.layout import Attempt
 from pipeline_ops.contracts.progress import Progress, ProgressReader
 from pipeline_ops.contracts.svg import Point
 
 _MAX_POINTS = 400
 _MAX_NOTES = 8
+_MAX_METRICS = 100
 _MAX_FILES = 64
 
 
@@ -28,6 +30,8 @@ class Curves:
         """The newest that counts: what comes after training has no steps, and those that were made are still to be seen."""
         self.notes: list[Progress] = []
         self.by_metric: dict[str, list[Point]] = defaultdict(list)
+        self.problems: list[str] = []
+        """Of lines that can't be read, the first few."""
 
     def add(self, moments: Iterable[Progress]) -> None:
         for moment in moments:
@@ -42,6 +46,7 @@ class Curves:
         """As it is now, for a reader who does not hold the lock."""
         copied = Curves()
         copied.latest, copied.counted, copied.notes = self.latest, self.counted, list(self.notes)
+        copied.problems = list(self.problems)
         copied.by_metric.update({name: list(points) for name, points in self.by_metric.items()})
         return copied
 
@@ -51,6 +56,8 @@ class Curves:
             for points in self.by_metric.values():
                 points[:] = [point for point in points if point[0] < moment.done]
         for name, value in moment.metrics.items():
+            if name not in self.by_metric and len(self.by_metric) >= _MAX_METRICS:
+                continue
             points = self.by_metric[name]
             points.append((moment.done, value))
             if len(points) > 2 * _MAX_POINTS:
@@ -58,12 +65,15 @@ class Curves:
 
 
 class _Follower:
-    def __init__(self, path: Path):
-        self._reader, self._curves, self._lock = ProgressReader(path), Curves(), threading.Lock()
+    def __init__(self, path: Path, root: Path):
+        self._reader = ProgressReader(path, root=root)
+        self._curves, self._lock = Curves(), threading.Lock()
 
     def curves(self) -> Curves:
         with self._lock:
-            self._curves.add(self._reader.new())
+            for moments in self._reader.all():
+                self._curves.add(moments)
+            self._curves.problems = self._reader.problems
             return self._curves.copy()
 
 
@@ -71,10 +81,11 @@ _followers: OrderedDict[Path, _Follower] = OrderedDict()
 _followers_lock = threading.Lock()
 
 
-def curves_of(path: Path) -> Curves:
-    """All that a progress file says by now; empty where there is none yet."""
+def curves_of(attempt: Attempt) -> Curves:
+    """All that the progress file of a job says by now; empty where there is none yet."""
+    path = attempt.progress
     with _followers_lock:
-        follower = _followers.setdefault(path, _Follower(path))
+        follower = _followers.setdefault(path, _Follower(path, attempt.root or attempt.folder))
         _followers.move_to_end(path)
         while len(_followers) > _MAX_FILES:
             _followers.popitem(last=False)

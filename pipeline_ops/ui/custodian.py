@@ -10,25 +10,29 @@ The storage root has to be in reach of the API server, as it has to be for the p
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-from pathlib import Path
 
 from airflow.models.dagrun import DagRun
 from airflow.models.task_state_store import TaskStateStoreModel
 from airflow.models.taskinstance import TaskInstance
 from airflow.utils.session import create_session
 from sqlalchemy import Row, Select, and_, delete, select
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from pipeline_ops.contracts.errors import MachineError
-from pipeline_ops.contracts.layout import Attempt
+from pipeline_ops.contracts.errors import DataError, TrainyardError
+from pipeline_ops.contracts.layout import Attempt, Layout
+from pipeline_ops.contracts.parsing import parse_json_as
 from pipeline_ops.contracts.request import read_status
-from pipeline_ops.contracts.wanted import STORE_KEY, Claim, ask_to_end, reason_to_end, why_unwanted
+from pipeline_ops.contracts.safe_paths import folder_below
+from pipeline_ops.contracts.search import trial_name
+from pipeline_ops.contracts.wanted import STORE_KEY, Claim, StoredJob, ask_to_end, reason_to_end, why_unwanted
+from pipeline_ops.ui.access import find_author_config
 
 _LOOK_SECONDS = 1.0
+_MAX_REPORTED, _MAX_PROBLEM = 10_000, 2000
 _log = logging.getLogger(__name__)
 _jobs, _tasks = TaskStateStoreModel, TaskInstance
 
@@ -39,68 +43,103 @@ def start() -> None:
 
 
 class Custodian:
-    """Remembers the jobs of its last look, because a deleted run takes its jobs' rows along; and which problems it has reported."""
+    """Ends the jobs that are not wanted any more.
 
-    def __init__(self):
-        self._known: dict[int, str] = {}
-        self._reported: set[str] = set()
+    It remembers the jobs of its last look, because a deleted run takes its jobs' rows along, and
+    the problems that it has reported. What it reads of one job is not trusted, and a problem with
+    one job leaves the others alone.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], Attempt] = {}
+        """The folder of each job, by the row and the value that name it."""
+        self._reported: dict[object, str] = {}
+        """The last problem that was logged, by row or folder."""
 
     def look(self, session: Session) -> None:
         """Ends what is not wanted now, and forgets it."""
-        rows, wanted = session.execute(_every_job()).all(), {}
+        rows, known = session.execute(_every_job()).all(), {}
         for row in rows:
             try:
-                folder, claim = _read(row.value)
-            except (ValueError, TypeError, KeyError) as error:
-                self._report(f"What {STORE_KEY} holds in Airflow's task state store can't be read here, so its job is not looked after: {error!r}")
-                continue
-            reason = why_unwanted(claim, _now(row), row.state)
-            if reason is None:
-                wanted[row.id] = folder
-            elif self._end(folder, reason):
-                session.execute(delete(_jobs).where(_jobs.id == row.id, _jobs.value == row.value))  # the next try may have put its own there
-        for lost in self._known.keys() - {row.id for row in rows}:
-            self._end(self._known[lost], "its run is not in Airflow any more")
-        self._known = wanted
+                self._look_at(row, session, known)
+            except SQLAlchemyError:
+                raise
+            except Exception as error:  # of any kind: it must not keep the other jobs alive
+                self._report(row.id, f"The job of {row.task_id} in {row.dag_id}, {row.run_id}, can't be looked after: "
+                                     f"{type(error).__name__}: {error}")
+        present = {(row.id, row.value) for row in rows}
+        still_known = {attempt.folder for attempt in known.values()}
+        for place, attempt in self._known.items():
+            if place not in present and attempt.folder not in still_known:
+                self._end(attempt, "its run is not in Airflow any more")
+        self._known = known
 
-    def _end(self, folder: str, reason: str) -> bool:
+    def _look_at(self, row: Row, session: Session, known: dict[tuple[int, str], Attempt]) -> None:
+        stored = parse_json_as(StoredJob, row.value, f"{STORE_KEY} in Airflow's task state store")
+        place = (row.id, row.value)
+        attempt = self._known.get(place) or _attempt_of(row, stored.attempt, session)
+        known[place] = attempt
+        reason = why_unwanted(stored.claim, _now(row), row.state)
+        if reason and self._end(attempt, reason):
+            session.execute(delete(_jobs).where(_jobs.id == row.id, _jobs.value == row.value))  # the next try may have put its own there
+            del known[place]
+
+    def _end(self, attempt: Attempt, reason: str) -> bool:
         """Whether nothing is left to be done: the job has ended, or knows that it has to."""
-        attempt = Attempt(Path(folder))
-        if not attempt.folder.is_dir():
-            self._report(f"The job in {folder} has to end ({reason}), and its folder is not in reach of the API server, so it can't be told")
-            return False
+        must_end = f"The job in {attempt.folder} has to end ({reason}), and"
         try:
-            if read_status(attempt) is None and reason_to_end(attempt) is None:
+            with folder_below(*attempt.below_root(attempt.folder)):
+                pass
+            if not self._has_ended(attempt) and reason_to_end(attempt) is None:
                 ask_to_end(attempt, reason)
-                _log.info("The job in %s is told to end: %s", folder, reason)
-        except (MachineError, OSError) as error:
-            self._report(f"The job in {folder} has to end ({reason}), and can't be told: {error}")
+                _log.info("The job in %s is told to end: %s", attempt.folder, reason)
+        except FileNotFoundError:
+            self._report(attempt.folder, f"{must_end} its folder is not in reach of the API server, so it can't be told")
+            return False
+        except (TrainyardError, OSError) as error:
+            self._report(attempt.folder, f"{must_end} can't be told: {error}")
             return False
         return True
 
-    def _report(self, problem: str) -> None:
-        """Once, and not every second."""
-        if problem not in self._reported:
-            self._reported.add(problem)
-            _log.error("%s", problem)
+    def _has_ended(self, attempt: Attempt) -> bool:
+        """Whether the job has said how. A status that can't be read says nothing."""
+        try:
+            return read_status(attempt) is not None
+        except DataError as error:
+            self._report(attempt.status, str(error))
+            return False
+
+    def _report(self, record: object, problem: str) -> None:
+        """Once for each record, and not every second."""
+        if self._reported.get(record) != problem:
+            if len(self._reported) >= _MAX_REPORTED:
+                self._reported.clear()
+            self._reported[record] = problem
+            _log.error("%s", problem[:_MAX_PROBLEM])
 
 
-def _read(value: str) -> tuple[str, Claim]:
-    """The folder and the claim that a task has stored."""
-    stored = json.loads(value)
-    return stored["attempt"], Claim.model_validate(stored["claim"])
+def _attempt_of(row: Row, name: str, session: Session) -> Attempt:
+    """Where the job works: as the config of the DAG's author and the task instance say, and not its row.
+
+    Raises:
+      TrainyardError: there is no such DAG or attempt, or the config can't be used now.
+    """
+    config = find_author_config(row.dag_id, row.run_id, session)
+    task = row.task_id if row.map_index < 0 else trial_name(row.map_index)
+    return Layout(config.root, config.pipeline).attempt(row.run_id, task, name)
 
 
 def _now(row: Row) -> Claim | None:
     """What the task would claim now; None where it is not there any more."""
-    return row.task_id and Claim(task_instance=str(row.task_id), max_tries=row.max_tries, clear_number=row.clear_number)
+    return row.instance and Claim(task_instance=str(row.instance), max_tries=row.max_tries, clear_number=row.clear_number)
 
 
 def _every_job() -> Select:
     """Those that a task has claimed and that nobody has ended, each beside its task instance and run as they are now."""
     same_task = and_(_tasks.dag_id == _jobs.dag_id, _tasks.run_id == _jobs.run_id, _tasks.task_id == _jobs.task_id,
                      _tasks.map_index == _jobs.map_index)
-    return (select(_jobs.id, _jobs.value, _tasks.id.label("task_id"), _tasks.state, _tasks.max_tries, DagRun.clear_number)
+    return (select(_jobs.id, _jobs.value, _jobs.dag_id, _jobs.run_id, _jobs.task_id, _jobs.map_index, _tasks.id.label("instance"),
+                   _tasks.state, _tasks.max_tries, DagRun.clear_number)
             .join(DagRun, DagRun.id == _jobs.dag_run_id).outerjoin(_tasks, same_task).where(_jobs.key == STORE_KEY))
 
 

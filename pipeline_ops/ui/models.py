@@ -11,7 +11,7 @@ from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.figures import ModelFigures
 from pipeline_ops.contracts.registry import Registry, Version
 from pipeline_ops.contracts.svg import Point
-from pipeline_ops.ui.charts import Chart, Curve, line_chart, metric_title
+from pipeline_ops.ui.charts import Chart, Curve, drawable, line_chart, metric_title
 
 _MAX_VERSIONS = 200
 """The newest so many; a version whose manifest lies in an object store costs a request each."""
@@ -42,6 +42,8 @@ class ModelView:
     metrics: list[str]
     charts: list[Chart]
     moves: list[Move]
+    problems: list[str]
+    """Of records that can't be read."""
 
     @property
     def in_service(self) -> VersionView | None:
@@ -51,14 +53,14 @@ class ModelView:
 def view_model(config: PipelineConfig) -> ModelView:
     """Raises MachineError or OSError where the registry can't be reached."""
     registry = Registry(config.registry)
-    aliases, versions = registry.aliases(), registry.versions()
+    aliases, versions, records = registry.aliases(), registry.versions(), registry.records()
     shown = versions[-_MAX_VERSIONS:]
     views = [_view(version, aliases.named(version.number)) for version in shown]
     metrics = list(dict.fromkeys(name for view in views if view.figures for name in view.figures.metrics))
     return ModelView(
         name=config.export.model, place=str(registry.place), champion=aliases.names.get(CHAMPION), previous=aliases.names.get(PREVIOUS),
         versions=views[::-1], num_hidden=len(versions) - len(shown), metrics=metrics, charts=_charts(views, metrics),
-        moves=registry.history()[: -_MAX_MOVES - 1 : -1])
+        moves=records.moves[: -_MAX_MOVES - 1 : -1], problems=records.problems[:_MAX_MOVES])
 
 
 def describe_move(move: Move) -> str:
@@ -84,6 +86,8 @@ def _charts(views: list[VersionView], metrics: list[str]) -> list[Chart]:
             points[metric].append((view.number, value))
     charts = []
     for metric in metrics:
-        curve = Curve(metric, "training", points[metric])
+        curve = Curve(metric, "training", drawable(points[metric]))
+        if not curve.points:
+            continue
         charts.append(Chart(metric_title(metric), [curve], line_chart(metric, [curve], "version", dots=True)))
     return charts

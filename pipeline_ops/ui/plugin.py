@@ -20,16 +20,17 @@ async def pages(scope, receive, send) -> None:
 
 
 class WithCustodian:
-    """Starts the custodian together with the API server. Airflow has no other hook that is called there, and nowhere else."""
+    """Starts the custodian and the check of confs together with the API server. Airflow has no other hook that is called only there."""
 
     def __init__(self, app):
         self._app = app
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] == "lifespan":
-            from pipeline_ops.ui.custodian import start
+            from pipeline_ops.ui import conf_check, custodian
 
-            start()
+            custodian.start()
+            conf_check.start()
         await self._app(scope, receive, send)
 
 

@@ -9,10 +9,11 @@ import dataclasses
 import datetime as dt
 import itertools
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
 
-from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.errors import TrainyardError
 from pipeline_ops.contracts.layout import Attempt
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.progress import Progress, last_moment
@@ -20,8 +21,10 @@ from pipeline_ops.contracts.records import TaskRecord, read_record
 from pipeline_ops.contracts.shards import DatasetFigures, shards_of
 from pipeline_ops.ui.access import Run, TaskState
 from pipeline_ops.ui.charts import Chart, charts_of_metrics
-from pipeline_ops.ui.curves import curves_of
+from pipeline_ops.ui.curves import Curves, curves_of
 
+_Value = TypeVar("_Value")
+_MAX_PROBLEM = 500
 _MAX_WORKERS = 64
 """More than this is no table for people; the rest is counted."""
 _WAITING = ("", "scheduled", "queued", "none")
@@ -65,6 +68,8 @@ class TaskView:
     workers: list[WorkerView]
     num_hidden_workers: int
     dataset: DatasetView | None
+    problems: list[str]
+    """Files of the task that can't be read, each with its place. The others are shown."""
 
     @property
     def is_waiting(self) -> bool:
@@ -88,35 +93,43 @@ def view_tasks(run: Run, now: dt.datetime) -> Iterator[TaskView]:
 
 
 def _view(run: Run, task_id: str, instances: list[TaskState], now: dt.datetime) -> TaskView:
+    problems: list[str] = []
     state = next((task.state for task in instances if task.state in _ACTIVE), instances[0].state)
-    record = None if state in _ACTIVE else read_record(run.layout.task_record(run.run_id, task_id))
+    record = None if state in _ACTIVE else _read(read_record, problems, run.layout.task_record(run.run_id, task_id), run.layout.root)
     attempt = None if record and record.cached else run.layout.newest_attempt(run.run_id, task_id)
-    curves = curves_of(attempt.progress) if attempt else None
+    curves = curves_of(attempt) if attempt else Curves()
     workers = list(_view_workers(attempt, now)) if attempt else []
     counts = Counter(task.state or "waiting" for task in instances)
+    dataset = _read(_view_dataset, problems, run, record) if task_id == "preprocess" and record else None
     return TaskView(
         name=task_id, state=state, count=", ".join(f"{count} {name}" for name, count in counts.items()) if len(instances) > 1 else "",
         seconds=_seconds(instances, now), tries=max(task.tries for task in instances), record=record,
-        latest=curves.latest if curves else None, counted=curves.counted if curves else None, notes=curves.notes if curves else [],
-        charts=charts_of_metrics(curves.by_metric, "steps") if curves and task_id == "train" else [],
-        workers=workers[:_MAX_WORKERS], num_hidden_workers=max(0, len(workers) - _MAX_WORKERS),
-        dataset=_view_dataset(record) if task_id == "preprocess" and record else None)
+        latest=curves.latest, counted=curves.counted, notes=curves.notes,
+        charts=charts_of_metrics(curves.by_metric, "steps") if task_id == "train" else [],
+        workers=workers[:_MAX_WORKERS], num_hidden_workers=max(0, len(workers) - _MAX_WORKERS), dataset=dataset,
+        problems=[*problems, *curves.problems])
+
+
+def _read(reader: Callable[..., _Value], problems: list[str], *arguments: Any) -> _Value | None:
+    """What a reader returns; None, and a problem more, where it finds a damaged file."""
+    try:
+        return reader(*arguments)
+    except (TrainyardError, OSError, ValueError) as problem:
+        problems.append(str(problem)[:_MAX_PROBLEM])
+        return None
 
 
 def _view_workers(attempt: Attempt, now: dt.datetime) -> Iterator[WorkerView]:
     for name, path in attempt.workers_progress().items():
-        if moment := last_moment(path):
+        if moment := last_moment(path, attempt.root):
             yield WorkerView(name, moment, max(0.0, now.timestamp() - moment.time))
 
 
-def _view_dataset(record: TaskRecord) -> DatasetView | None:
-    """None where the data set has been removed since."""
-    if record.manifest is None:
+def _view_dataset(run: Run, record: TaskRecord) -> DatasetView | None:
+    """None where there is none, or where it has been removed since."""
+    if record.manifest is None or not Path(run.layout.check_manifest("preprocess", record.manifest)).exists():
         return None
-    try:
-        manifest = read_manifest(record.manifest)
-    except DataError:
-        return None
+    manifest = read_manifest(record.manifest)
     figures = DatasetFigures.model_validate(manifest.figures)
     return DatasetView(splits=[(split, count, len(shards_of(manifest, split))) for split, count in figures.num_examples.items()],
                        num_rejected=figures.num_rejected, rejected_by_reason=_most(figures.rejected_by_reason),

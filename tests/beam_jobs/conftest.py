@@ -27,6 +27,7 @@ from pipeline_ops.contracts.job import run_request
 from pipeline_ops.contracts.layout import Attempt
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.plan import JobPlan, plan_job
+from pipeline_ops.contracts.processes import ATTEMPT_VARIABLE
 from pipeline_ops.contracts.progress import ProgressReader
 from pipeline_ops.contracts.request import read_status, write_request
 from pipeline_ops.contracts.shards import QUARANTINE_SHARD
@@ -132,7 +133,8 @@ class Pipeline:
         attempt = self.request(plan)
         with open(attempt.log, "wb") as log:
             argv = [sys.executable, "-m", "beam_jobs.preprocess", "--request", str(attempt.request)]
-            return subprocess.Popen(argv, stdout=log, stderr=log, cwd=REPOSITORY, start_new_session=True), attempt
+            environment = os.environ | {ATTEMPT_VARIABLE: str(attempt.folder)}
+            return subprocess.Popen(argv, stdout=log, stderr=log, cwd=REPOSITORY, env=environment, start_new_session=True), attempt
 
     def outcome(self, plan: JobPlan, attempt: Attempt) -> Outcome:
         status = read_status(attempt)

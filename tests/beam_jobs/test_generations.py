@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 
 import pytest
 
@@ -13,6 +14,7 @@ from beam_jobs.index import read_index
 from beam_jobs.quarantine import read_quarantine
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.processes import group_members
+from pipeline_ops.contracts.progress import ProgressReader
 from pipeline_ops.contracts.shards import KEY, QUARANTINE_SHARD, SPLITS, DatasetFigures, removed_positions, shards_of
 
 
@@ -411,7 +413,6 @@ def grown(large_animals):
 @pytest.fixture
 def half_way(large_animals, grown, wait_for):
     """Starts the next run, and returns when its first images are done."""
-    from pipeline_ops.contracts.progress import ProgressReader
 
     process, attempt = large_animals.start(grown)
     reader = ProgressReader(attempt.progress)
@@ -437,11 +438,13 @@ def test_a_killed_run_and_a_retry_give_the_bytes_of_a_run_that_was_not_killed(la
     assert large_animals.run(again).manifest.digest == digest
 
 
-def test_a_second_run_on_the_same_change_is_refused_while_the_first_one_works(large_animals, grown, half_way):
+def test_a_second_run_on_the_same_change_waits_while_the_first_one_works(large_animals, grown, half_way):
     os.killpg(half_way.pid, signal.SIGSTOP)  # so that it is not done before the second one looks
+    threading.Timer(2.0, os.killpg, (half_way.pid, signal.SIGCONT)).start()
     second = large_animals.run(grown)
-    os.killpg(half_way.pid, signal.SIGCONT)
-    assert second.exit_code is ExitCode.RETRY
-    assert f"is held by process {half_way.pid}" in second.message
+    assert second.exit_code is ExitCode.SUCCESS, second.message
+    assert second.message == "made by another run meanwhile"
+    [waited] = [moment for moment in ProgressReader(second.attempt.progress).new() if moment.phase == "wait"]
+    assert f"is held by process {half_way.pid}" in waited.message
     assert half_way.wait(240) == 0
     assert grown.manifest.exists()

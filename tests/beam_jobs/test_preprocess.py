@@ -134,7 +134,7 @@ def test_files_without_class_folders_are_no_data_set(pipeline, encode):
     pipeline.add("1.png", encode())
     outcome = pipeline.run()
     assert outcome.exit_code is ExitCode.DATA
-    assert "found none; put the images of each class into a folder of its own" in outcome.message
+    assert "its 1 files lie in no folder; put the images of each class into a folder of its own" in outcome.message
 
 
 def test_a_class_of_which_nothing_is_usable_is_named(animals):
@@ -149,7 +149,8 @@ def test_a_class_of_which_nothing_is_usable_is_named(animals):
 def test_a_split_without_examples_is_named(animals):
     outcome = animals.run(split={"train": 0.998, "validation": 0.001, "test": 0.001})
     assert outcome.exit_code is ExitCode.DATA
-    assert "the validation split has no example; add images, or raise preprocess.split.validation" in outcome.message
+    assert ("the validation split has no example; preprocess.split.validation is 0.001 of 60 images, which rounds to none; "
+            "add images, or raise preprocess.split.validation") in outcome.message
 
 
 def test_a_wrong_parameter_is_the_configs_fault(animals):

@@ -222,3 +222,12 @@ def test_a_file_uri_is_a_local_folder(tmp_path):
     assert raw_folder(f"file://{tmp_path}", tmp_path / "configs") == tmp_path
     assert raw_folder("raw", tmp_path / "configs") == tmp_path / "configs" / "raw"
     assert raw_folder("s3://bucket/raw/", tmp_path) == RemoteFolder("s3://bucket/raw")
+
+
+def test_a_wrong_prefix_is_named_with_the_nearest_one(remote):
+    """Walk section 5: it was "there is no usable file to show"."""
+    animals, store = remote
+    outcome = animals.run(source__path=f"{store.uri}x")
+    assert outcome.exit_code is ExitCode.DATA
+    assert outcome.message.startswith(f"{store.uri}x: there are no files; ")
+    assert outcome.message.endswith(f"; the nearest place is {store.uri}")

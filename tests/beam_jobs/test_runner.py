@@ -74,6 +74,6 @@ def test_what_does_not_belong_together_is_said(animals, runner, rule):
 def test_every_runner_is_one_that_beam_has(name):
     from beam_jobs.runner import engine_of
 
-    engine, options = engine_of(BeamRunner(name=name, options={"environment_type": "LOOPBACK"}), 8)
+    engine, options = engine_of(BeamRunner(name=name, options={"environment_type": "LOOPBACK"}))
     assert type(engine).__name__.lower() == f"{name}runner"
     assert options.get_all_options(drop_default=True)["environment_type"] == "LOOPBACK"

@@ -33,7 +33,6 @@ from pipeline_ops.input.dataset import Slice, Split, training_batches  # noqa: E
 from pipeline_ops.input.sources import EncodedSource, MemorySource  # noqa: E402
 from pipeline_ops.models import build_model  # noqa: E402
 from pipeline_ops.models.classification import Classification  # noqa: E402
-from pipeline_ops.training.all_reduce import make_all_reduce, make_gather  # noqa: E402
 from pipeline_ops.training.checkpoints import Checkpoints  # noqa: E402
 from pipeline_ops.training.loop import SynchronousLoop, snapshot  # noqa: E402
 from pipeline_ops.training.state import TrainingState  # noqa: E402
@@ -47,7 +46,7 @@ def make_loop(**config) -> SynchronousLoop:
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     with strategy.scope():
         model = build_model(train, SHAPE, 10, Path.cwd(), for_training=True)
-    return SynchronousLoop(strategy, model, Classification(SHAPE), train, make_all_reduce(strategy, make_gather(strategy), 60))
+    return SynchronousLoop(strategy, model, Classification(SHAPE), train)
 
 
 def batches_in_memory():

@@ -11,31 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from cli import by_hand
 from processes import Stopwatch, ask, below, kill, lives
 
 from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.figures import REPORT
-from pipeline_ops.contracts.manifest import Manifest, list_files, write_manifest
-from pipeline_ops.contracts.plan import JobPlan, plan_job
-from pipeline_ops.contracts.registry import Registry
-from pipeline_ops.contracts.shards import shard_name
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 _TAG = "TRAINYARD_TEST_TAG"
-
-_METRICS = {"accuracy": 0.98, "macro_precision": 0.97, "macro_recall": 0.96, "worst_class_recall": 0.9}
-_MODEL_EVALUATION = {"metrics": _METRICS, "classes": [], "confusion": []}
-FIGURES = {
-    "preprocess": {"class_names": ["0", "1"], "image_shape": [28, 28, 1], "num_examples": {"train": 8, "validation": 1, "test": 2},
-                   "labels": {}, "num_rejected": 0, "rejected_by_reason": {}},
-    "train": {"strategy": "multi_worker_mirrored", "workers": 2, "steps": 30, "restarts": 1, "weights_digest": "abc",
-              "worker_weights_digests": ["abc", "abc"], "num_parameters": 10, "best_epoch": 1, "stopped_early": False, "history": [], "seconds": 1.0,
-              "class_names": ["0", "1"], "image_shape": [28, 28, 1]},
-    "evaluate": {"num_examples": 2, "challenger": _MODEL_EVALUATION, "champion": None, "champion_version": None, "gate_passed": True,
-                 "rules": [{"metric": "accuracy", "passed": True, "text": "accuracy 0.9800 is at least 0.9750"}]},
-    "export": {"name": "digits", "version": 3, "compared_with": None, "metrics": _METRICS, "num_checked": 2, "max_difference": 0.0,
-               "top1_agreement": 1.0, "class_names": ["0", "1"]},
-}
 
 
 @pytest.fixture
@@ -55,38 +37,13 @@ def config_file(tmp_path) -> Path:
 @pytest.fixture
 def make_artifact(config_file) -> Callable[..., str]:
     """Makes what a job would leave, under the fingerprint that the plan asks for; returns the URI of the manifest."""
-
-    def make(job: str, manifests: dict[str, str], **figures) -> str:
-        plan = plan_job(job, load_config(config_file), "run", manifests)
-        folder = plan.manifest.parent
-        folder.mkdir(parents=True)
-        for name in [shard_name(split, 0, 1) for split in ("train", "validation", "test")] if job == "preprocess" else [REPORT]:
-            (folder / name).write_bytes(b"bytes")
-        write_manifest(folder, _manifest(plan, FIGURES[job] | figures))
-        return str(plan.manifest)
-
-    def _manifest(plan: JobPlan, figures: dict) -> Manifest:
-        return Manifest(job=plan.request.job, pipeline="digits", fingerprint=plan.request.fingerprint,
-                        fingerprint_digest=plan.request.fingerprint.digest, inputs=plan.request.inputs, files=list_files(plan.manifest.parent),
-                        figures=figures)
-
-    return make
+    return lambda job, manifests, **figures: by_hand.make_artifact(load_config(config_file), job, manifests, **figures)
 
 
 @pytest.fixture
 def publish(config_file) -> Callable[[int], None]:
     """Makes a published version by hand, and puts it in service."""
-
-    def make(number: int) -> None:
-        models = config_file.parent / "root" / "models" / "digits"
-        (models / str(number)).mkdir(parents=True)
-        fingerprint = {"config": {}, "inputs": {}, "code": {}, "versions": {}}
-        manifest = Manifest.model_validate({"job": "export", "pipeline": "digits", "fingerprint": fingerprint, "fingerprint_digest": str(number),
-                                            "files": [], "figures": FIGURES["export"] | {"version": number}})
-        write_manifest(models / str(number), manifest)
-        Registry(models).promote(number, "passed the gate")
-
-    return make
+    return lambda number: by_hand.publish(load_config(config_file), number)
 
 
 class Survivors:

@@ -12,9 +12,9 @@ from pipeline_ops.cli.airflow_api import AirflowApi
 
 def assert_refused(person: Person, form, api: AirflowApi) -> None:
     """A value that is out of range stays as it was typed, is refused with the rule, and starts nothing."""
-    form.get_by_text("Start from", exact=True).wait_for()
+    form.locator("[name='element_train.epochs']").wait_for()
     person.look("form")
-    epochs = person.fill(form, "Train", "train.epochs", "0")
+    epochs = person.fill(form, "Run Parameters", "train.epochs", "0")
     form.get_by_role("button", name="Trigger").click()
     form.get_by_text("train.epochs: 0 is less than the minimum of 1").first.scroll_into_view_if_needed()
     person.look("refused")
@@ -24,11 +24,11 @@ def assert_refused(person: Person, form, api: AirflowApi) -> None:
 
 def fill_in(person: Person, form, dataset: str) -> None:
     """More epochs than the YAML has, all of them, from a published model and on a data set that was made before."""
-    person.fill(form, "Train", "train.epochs", "30")
+    person.fill(form, "Run Parameters", "train.epochs", "30")
     person.look("form-train")
     person.fill(form, "Train: early stopping", "train.early_stopping.patience_epochs", "30")
-    person.fill(form, "Start from", "train.warm_start", "version 1")
-    person.fill(form, "Start from", "preprocess.dataset", dataset)
+    person.fill(form, "Run Parameters", "train.warm_start", "version 1")
+    person.fill(form, "Run Parameters", "preprocess.dataset", dataset)
     person.look("form-start-from")
 
 

@@ -13,21 +13,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 import psutil
 import yaml
-from processes import below, command_line, left_below, lives, working_below
+from processes import at_work_on, below, command_line, left_below
 
-from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.cli.airflow_api import AirflowApi, new_run_id
+from pipeline_ops.cli.author_overrides import keep_overrides
 from pipeline_ops.cli.embedded import MIGRATE, PROGRAMS, USER, Home, Secrets, airflow_command, airflow_environment
 from pipeline_ops.cli.ports import free_port
 from pipeline_ops.contracts.fingerprint import CODE_ROOT
 from pipeline_ops.contracts.layout import Attempt, Layout
 
 DIGITS = CODE_ROOT / "configs" / "digits.yaml"
-_SOON = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30", "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
+SOON = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30", "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
          "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3", "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2"}
 """Minutes in seconds. Not fewer: the programs of a busy machine are silent for ten, and are then taken for dead."""
 _CELERY_WORKER = {"worker": ("celery", "worker", "--skip-serve-logs", "--without-mingle", "--without-gossip")}
@@ -37,35 +39,34 @@ _UP_SECONDS = 240
 _STOP_SECONDS = 60
 
 
-class Airflow:
-    """The programs, each with a tree of processes that can be killed and started again.
+class Programs:
+    """The programs of one Airflow, each with a tree of processes that can be killed and started again.
 
     Args:
-      folder: holds `digits.yaml`.
-      environment: of every program.
-      executor: the settings of Celery; none for LocalExecutor on SQLite, whose workers are below the scheduler.
+      folder: holds all that this Airflow and its jobs write.
+      home: Airflow's own folder, below it.
+      commands: the arguments of `airflow` for each program, by name.
+      environment: of every program; from `airflow_environment`.
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], executor: Mapping[str, str]):
-        self.folder, self.home, self.layout = folder, Home(folder / "airflow"), Layout(folder / "storage", "digits")
-        self.home.make()
-        own, port = Secrets.of(self.home), free_port()
-        self.commands = {**PROGRAMS, **(_CELERY_WORKER if executor else {})}
-        self.worker = "worker" if executor else "scheduler"
-        self._environment = airflow_environment(environment, self.home, CODE_ROOT / "dags", [str(folder / "digits.yaml")], port, own, True)
-        self._environment |= _SOON | dict(executor)
+    def __init__(self, folder: Path, home: Home, commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]):
+        self.folder, self.home, self.commands, self._environment = folder, home, commands, dict(environment)
+        self.url = self._environment["AIRFLOW__API__BASE_URL"]
         self._programs: dict[str, psutil.Popen] = {}
-        self.url, self.password = f"http://127.0.0.1:{port}", own.password
-        self.api = AirflowApi(self.url, USER, self.password)
 
     def begin(self) -> None:
-        """Starts all programs on an empty database, and waits until Airflow is whole and has the pipeline."""
-        subprocess.run(airflow_command(MIGRATE), env=self._environment, check=True, capture_output=True)
+        """Starts all programs on an empty database, and waits until Airflow is whole."""
+        self.command(*MIGRATE)
         self.start(*self.commands)
         wait_until(self.is_healthy, _UP_SECONDS)
-        self.api.log_in()
-        wait_until(lambda: self.api.dag("digits") is not None, _UP_SECONDS)
-        self.api.pause("digits", paused=False)
+
+    def command(self, *arguments: str) -> str:
+        """Runs a command of `airflow` to its end; its output."""
+        return subprocess.run(airflow_command(arguments), env=self._environment, check=True, capture_output=True, text=True).stdout
+
+    def python(self, program: str, *arguments: str) -> None:
+        """Runs a program in the environment of this Airflow to its end."""
+        subprocess.run([sys.executable, "-c", program, *arguments], env=self._environment, check=True, capture_output=True)
 
     def start(self, *names: str, wrapper: Sequence[str] = ()) -> None:
         for name in names:
@@ -92,7 +93,7 @@ class Airflow:
     def end(self) -> None:
         """Kills all programs, and what may be left of those that were killed before."""
         self.kill(*list(self._programs))
-        for process in working_below(self.folder):
+        for process in at_work_on(self.folder):
             with contextlib.suppress(psutil.Error):
                 process.kill()
                 process.wait(30)
@@ -119,9 +120,45 @@ class Airflow:
         self.start(*(name for name in names if name not in self._programs))
         wait_until(self.is_healthy, _UP_SECONDS)
 
-    def trigger(self, task: str = "train", **conf) -> Run:
-        """A run, looked at through one of its tasks; `train__epochs=3` overrides a key."""
-        return Run(self, self.api.trigger("digits", {key.replace("__", "."): value for key, value in conf.items()}), task)
+    def is_healthy(self) -> bool:
+        try:
+            health = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=60).json()
+        except (httpx.HTTPError, ValueError):  # an error of the server is no JSON
+            return False
+        return all(part["status"] == "healthy" for part in health.values())
+
+
+class Airflow(Programs):
+    """An Airflow with the pipeline `digits`.
+
+    Args:
+      folder: holds `digits.yaml`.
+      environment: of every program.
+      executor: the settings of Celery; none for LocalExecutor on SQLite, whose workers are below the scheduler.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], executor: Mapping[str, str]):
+        home, self.layout = Home(folder / "airflow"), Layout(folder / "storage", "digits")
+        home.make()
+        own, port = Secrets.of(home), free_port()
+        settings = airflow_environment(environment, home, CODE_ROOT / "dags", [str(folder / "digits.yaml")], port, own, True)
+        super().__init__(folder, home, {**PROGRAMS, **(_CELERY_WORKER if executor else {})}, settings | SOON | dict(executor))
+        self.worker = "worker" if executor else "scheduler"
+        self.password = own.password
+        self.api = AirflowApi(self.url, USER, self.password)
+
+    def begin(self) -> None:
+        """Also waits until Airflow has the pipeline."""
+        super().begin()
+        self.api.log_in()
+        wait_until(lambda: self.api.dag("digits") is not None, _UP_SECONDS)
+        self.api.pause("digits", paused=False)
+
+    def trigger(self, task: str = "train", author: Mapping[str, Any] | None = None, **conf) -> Run:
+        """A run, looked at through one of its tasks; `train__epochs=3` overrides a key. What `author` has, only the command line may set."""
+        run_id = new_run_id()
+        keep_overrides(self.home, self.folder / "digits.yaml", run_id, author or {})
+        return Run(self, self.api.trigger("digits", {key.replace("__", "."): value for key, value in conf.items()}, run_id), task)
 
     def call(self, method: str, path: str, body: dict | None = None) -> httpx.Response:
         """As a person does it, who presses the button again after an error of the server: Airflow's transactions can meet in a deadlock."""
@@ -135,13 +172,6 @@ class Airflow:
             return login
         headers = {"Authorization": f"Bearer {login.json()['access_token']}"}
         return httpx.request(method, f"{self.url}/api/v2/dags/digits/{path}", json=body, headers=headers, timeout=60)
-
-    def is_healthy(self) -> bool:
-        try:
-            health = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=60).json()
-        except (httpx.HTTPError, ValueError):  # an error of the server is no JSON
-            return False
-        return all(part["status"] == "healthy" for part in health.values())
 
 
 class Run:
@@ -167,12 +197,7 @@ class Run:
 
     def processes(self, attempt: Attempt | None = None) -> list[psutil.Process]:
         """Those of all jobs of the run, or of one of them, that live now: all that names its folder, works in it, or is below one that does."""
-        place = str(attempt.folder if attempt else self._airflow.layout.run(self.run_id))
-        found = []
-        for process in psutil.process_iter(["cmdline", "cwd"]):
-            if any(place in word for word in (*(process.info["cmdline"] or ()), process.info["cwd"] or "")):
-                found += [process, *below(process)]
-        return [process for process in dict.fromkeys(found) if lives(process)]
+        return at_work_on(attempt.folder if attempt else self._airflow.layout.run(self.run_id))
 
     def wait_for_job(self) -> Attempt:
         """The last job, once its process is there; usually it is the first."""

@@ -9,10 +9,11 @@ import sys
 import pytest
 
 from pipeline_ops.cli.arguments import parse_overrides
+from pipeline_ops.cli.author_overrides import split_overrides
 from pipeline_ops.cli.main import main
 from pipeline_ops.cli.models import with_default_action
+from pipeline_ops.contracts.config import load_config
 from pipeline_ops.contracts.errors import ConfigError, ExitCode
-from pipeline_ops.contracts.fingerprint import CODE_ROOT
 
 
 def test_an_override_is_read_as_yaml_reads_it():
@@ -74,8 +75,20 @@ def test_an_unknown_stage_is_told_with_the_nearest(capsys):
     assert "the nearest valid name is 'resize'" in capsys.readouterr().err
 
 
-def test_a_program_that_the_yaml_does_not_name_is_refused_before_airflow_starts(capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("override", "key"), [
+    ("train.pool=gpus", "train.pool"), ("pipeline=other", "pipeline"), ("train.retries=0", "train.retries"), ("tags=[a]", "tags"),
+    ("notify=[{notifier: airflow.sdk.BaseNotifier, events: [failed]}]", "notify"), ("evaluate.approval={timeout_seconds: 5}", "evaluate.approval"),
+    ("search={parameters: {train.seed: [1, 2]}}", "search"), ("schedule=0 3 * * *", "schedule.cron")])
+def test_what_is_part_of_the_dag_is_refused_for_a_single_run_before_airflow_starts(capsys, tmp_path, monkeypatch, config_file, override, key):
     monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path / "home"))
-    assert main(["run", str(CODE_ROOT / "configs" / "digits.yaml"), "--set", "train.python=/bin/sh"]) == ExitCode.CONFIG
-    assert "train.python can't be chosen for a run; it is for the author of" in capsys.readouterr().err
+    assert main(["run", str(config_file), "--set", override]) == ExitCode.CONFIG
+    assert f"--set {key}: it cannot be set for a single run: Airflow reads it when it makes the DAG" in capsys.readouterr().err
     assert not (tmp_path / "home").exists()
+
+
+def test_the_command_line_may_set_any_key_and_knows_which_a_run_from_the_ui_may_not(config_file):
+    overrides = {"train.epochs": 3, "train.python": "/bin/sh", "train.warm_start": "/weights.h5", "train.early_stopping": None,
+                 "train.early_stopping.patience_epochs": 2, "evaluate.gate.0.at_least": 0.5}
+    conf, authors = split_overrides(load_config(config_file), overrides)
+    assert conf == {"train.epochs": 3}, "a value below a section that the command line sets goes with it"
+    assert authors == ["train.python", "train.warm_start", "train.early_stopping", "evaluate.gate.0.at_least"]

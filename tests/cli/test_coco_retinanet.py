@@ -48,10 +48,10 @@ def example(number: int) -> dict:
 
 
 def test_it_is_valid_and_explained(made_up_coco, tmp_path, capsys):
-    assert main(["validate", str(COCO)]) == 0
+    overrides = [word for key in (f"preprocess.source.path={made_up_coco}", f"storage.root={tmp_path}") for word in ("--set", key)]
+    assert main(["validate", str(COCO), *overrides]) == 0
     assert "retinanet; 12 epochs of batch 16 on 2 workers, multi_worker_mirrored" in capsys.readouterr().out
-    overrides = [f"preprocess.source.path={made_up_coco}", f"storage.root={tmp_path}"]
-    assert main(["explain", str(COCO), *(word for override in overrides for word in ("--set", override))]) == 0
+    assert main(["explain", str(COCO), *overrides]) == 0
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
         [job, "runs"] for job in ("preprocess", "train", "evaluate", "export")]
 

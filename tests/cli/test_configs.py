@@ -15,6 +15,43 @@ def test_a_good_config_is_described(config_file, capsys):
     assert "15 epochs of batch 64 on 2 workers" in output
 
 
+def test_the_schedule_is_described_in_plain_words(config_file, capsys):
+    told = {"null": "by hand only", "'0 3 * * *'": "by the clock, 0 3 * * * (UTC)",
+            "{assets: [raw, labels], watch_seconds: 60}": "when there is an event of raw or labels or when the raw files change "
+                                                          "(looked at every 60 s)"}
+    for schedule, words in told.items():
+        assert main(["validate", str(config_file), "--set", f"schedule={schedule}"]) == 0
+        assert f"digits; runs start {words}\n" in capsys.readouterr().out
+
+
+def test_several_files_and_folders_are_validated_in_one_go(config_file, tmp_path, capsys):
+    """A broken one does not keep the others from being checked."""
+    broken, good = tmp_path / "another" / "broken.yaml", config_file
+    broken.parent.mkdir()
+    broken.write_text("pipeline: broken\n\t[")
+    assert main(["validate", str(broken), str(good)]) == 78
+    output = capsys.readouterr()
+    assert f"{broken}:2: not valid YAML: a tab" in output.err
+    assert f"{good}: ok" in output.out
+    assert main(["validate", str(tmp_path)]) == 0
+    assert main(["validate", str(broken.parent)]) == 78
+    (tmp_path / "empty").mkdir()
+    assert main(["validate", str(tmp_path / "empty")]) == 78
+    assert "empty: no file *.yaml in it" in capsys.readouterr().err
+
+
+def test_a_folder_in_place_of_a_file_is_answered_with_its_files(config_file, capsys):
+    assert main(["explain", str(config_file.parent)]) == 78
+    assert f"{config_file.parent}: is a folder; name one of its YAML files: digits.yaml" in capsys.readouterr().err
+
+
+def test_places_are_named_as_the_user_has_named_the_file(config_file, monkeypatch, capsys):
+    monkeypatch.chdir(config_file.parent)
+    assert main(["validate", "digits.yaml", "--set", "train.model=acme.nets:small"]) == 78
+    assert main(["validate", "digits.yaml", "--set", "preprocess.stages=[decode, {resize: {heigth: 3}}]"]) == 78
+    assert all(line.startswith("digits.yaml") for line in capsys.readouterr().err.splitlines())
+
+
 def test_everything_that_is_wrong_is_said_at_once_with_its_place(config_file, capsys):
     text = config_file.read_text().replace("epochs: 15", "epoch: 15").replace("shards: 8", "shards: none")
     config_file.write_text(text)
@@ -93,3 +130,14 @@ def test_of_a_gate_that_was_not_passed_nobody_is_asked(config_file, make_artifac
     rule = {"metric": "accuracy", "passed": False, "text": "accuracy 0.9 is below 0.975"}
     make_artifact("evaluate", {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}, gate_passed=False, rules=[rule])
     assert explained(capsys, config_file)["approve"] == ("skipped", "the gate was not passed: accuracy 0.9 is below 0.975")
+
+
+def test_the_ui_says_which_schedules_run_and_which_are_paused():
+    from pipeline_ops.cli.ui import schedule_lines
+
+    dags = [{"dag_id": "nightly", "timetable_summary": "0 3 * * *", "is_paused": False},
+            {"dag_id": "held", "timetable_summary": "Asset", "is_paused": True},
+            {"dag_id": "by_hand", "timetable_summary": None, "is_paused": True}]
+    assert list(schedule_lines(dags)) == [
+        "Schedules nightly (0 3 * * *)",
+        "Paused    held: nothing starts by the schedule until you unpause it in the UI, with the switch beside its name"]

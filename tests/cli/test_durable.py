@@ -9,7 +9,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 from cli import services
@@ -67,9 +68,9 @@ def training(airflow):
     """Starts a run that trains for long; afterwards nothing of it may be left, whatever became of it, and Airflow is whole again."""
     runs = []
 
-    def start(epochs: int = 5000, task: str = "train", **conf) -> Run:
+    def start(epochs: int = 5000, task: str = "train", author: Mapping[str, Any] | None = None, **conf) -> Run:
         conf = {"train__epochs": epochs, "train__seed": time.time_ns() % 2**31} | conf  # a training that no other row has made
-        runs.append(airflow.trigger(task, **conf))
+        runs.append(airflow.trigger(task, author, **conf))
         return runs[-1]
 
     yield start
@@ -180,7 +181,7 @@ def test_a_training_ends_though_the_triggerer_has_not_begun_with_it(airflow, tra
 
 @table()
 def test_a_training_that_is_not_done_in_time_ends_with_every_process(airflow, training):
-    run = training(train__timeout_seconds=15)
+    run = training(author={"train.timeout_seconds": 15})
     attempt = run.wait_for_job()
     run.wait_for_end_of(attempt, 15 + _ENDED_SECONDS)
     assert read_status(attempt).message == "not done after timeout_seconds (15)"
@@ -266,7 +267,7 @@ def test_a_training_that_is_cleared_and_begins_anew_on_another_host_never_has_tw
 @table()
 def test_a_killed_worker_does_not_cost_the_data_set(airflow, training):
     """The same for the Beam job: the next try finds it running, or finds what it has made."""
-    run = training(task="preprocess", preprocess__split__seed=int(time.time()))
+    run = training(task="preprocess", author={"preprocess.split.seed": int(time.time())})
     attempt = run.wait_for_job()
     airflow.kill(airflow.worker)
     airflow.restart(airflow.worker)
@@ -277,7 +278,7 @@ def test_a_killed_worker_does_not_cost_the_data_set(airflow, training):
 
 @table()
 def test_a_person_who_ends_the_beam_job_ends_every_process_of_it(airflow, training):
-    run = training(task="preprocess", preprocess__split__seed=int(time.time()) + 1)
+    run = training(task="preprocess", author={"preprocess.split.seed": int(time.time()) + 1})
     attempt = run.wait_for_job()
     answer = airflow.call("PATCH", f"{run.path}/taskInstances/preprocess", {"new_state": "failed"})
     assert answer.is_success, answer.text

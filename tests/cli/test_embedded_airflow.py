@@ -46,10 +46,9 @@ def test_a_home_of_its_own_on_loopback_only_without_schedules(home, survivors):
     with AirflowApi(server.url, USER, server.password) as api:
         wait_until_healthy(api, home, server)
         dag = wait_for_dag(api, home, server, "small", since=0.0)
-        assert dag["is_paused"]
+        assert not dag["is_paused"], "a schedule must not need a second step"
         with pytest.raises(ConfigError, match="a config that nobody can use"):
             wait_for_dag(api, home, server, "broken", since=0.0)
-        api.pause("small", paused=False)
         run_id = api.trigger("small", {})
         assert api.active_runs("small") == [run_id], "a daily DAG that is unpaused must not start by itself"
     with AirflowApi(server.url, USER, "wrong") as stranger, pytest.raises(MachineError, match="refuses POST /auth/token"):

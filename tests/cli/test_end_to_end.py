@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -18,6 +20,7 @@ import pytest
 import yaml
 from airflow_ui import needs_chromium, person_at_browser
 from cli.journey import approve, assert_refused, fill_in, read_report, roll_back, watch
+from listeners import ListenerWatch, beyond_loopback, listening_with
 from processes import Stopwatch, below, lives
 
 from pipeline_ops.cli.airflow_api import AirflowApi
@@ -78,7 +81,8 @@ def trainyard(tmp_path_factory) -> Trainyard:
 @pytest.fixture(scope="module")
 def first_run(trainyard, whole_module_survivors) -> subprocess.CompletedProcess:
     """With an Airflow of its own."""
-    process = trainyard.run(environment=whole_module_survivors.environment)
+    with ListenerWatch(lambda: listening_with(f"TRAINYARD_HOME={trainyard.folder}"), seconds=0.5) as trainyard.listeners:
+        process = trainyard.run(environment=whole_module_survivors.environment)
     whole_module_survivors.wait_for_none(0.0)
     return process
 
@@ -88,9 +92,11 @@ def ui(trainyard, first_run):
     """`trainyard ui`, kept up: its address, user and password."""
     process = trainyard.start("ui", str(trainyard.config), stdout=subprocess.PIPE)
     try:
-        found = next((match.groups() for line in process.stdout if (match := re.match(r"Airflow +(\S+) +user (\S+) +password (\S+)", line))), None)
+        pattern = re.compile(r"Airflow +(\S+) +user (\S+) +password in (\S+)")  # this is no terminal, so the password is not printed
+        found = next((match.groups() for line in process.stdout if (match := pattern.match(line))), None)
         assert found, f"trainyard ui has ended with {process.wait()}"
-        yield found
+        url, user, passwords = found
+        yield url, user, json.loads(Path(passwords).read_text())[user]
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
@@ -115,13 +121,28 @@ def test_the_first_run_publishes_version_1(first_run, trainyard):
 
 
 def test_a_run_leaves_no_temporary_file(first_run, trainyard):
-    """Of Beam, of TensorFlow in workers that end without saying goodbye, of Airflow's programs, which are killed."""
+    """Beam, TensorFlow in workers that end abruptly, and Airflow's programs, which are killed, all make some."""
     assert list(trainyard.temporary.rglob("*")) == []
+
+
+def test_a_run_listens_on_loopback_alone(first_run, trainyard):
+    """F5: in each of the four jobs, and in the embedded Airflow. Its one listener is the API, which asks for credentials."""
+    assert trainyard.listeners.looks > 20
+    assert beyond_loopback(trainyard.listeners.seen) == set()
+    assert len(trainyard.listeners.seen) == 1
+
+
+@pytest.mark.parametrize("route", ["/api/v2/dags", "/api/v2/connections", "/execution/variables/any"])
+def test_a_client_on_loopback_without_credentials_gets_nothing(ui, route):
+    """F5."""
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{ui[0]}{route}", timeout=60)
+    assert refused.value.code in (401, 403)
 
 
 def test_the_address_the_progress_and_the_result_are_shown(first_run):
     shown = first_run.stderr
-    assert re.search(r"Airflow +http://127\.0\.0\.1:\d+ +user admin +password \S{16}", shown)
+    assert re.search(r"Airflow +http://127\.0\.0\.1:\d+ +user admin +password in \S+/passwords.json", shown)
     assert re.search(r"train +train \d+/\d+ steps .* loss ", shown)
     assert re.search(r"Gate +passed", shown)
     assert "models/digits/1" in shown

@@ -83,10 +83,10 @@ def letters(folder: Path, pipeline: str) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_that_failed_and_a_run_that_is_late_are_told_once_each(airflow, folder):
-    late, failed = airflow.trigger("waiting", {}), airflow.trigger("failing", {"train.epocs": 3})
+    late, failed = airflow.trigger("waiting", {}), airflow.trigger("failing", {"preprocess.dataset": "000000"})
     [letter] = wait_for(lambda: letters(folder, "failing"))
     assert (letter["event"], letter["run_id"]) == ("failed", failed)
-    assert "override train.epocs: train.epocs: unknown key; the nearest valid name is 'epochs'" in letter["verdict"]
+    assert "no data set of failing has a version that begins with 000000" in letter["verdict"]
     assert letter["link"].startswith("http://127.0.0.1:") and letter["link"].endswith("/plugin/trainyard_report")
     [letter] = wait_for(lambda: letters(folder, "waiting"))
     assert (letter["event"], letter["run_id"]) == ("late", late)

@@ -22,8 +22,9 @@ def test_the_plan_says_who_would_run_where_without_reaching_a_host(capsys):
                                                        ["worker", "1", "trainer-2.example", "10.0.0.12:20000"]]
 
 
-def test_on_this_machine_ports_are_found_when_the_gang_starts(capsys):
-    assert "127.0.0.1:(a free one)" in plan(capsys)
+def test_on_this_machine_ports_are_found_when_a_gang_starts_that_needs_them(capsys):
+    assert "127.0.0.1 (no port)" in plan(capsys)
+    assert "127.0.0.1:(a free one)" in plan(capsys, "--set", "train.strategy=parameter_server", "--set", "train.parameter_servers=1")
 
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
@@ -32,7 +33,7 @@ def test_what_a_cluster_would_be_asked_for_is_printed(capsys, name):
     if name == "slurm":
         assert "sbatch --parsable --no-requeue --no-kill --job-name=trainyard-digits --nodes=2-4" in text
     else:
-        assert [item["kind"] for item in json.loads(text[text.index("{"):])["items"]] == ["Service", "Job"]
+        assert [item["kind"] for item in json.loads(text[text.index("{"):])["items"]] == ["Service", "Job", "NetworkPolicy"]
 
 
 def test_a_misspelt_hosts_file_is_told_the_nearest(tmp_path, capsys):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline_ops.contracts.errors import DataError, MachineError
-from pipeline_ops.contracts.files import copy_file, crc32c_of, exclusive_lock, link_file, read_json, staging_folder, write_json, write_whole
+from pipeline_ops.contracts.files import copy_file, exclusive_lock, link_file, read_json, staging_folder, write_json, write_whole
 from pipeline_ops.contracts.registry import Registry
 
 DISK_BYTES = 64 << 10
@@ -90,12 +90,6 @@ def test_json_keeps_order_and_letters(tmp_path):
 
 def test_json_that_is_not_there_is_none(tmp_path):
     assert read_json(tmp_path / "nothing") is None
-
-
-@pytest.mark.parametrize("content, checksum", [(b"", "00000000"), (b"123456789", "e3069283")])  # RFC 3720's check value
-def test_the_checksum_is_crc32c(tmp_path, content, checksum):
-    (tmp_path / "file").write_bytes(content)
-    assert crc32c_of(tmp_path / "file") == checksum
 
 
 def test_a_copy_is_equal_and_never_replaces(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -12,7 +13,6 @@ import pytest
 
 from pipeline_ops.contracts.config_input import Input
 from pipeline_ops.contracts.errors import DataError, MachineError
-from pipeline_ops.contracts.files import crc32c_of
 from pipeline_ops.contracts.host_cache import HostCache
 from pipeline_ops.contracts.local_dataset import local_dataset
 from pipeline_ops.contracts.manifest import find_damage, read_manifest
@@ -80,7 +80,7 @@ def test_what_is_wrong_in_the_store_is_named_and_leaves_no_copy(in_s3, cache, tm
         local(in_s3, cache)
     assert shard in str(error.value)
     assert "clear the task preprocess" in str(error.value)
-    assert not any((tmp_path / "host").glob("dataset-*"))
+    assert not any((tmp_path / "host").rglob("dataset-*"))
 
 
 def test_a_store_that_is_not_there_is_a_machine_failure_that_names_the_place(in_s3, cache, monkeypatch):
@@ -101,9 +101,9 @@ def test_in_a_folder_of_this_host_it_is_checked_once_and_used_where_it_lies(in_f
     assert local(in_folder, cache) == in_folder
     shard = tmp_path / "dataset" / SHARD
     status = shard.stat()
-    assert len(list((tmp_path / "host").glob("checked-*"))) == 1
+    assert len(list((tmp_path / "host").glob("trainyard-cache/*/checked-*"))) == 1
     assert local(in_folder, cache) == in_folder
-    assert len(list((tmp_path / "host").glob("checked-*"))) == 1
+    assert len(list((tmp_path / "host").glob("trainyard-cache/*/checked-*"))) == 1
     data = bytearray(shard.read_bytes())
     data[100] ^= 1
     shard.write_bytes(data)
@@ -118,5 +118,28 @@ def test_in_a_folder_of_this_host_it_is_checked_once_and_used_where_it_lies(in_f
 def test_always_copies_from_a_folder_too(in_folder, cache, tmp_path):
     uri = local(in_folder, cache, stage="always")
     shutil.rmtree(tmp_path / "dataset" / ".." / "dataset")
-    manifest = read_manifest(uri)
-    assert {file.path for file in manifest.files if crc32c_of(Path(uri).parent / file.path) == file.crc32c} == {file.path for file in manifest.files}
+    assert find_damage(uri, read_manifest(uri), checksums=True) == []
+
+
+@pytest.mark.parametrize("path", ["../../../dags/x.py", "/tmp/x.py"])
+def test_a_manifest_that_names_a_place_outside_is_not_staged(dataset, tmp_path, cache, path):
+    """F7."""
+    shutil.copytree(Path(dataset).parent, tmp_path / "data")
+    uri = tmp_path / "data" / "manifest.json"
+    value = json.loads(uri.read_text())
+    value["files"][0]["path"] = path
+    uri.write_text(json.dumps(value))
+    with pytest.raises(DataError, match="files.0.path"):
+        local_dataset(str(uri), Input(stage="always"), cache, print)
+    assert not (tmp_path / "host").exists()
+
+
+def test_a_link_among_the_shards_is_neither_staged_nor_taken_for_checked(dataset, tmp_path, cache):
+    """F7."""
+    shutil.copytree(Path(dataset).parent, tmp_path / "data")
+    shard = tmp_path / "data" / SHARD
+    shard.rename(tmp_path / "elsewhere")
+    shard.symlink_to(tmp_path / "elsewhere")
+    for config in (Input(stage="always"), Input()):
+        with pytest.raises(MachineError, match=f"{SHARD} is a link"):
+            local_dataset(str(tmp_path / "data" / "manifest.json"), config, cache, print)

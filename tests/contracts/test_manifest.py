@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import google_crc32c
 import pytest
 
-from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.contracts.errors import ConfigError, DataError
 from pipeline_ops.contracts.figures import files_of_saved_model
-from pipeline_ops.contracts.fingerprint import Fingerprint
+from pipeline_ops.contracts.fingerprint import Fingerprint, digest_of
 from pipeline_ops.contracts.manifest import (
+    MAX_BYTES,
     NAME,
+    SIGNATURE,
     Input,
     Manifest,
     find_damage,
     list_files,
+    parse_manifest,
     read_input,
     read_manifest,
     refuse_damage,
@@ -113,3 +118,102 @@ def test_a_file_that_another_manifest_knows_is_not_read_again(tmp_path):
     manifest = fill(tmp_path, a=b"1", b=b"2")
     known = manifest.file("a").model_copy(update={"crc32c": "from the other"})
     assert list_files(tmp_path, known={"a": known}) == [known, manifest.file("b")]
+
+
+def manifest_json(**changes) -> dict:
+    """As it lies on the disk, with some changes of its first file."""
+    file = {"path": "a", "num_bytes": 1, "crc32c": "00000000", "sha256": "0" * 64, "num_examples": None, **changes}
+    return {"job": "train", "pipeline": "p", "fingerprint": FINGERPRINT.model_dump(), "fingerprint_digest": "", "files": [file]}
+
+
+@pytest.mark.parametrize("path", ["../../../dags/x.py", "/etc/passwd", "a/../b", "./a", "a//b", "", ".", "a\\b", "a\0b", "x" * 2000, NAME, SIGNATURE])
+def test_a_path_that_leaves_the_folder_is_refused_where_the_manifest_is_read(tmp_path, path):
+    """F7: such a file was written outside by fetch, export and staging."""
+    (tmp_path / NAME).write_text(json.dumps(manifest_json(path=path)))
+    with pytest.raises(DataError, match=rf"{NAME}: not a manifest of this version of Trainyard: files.0.path"):
+        read_manifest(tmp_path / NAME)
+
+
+@pytest.mark.parametrize("changes", [{"num_bytes": -1}, {"num_bytes": 1 << 70}, {"crc32c": "x"}, {"crc32c": "0" * 9}, {"sha256": "0" * 63},
+                                     {"crc32c": "00000000\n"}, {"num_examples": -1}])
+def test_a_value_out_of_its_range_is_refused(changes):
+    """F7."""
+    with pytest.raises(DataError, match=f"there: not a manifest .*files.0.{next(iter(changes))}"):
+        parse_manifest(json.dumps(manifest_json(**changes)).encode(), "there")
+
+
+@pytest.mark.parametrize("paths", [["a", "a"], ["a", "a/b"], ["a/b/c", "a/b"]])
+def test_two_files_can_not_have_the_same_place(paths):
+    """F7."""
+    value = manifest_json() | {"files": [manifest_json(path=path)["files"][0] for path in paths]}
+    with pytest.raises(DataError, match="listed"):
+        parse_manifest(json.dumps(value).encode(), "there")
+
+
+def test_a_manifest_has_limits_and_a_message_repeats_nothing_of_it():
+    """F7."""
+    with pytest.raises(DataError, match=f"it has more than {MAX_BYTES} bytes"):
+        parse_manifest(b" " * (MAX_BYTES + 1), "there")
+    with pytest.raises(DataError, match="files: List should have at most 200000 items"):
+        parse_manifest(json.dumps(manifest_json() | {"files": [0] * 200_001}).encode(), "there")
+    for deep in (b"[" * 100_000, b'{"a":' * 100_000):
+        with pytest.raises(DataError, match="not a manifest"):
+            parse_manifest(deep, "there")
+    with pytest.raises(DataError) as refused:
+        parse_manifest(json.dumps({"job": ["root:x:0:0"], "key": "secret"}).encode(), "there")
+    assert "root:x" not in str(refused.value) and "secret" not in str(refused.value)
+
+
+def test_links_are_followed_neither_to_a_manifest_nor_to_a_file(tmp_path):
+    """F7."""
+    manifest = fill(tmp_path / "artifact", a=b"1", sub__b=b"22")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (tmp_path / "artifact" / "sub").rename(outside / "sub")
+    (tmp_path / "artifact" / "sub").symlink_to(outside / "sub")
+    (tmp_path / "artifact" / "a").rename(outside / "a")
+    (tmp_path / "artifact" / "a").symlink_to(outside / "a")
+    uri = tmp_path / "artifact" / NAME
+    assert ["is a link" in damage for damage in find_damage(uri, manifest)] == [True, True]
+    with pytest.raises(DataError, match="is a link"):
+        list_files(tmp_path / "artifact")
+    uri.rename(outside / NAME)
+    uri.symlink_to(outside / NAME)
+    with pytest.raises(DataError, match="is a link"):
+        read_manifest(uri)
+
+
+def test_what_only_looks_like_the_file_by_its_crc32c_is_found(tmp_path):
+    """F7: CRC32C does not stop a person. These two contents have the same one."""
+    manifest = fill(tmp_path, a=b"a" * 8)
+    (tmp_path / "a").write_bytes(same_crc32c(b"a" * 8))
+    assert (tmp_path / "a").read_bytes() != b"a" * 8
+    assert google_crc32c.value(b"a" * 8) == google_crc32c.value((tmp_path / "a").read_bytes())
+    assert find_damage(tmp_path / NAME, manifest, checksums=True) == [f"{tmp_path}/a has another checksum than the manifest says"]
+    old = manifest.model_copy(update={"files": [manifest.files[0].model_copy(update={"sha256": None})]})
+    assert find_damage(tmp_path / NAME, old, checksums=True) == []
+
+
+def same_crc32c(content: bytes) -> bytes:
+    """Another content of eight bytes with the same checksum: the register's polynomial, once more."""
+    polynomial = int(f"{0x11EDC6F41:033b}"[::-1], 2)
+    return bytes(a ^ b for a, b in zip(content, polynomial.to_bytes(8, "little"), strict=True))
+
+
+def test_a_manifest_of_an_earlier_version_is_read_and_keeps_its_digest(tmp_path):
+    """F7: registries stay readable."""
+    value = manifest_json()
+    del value["files"][0]["sha256"]
+    manifest = parse_manifest(json.dumps(value).encode(), "there")
+    assert manifest.files[0].sha256 is None
+    assert manifest.digest == digest_of([{"path": "a", "num_bytes": 1, "crc32c": "00000000", "num_examples": None}])
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path / NAME).digest == manifest.digest
+
+
+@pytest.mark.parametrize("uri", ["http://169.254.169.254/latest/manifest.json", "https://host/manifest.json", "ftp://host/manifest.json",
+                                 "simplecache::http://host/manifest.json", "s3://bucket::http://host/manifest.json"])
+def test_no_uri_makes_a_process_ask_a_web_server(uri):
+    """F7, F9: the inputs of a manifest are URIs."""
+    with pytest.raises(ConfigError, match="is no place of an artifact"):
+        read_manifest(uri)

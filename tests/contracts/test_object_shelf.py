@@ -10,6 +10,8 @@ import pytest
 from publishers import publish, publish_and_say, running_s3, start
 
 from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.contracts.fingerprint import Fingerprint
+from pipeline_ops.contracts.manifest import Manifest, list_files, write_manifest
 from pipeline_ops.contracts.object_shelf import Claim
 from pipeline_ops.contracts.processes import ProcessIdentity
 from pipeline_ops.contracts.registry import Registry
@@ -25,12 +27,15 @@ def test_a_process_of_this_host_is_looked_for_and_one_elsewhere_is_given_an_hour
     assert Claim("a", process).is_abandoned(age_seconds) is is_abandoned
 
 
+FINGERPRINT = Fingerprint(config={}, inputs={}, code={}, versions={})
+
+
 def test_a_slow_publisher_that_was_taken_for_dead_is_told_and_leaves_nothing_that_a_reader_sees(s3_place):
     registry = Registry(s3_place)
 
     def fill(folder, number: int) -> None:
         (folder / "saved_model.pb").write_bytes(b"late")
-        (folder / "manifest.json").write_text("{}")
+        write_manifest(folder, Manifest(job="export", pipeline="p", fingerprint=FINGERPRINT, fingerprint_digest="", files=list_files(folder)))
         registry.shelf._create(f"{number}/manifest.json", b"")  # what another publisher does after an hour
 
     with pytest.raises(MachineError, match="another publisher took this one for dead, and gave its number up; try again"):
@@ -61,3 +66,13 @@ def test_a_version_stays_when_its_publisher_is_gone(s3_place):
     publish(registry, "a")
     registry.shelf._files.pipe_file(registry.shelf._path("claims/1.json"), Claim("a ", GONE).to_json())
     assert publish(registry, "b").number == 2 and [version.number for version in registry.versions()] == [1, 2]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"owner": "a"}', b'{"owner": "a", "process": {"pid": -1}}', b"[" * 100_000])
+def test_a_claim_that_is_none_takes_its_number_and_stops_nobody(s3_place, content):
+    """F16."""
+    registry = Registry(s3_place)
+    registry.shelf._files.pipe_file(f"{s3_place}/claims/1.json", content)
+    registry.shelf._files.pipe_file(f"{s3_place}/claims/notes.txt", content)
+    assert publish(registry, "a", num_bytes=100).number == 2
+    assert Claim.parse(content).is_abandoned(3601) and not Claim.parse(content).is_abandoned(60)

@@ -147,10 +147,12 @@ def test_what_has_no_number_for_a_name_is_no_version(folder):
     assert [version.number for version in folder.versions()] == [1]
 
 
-def test_a_version_without_a_manifest_is_named(folder):
-    (folder.place / "1").mkdir(parents=True)
-    with pytest.raises(DataError, match="1/manifest.json: there is no such manifest"):
-        folder.made_from("a")
+def test_a_version_without_a_manifest_is_named_and_stops_no_other(folder, caplog):
+    publish(folder, "a")
+    (folder.place / "2").mkdir()
+    assert [version.number for version in folder.made_from("a")] == [1]
+    assert "2/manifest.json: there is no such manifest" in caplog.text
+    assert publish(folder, "b").number == 3
 
 
 def test_a_failure_while_a_version_is_filled_leaves_nothing_for_a_reader_and_stops_nobody(registry):
@@ -255,6 +257,57 @@ def test_a_retirement_that_was_killed_before_it_removed_anything_is_finished_by_
     assert [version.number for version in registry.versions()] == [3]
     assert registry.retire(1, "again") == [1, 2]
     assert registry.shelf.numbers() == [3]
+
+
+def test_a_folder_that_nobody_published_is_never_retired(folder, caplog):
+    """Deletion touches only our own versions: others may keep models for TensorFlow Serving in the same folder."""
+    for digest in "abc":
+        publish(folder, digest)
+    shutil.copytree(folder.place / "3", folder.place / "4")
+    (folder.place / "4" / NAME).unlink()
+    (folder.place / "5").symlink_to(folder.place / "3")
+    publish(folder, "d")
+    assert folder.retire(1, "too many") == [1, 2, 3]
+    assert (folder.place / "4" / "saved_model.pb").exists() and (folder.place / "5").is_symlink()
+    assert f"{folder.place}/4 is not a folder that this program made" in caplog.text
+
+
+# Records that are none
+
+
+BAD_RECORDS = [b"", b"{", b"[]", b"\xff", b'{"names": {"champion": "../x"}}', b'{"names": {"champion": -1}}', b'{"names": {"A": 1}}',
+               b'{"last": {"alias": "champion", "version": 1, "time": NaN, "reason": ""}}', b"[" * 100_000,
+               b'{"last": {"alias": "champion", "version": 1, "time": 1e300, "reason": ""}}', b" " * (4 << 20) + b" {}"]
+
+
+@pytest.mark.parametrize("content", BAD_RECORDS, ids=range(len(BAD_RECORDS)))
+def test_a_record_that_is_none_is_one_problem_and_the_others_count(folder, content, caplog):
+    """F16: one alias record that was not JSON made the models page 500 for everybody."""
+    for digest in "ab":
+        folder.promote(publish(folder, digest).number, digest)
+    (folder.place / "aliases" / "00000003.json").write_bytes(content)
+    assert folder.champion().number == 2 and [move.version for move in folder.history()] == [1, 2]
+    [problem] = folder.records().problems
+    assert "aliases/00000003.json" in problem and len(problem) < 500 and problem in caplog.text
+    folder.promote(1, "back")
+    assert folder.champion().number == 1 and (folder.place / "aliases" / "00000004.json").exists()
+
+
+def test_among_the_records_a_link_and_a_file_of_another_name_are_passed_over(folder, tmp_path):
+    """F16."""
+    folder.promote(publish(folder, "a").number, "first")
+    (tmp_path / "secret").write_text("root:x:0:0")
+    (folder.place / "aliases" / "00000002.json").symlink_to(tmp_path / "secret")
+    (folder.place / "aliases" / "notes.txt").write_text("{}")
+    assert folder.champion().number == 1 and len(folder.records().problems) == 2
+    assert "root:x" not in "".join(folder.records().problems)
+    folder.set_alias("canary", 1, "try it")
+    assert folder.aliased("canary").number == 1
+
+
+def test_a_reason_of_any_length_is_kept_shortened(folder):
+    folder.promote(publish(folder, "a").number, "x" * 1_000_000)
+    assert folder.history()[0].reason == "x" * 1000
 
 
 # At the same time

@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.contracts.own_folders import private_folder, remove_folder
 from pipeline_ops.contracts.scratch import folder_of, own_temporary_folder, sweep, try_to_hold
 
 _WRITE_AND_WAIT = """
 import sys, tempfile
+from pipeline_ops.contracts.own_folders import private_folder, remove_folder
 from pipeline_ops.contracts.scratch import own_temporary_folder
 with own_temporary_folder("test"):
     tempfile.mkstemp()
@@ -126,15 +128,62 @@ def test_the_path_of_a_socket_fits(monkeypatch):
         pytest.raises(FileNotFoundError, one.connect, str(path))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_folder_of_another_user_is_not_used(temporary):
+def test_a_link_in_the_place_of_the_root_is_not_followed_and_its_folder_keeps_everything(temporary, caplog):
+    """F3: `ln -s VICTIM /tmp/trainyard-UID-HASH` emptied the victim's folder."""
+    victim = temporary / "victim"
+    (victim / "thesis").mkdir(parents=True)
+    (victim / "thesis" / "chapter").write_text("1")
+    folder_of("gang").parent.symlink_to(victim)
+    sweep()
+    with pytest.raises(MachineError, match="is a link or a file, .*; remove it, or name another temporary folder by TMPDIR"):
+        try_to_hold("gang")
+    with pytest.raises(MachineError, match="is a link"), own_temporary_folder("test"):
+        pass
+    assert (victim / "thesis" / "chapter").read_text() == "1" and os.listdir(victim) == ["thesis"]
+    assert "is a link or a file" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o701, 0o707])
+def test_a_root_that_others_can_enter_is_neither_used_nor_emptied(mode):
+    """F3."""
     root = folder_of("gang").parent
-    root.mkdir()
-    os.chown(root, 65534, 65534)
-    with pytest.raises(MachineError, match="is no folder of this user; remove it, or name another temporary folder by TMPDIR"):
+    (root / "test-01234567").mkdir(parents=True)
+    root.chmod(mode)
+    sweep()
+    with pytest.raises(MachineError, match=f"open to other users .mode 0{mode & 0o77:02o}.*run chmod 700"):
         try_to_hold("gang")
-    root.rmdir()
-    (temporary / "elsewhere").mkdir()
-    root.symlink_to(temporary / "elsewhere")
-    with pytest.raises(MachineError, match="is no folder of this user"):
-        try_to_hold("gang")
+    assert os.listdir(root) == ["test-01234567"]
+
+
+def test_links_in_a_folder_go_and_what_they_lead_to_stays(temporary):
+    """F3."""
+    victim = temporary / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("1")
+    with own_temporary_folder("test") as folder:
+        (folder / "link").symlink_to(victim)
+        (folder.parent / "link").symlink_to(victim)
+    sweep()
+    assert os.listdir(victim) == ["file"] and (folder.parent / "link").is_symlink()
+
+
+def test_a_folder_of_another_user_is_not_used(temporary):
+    """F3. Where this is not root, who alone can give a folder away, the folder is root's own."""
+    name = folder_of("gang").parent
+    if os.geteuid() == 0:
+        name.mkdir()
+        os.chown(name, 65534, 65534)
+    root = name if os.geteuid() == 0 else Path("/usr")
+    with pytest.raises(MachineError, match="not of this user; choose another"), private_folder(root, "choose another"):
+        pass
+
+
+def test_in_a_root_of_ours_the_folder_of_another_user_stays(temporary, caplog):
+    """F3."""
+    root = folder_of("gang").parent
+    (root / "theirs").mkdir(parents=True)
+    root.chmod(0o700)
+    descriptor = os.open(root, os.O_RDONLY)
+    assert not remove_folder("theirs", descriptor, {os.geteuid() + 1})
+    os.close(descriptor)
+    assert os.listdir(root) == ["theirs"] and "theirs is not a folder that this program made" in caplog.text

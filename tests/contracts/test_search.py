@@ -74,7 +74,7 @@ def test_a_grid_that_is_too_large_is_refused():
 def test_every_trial_that_can_not_be_trained_is_named_before_any_is():
     trials = plan_trials(config(parameters={"train.golbal_batch": [32], RATE: [0.001, -1.0]}))
     with pytest.raises(ConfigError) as error:
-        check_trials(DIGITS, None, trials)
+        check_trials(load_config(DIGITS), trials)
     assert "trial-000 (golbal_batch 32" in str(error.value)
     assert "the nearest valid name is 'global_batch'" in str(error.value)
     assert "trial-001" in str(error.value)
@@ -83,7 +83,7 @@ def test_every_trial_that_can_not_be_trained_is_named_before_any_is():
 def test_a_trial_is_a_training_of_its_own_and_the_search_is_no_part_of_it(dataset):
     """So a trial that was trained in another search, or as the only training, is found."""
     trial = Trial(number=3, parameters={RATE: 0.005})
-    of_trial = trial_config(DIGITS, {"search": {"parameters": {RATE: [0.005]}}, RATE: 0.9}, trial)
+    of_trial = trial_config(load_config(DIGITS, {"search": {"parameters": {RATE: [0.005]}}, RATE: 0.9}), trial)
     alone = load_config(DIGITS, {RATE: 0.005})
     assert of_trial.train == alone.train
     assert plan_job("train", of_trial, "a", {"preprocess": dataset}).request.fingerprint == \

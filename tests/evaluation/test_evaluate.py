@@ -297,15 +297,16 @@ def test_what_is_new_since_the_last_run_is_told_and_does_not_decide(workshop):
 def test_a_disk_without_room_for_the_probabilities_is_an_error_and_not_a_signal(tmp_path):
     program = """
 import pathlib, resource, sys
+from pipeline_ops.contracts.errors import MachineError
 from pipeline_ops.evaluation.answers import ask
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 try:
     ask([None], [], 1_000_000, 100, [], 0, pathlib.Path(sys.argv[1]), print)
-except OSError as error:
-    print("refused:", error.strerror)
+except MachineError as error:
+    print("refused:", error)
 """
     output = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True).stdout
-    assert output.startswith("refused:") and not list(tmp_path.iterdir())
+    assert output.startswith(f"refused: could not write {tmp_path}: ") and not list(tmp_path.iterdir())
 
 
 def test_nothing_is_left_beside_the_artifact(workshop):

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from signing_keys import make_pair
 
-from pipeline_ops.contracts.errors import DataError, ExitCode
+from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode
 from pipeline_ops.contracts.figures import REFERENCE_OUTPUTS, ModelFigures
 from pipeline_ops.contracts.manifest import NAME, Input, find_damage, list_files, read_manifest, write_manifest
+from pipeline_ops.contracts.minisign import read_public_key
 from pipeline_ops.contracts.plan import JobPlan
 from pipeline_ops.contracts.progress import ProgressReader
 from pipeline_ops.contracts.registry import Registry
@@ -53,6 +55,20 @@ def test_a_version_has_the_layout_that_tensorflow_serving_loads(workshop):
     assert "serving_default" in tf.saved_model.load(version.folder).signatures
     assert find_damage(version.uri, version.manifest(), checksums=True) == []
     assert ModelFigures.model_validate(version.manifest().figures) == ModelFigures.model_validate(read_manifest(folder / NAME).figures)
+
+
+def test_a_version_is_signed_by_the_key_that_the_config_names(workshop, tmp_path):
+    public, secret = make_pair(tmp_path / "keys")
+    code, _ = workshop.run(planned(workshop, "good", export__signing_key=str(secret)))
+    assert code == ExitCode.SUCCESS
+    workshop.registry.champion().copy(tmp_path / "copy", tmp_path / "cache", read_public_key(public))
+    assert (tmp_path / "copy" / "saved_model.pb").exists()
+
+
+def test_a_key_that_can_not_sign_is_refused_before_anything_is_made(workshop, tmp_path):
+    with pytest.raises(ConfigError, match="can't be read as a secret key: No such file"):
+        workshop.run(planned(workshop, "good", export__signing_key=str(tmp_path / "no-key")))
+    assert numbers(workshop) == []
 
 
 def test_the_manifest_of_a_version_says_where_it_comes_from_and_how_well_it_was_checked(workshop):

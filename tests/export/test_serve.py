@@ -8,12 +8,14 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -186,6 +188,39 @@ def test_it_listens_on_this_machine_alone(server):
     assert server.address.startswith("http://127.0.0.1:")
 
 
+def test_an_image_of_too_many_pixels_gets_the_reason(server):
+    """F13: a PNG of 16,384 x 16,384 pixels."""
+    packer, header = zlib.compressobj(9), struct.pack(">IIBBBBB", 16_384, 16_384, 8, 0, 0, 0, 0)
+    content = b"".join(packer.compress(bytes(16_385)) for _ in range(16_384)) + packer.flush()
+    chunks = [len(body).to_bytes(4) + kind + body + zlib.crc32(kind + body).to_bytes(4)
+              for kind, body in ((b"IHDR", header), (b"IDAT", content), (b"IEND", b""))]
+    bomb = as_b64(b"".join((b"\x89PNG\r\n\x1a\n", *chunks)))
+    code, said = server.post("/v1/models/digits:predict", json.dumps({"instances": [bomb] * 4}).encode())
+    assert code == 400 and said["error"] == (
+        "the model can't take this: An image has 268435456 pixels, at most 64000000 are allowed. Send a smaller one.")
+
+
+def test_it_needs_no_airflow():
+    code = "import sys, pipeline_ops.cli.main, pipeline_ops.export.serve; sys.exit('airflow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_another_address_is_listened_on_with_a_warning(tmp_path):
+    command = [sys.executable, "-m", "pipeline_ops.cli.main", "serve", "digits", "--registry", str(tmp_path), "--port", "0",
+               "--host", "0.0.0.0", "--allow-host", "models.example.org"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        port = process.stdout.readline().strip().rstrip("/").rpartition(":")[2]
+        assert "the server has no login and no TLS" in process.stderr.readline()
+        for name, code in (("models.example.org", 503), ("attacker.example", 421)):
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/health", headers={"Host": name})
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(request)
+            assert caught.value.code == code
+            caught.value.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0 and "Traceback" not in process.stderr.read()
+
+
 def test_it_follows_the_alias_without_a_restart_and_answers_all_the_time(server):
     asked, stop = [], threading.Event()
 
@@ -214,7 +249,7 @@ def test_a_champion_that_can_not_be_loaded_leaves_the_old_one_in_service_and_the
     while not (said := server.get("/health")[1])["problem"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert "9: can't be loaded" in said["problem"] and said["version"] == 2
+    assert "9/saved_model.pb has 8 bytes, the manifest says" in said["problem"] and said["version"] == 2
     server.predict(instances=[as_b64(server.encoded[0])])
     registry.promote(2, "back")
     shutil.rmtree(broken)
@@ -279,6 +314,30 @@ def test_boxes_are_drawn_over_the_picture_where_a_model_answers_with_boxes(serve
         if folder := os.environ.get("TRAINYARD_SCREENSHOTS"):
             page.screenshot(path=Path(folder) / "serve-boxes.png", full_page=True)
         browser.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_a_picture_that_is_dropped_before_there_is_a_model_gets_the_reason(tmp_path):
+    """It was "Cannot read properties of null"."""
+    from playwright.sync_api import sync_playwright
+
+    command = [sys.executable, "-m", "pipeline_ops.cli.main", "serve", "digits", "--registry", str(tmp_path), "--port", "0"]
+    (tmp_path / "digit.png").write_bytes(b"no picture yet")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
+        page = browser.new_page(viewport={"width": 800, "height": 700})
+        page.set_default_timeout(120_000)
+        problems = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(process.stdout.readline().strip())
+        page.get_by_text("no model is loaded yet").first.wait_for()
+        page.set_input_files("#file", str(tmp_path / "digit.png"))
+        page.get_by_text("There is no model to ask yet").wait_for()
+        assert problems == [] and not page.locator("#result").is_visible()
+        if folder := os.environ.get("TRAINYARD_SCREENSHOTS"):
+            page.screenshot(path=Path(folder) / "serve-early.png", full_page=True)
+        browser.close()
+        process.terminate()
 
 
 def test_before_anything_is_published_it_says_that_and_waits(tmp_path):

@@ -108,7 +108,8 @@ class Network:
 
     def hosts_file(self, count: int) -> dict[str, object]:
         """The content of a hosts file with the first hosts."""
-        return {"launcher": "ssh", "hosts": [{"name": host, "address": self.addresses[host], "cores": 1} for host in self.hosts[:count]],
+        return {"launcher": "ssh", "network": "trusted",
+                "hosts": [{"name": host, "address": self.addresses[host], "cores": 1} for host in self.hosts[:count]],
                 "user": "root", "python": sys.executable, "identity_file": str(self.identity), "known_hosts": str(self.known_hosts),
                 "config_file": str(self.user_config)}
 

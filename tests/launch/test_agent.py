@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from launch.running import environment, pids
+from launch.running import command, environment, pids
 
+from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.gang import AGENT_MODULE, AgentSpec, Event, HostReport, Order
 from pipeline_ops.contracts.hosts import SshHosts
 from pipeline_ops.launch.agent import hold_ports
@@ -49,8 +50,10 @@ class Agent:
 
     def __init__(self, spec: AgentSpec):
         self.spec = spec
-        self.process = subprocess.Popen([sys.executable, "-m", AGENT_MODULE, spec.model_dump_json()], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        self.process = subprocess.Popen([sys.executable, "-m", AGENT_MODULE, spec.run], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.DEVNULL)
+        self.process.stdin.write(spec.model_dump_json().encode() + b"\n")
+        self.process.stdin.flush()
 
     def order(self, **values: object) -> None:
         self.process.stdin.write(Order(**values).model_dump_json().encode() + b"\n")
@@ -141,11 +144,35 @@ def test_ssh_never_asks_and_jumps_with_the_same_keys():
     argv = SshLauncher(hosts).command(Place(name="far", address="far", workers=1), spec)
     options = dict(word.split("=", 1) for word in argv if "=" in word and argv[argv.index(word) - 1] == "-o")
     assert (options["BatchMode"], options["StrictHostKeyChecking"], options["UserKnownHostsFile"]) == ("yes", "yes", "/known")
-    assert argv[-6:-1] == ["-l", "u", "-p", "2222", "far"]
+    assert argv[-7:-1] == ["-l", "u", "-p", "2222", "--", "far"]
     outer = shlex.split(options["ProxyCommand"])
-    assert outer[-2:] == ["[%h]:%p", "b@two"] and "IdentityFile=/key" in outer
+    assert outer[-3:] == ["[%h]:%p", "--", "b@two"] and "IdentityFile=/key" in outer
     inner = shlex.split(next(word for word in outer if word.startswith("ProxyCommand=")).partition("=")[2].replace("%%", "%"))
-    assert inner[-2:] == ["[%h]:%p", "a@one"] and inner[inner.index("-p") + 1] == "2201" and "UserKnownHostsFile=/known" in inner
+    assert inner[-3:] == ["[%h]:%p", "--", "a@one"] and inner[inner.index("-p") + 1] == "2201" and "UserKnownHostsFile=/known" in inner
+
+
+def test_a_destination_that_looks_like_an_option_is_a_name(tmp_path):
+    """F17: ssh itself is asked, and must complain of the name and execute nothing."""
+    hosts = SshHosts.model_validate({"launcher": "ssh", "hosts": [{"name": "far"}], "jump": [f"-oProxyCommand=touch {tmp_path}/executed"]})
+    spec = AgentSpec(host="far", run="r", lock="l", token_file="t", silence_seconds=1)
+    place = Place(name=f"-oProxyCommand=touch {tmp_path}/executed", address="far", workers=1)
+    for given in (place, place.model_copy(update={"name": "far"})):
+        done = subprocess.run(SshLauncher(hosts).command(given, spec), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 255
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_environment_of_the_hosts_is_on_no_command_line_and_in_no_file_for_others(start):
+    """F17: it may hold secrets, and all users of a host see command lines."""
+    job = start(lab={"environment": {"ACME_TOKEN": "s3cret-value"}}, is_held=True)
+    job.wait_until_held()
+    assert len(job.all()) >= 4, "launcher, agent, preloaded process and two workers"
+    assert any("ACME_TOKEN=s3cret-value" in environment(pid) for pid in job.all()), "the gang has it"
+    assert [command(pid) for pid in pids() if "s3cret" in command(pid)] == []
+    readable = [path for path in job.job.attempt.folder.rglob("*") if path.is_file() and path.stat().st_mode & 0o004]
+    assert readable and [path for path in readable if b"s3cret" in path.read_bytes()] == []
+    job.let_go()
+    assert job.end() == ExitCode.SUCCESS, job.message()
 
 
 def test_an_allocation_without_agents_lets_go_of_itself(tmp_path):

@@ -31,7 +31,7 @@ def test_the_manifest_is_what_kubernetes_publishes(values):
 
 
 def test_the_schema_can_be_seen_to_refuse():
-    service, job = manifest(KubernetesHosts.model_validate(FULL), "x", "/run", 3600)["items"]
+    service, job, _ = manifest(KubernetesHosts.model_validate(FULL), "x", "/run", 3600)["items"]
     job["spec"]["template"]["spec"]["containers"][0]["imagePolicy"] = "Always"
     service["spec"]["clusterIP"] = 3
     for item in (service, job):
@@ -40,12 +40,35 @@ def test_the_schema_can_be_seen_to_refuse():
 
 
 def test_every_pod_has_a_name_that_the_headless_service_resolves():
-    service, job = manifest(KubernetesHosts.model_validate(FULL), "gang", "/run", 3600)["items"]
+    service, job, _ = manifest(KubernetesHosts.model_validate(FULL), "gang", "/run", 3600)["items"]
     assert service["spec"]["clusterIP"] == "None"
     assert job["spec"]["completionMode"] == "Indexed" and job["spec"]["completions"] == job["spec"]["parallelism"] == 3
     assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
     assert job["spec"]["activeDeadlineSeconds"] == 3600, "the cluster ends what a dead launcher has left"
+
+
+def test_a_pod_has_no_rights_that_it_does_not_need():
+    """F17."""
+    hosts = KubernetesHosts.model_validate(FULL)
+    for named, wanted in ((None, False), ("trainer", True)):
+        _, job, _ = manifest(hosts.model_copy(update={"service_account": named}), "gang", "/run", 60)["items"]
+        pod = job["spec"]["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is wanted, "only an account that was named has a token"
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert pod["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    assert {"name": "tmp", "mountPath": "/tmp"} in pod["containers"][0]["volumeMounts"], "jobs need a place for temporary files"
+
+
+def test_only_pods_of_the_same_gang_reach_a_pod():
+    """F5, F17."""
+    _, job, policy = manifest(KubernetesHosts.model_validate(FULL), "gang", "/run", 3600)["items"]
+    selected = policy["spec"]["podSelector"]["matchLabels"]
+    assert selected == job["spec"]["template"]["metadata"]["labels"], "the policy is for the pods of the gang"
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": selected}}]}]
+    assert "gang" in selected.values(), "another gang has another label"
 
 
 def test_a_pod_trains_through_kubectl_exec_and_is_deleted_after_it(dataset, make_job_in, tmp_path, monkeypatch):

@@ -65,20 +65,24 @@ def test_no_free_port_is_told_with_the_range_to_widen(start):
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        job = start(lab={"first_port": port, "last_port": port}, train__max_restarts=0)
+        job = start(lab={"first_port": port, "last_port": port, "network": "trusted"}, train__max_restarts=0,
+                    train__strategy="parameter_server", train__workers=1, train__parameter_servers=1)
         assert job.end() == ExitCode.RETRY
-    assert "host localhost has 0 free ports where 2 are needed; widen first_port and last_port" in job.message()
+    assert "host localhost has 0 free ports where 3 are needed; widen first_port and last_port" in job.message()
     assert job.survivors() == []
 
 
-def test_a_second_job_for_the_same_artifact_is_refused(start):
+def test_a_second_job_for_the_same_artifact_waits_for_the_first(start):
     first = start(is_held=True)
     first.wait_until_held()
     second = start("second")
-    assert second.end() == ExitCode.RETRY
-    assert str(first.process.pid) in second.message()
+    waiting = second.wait_for(lambda moment: moment.phase == "wait")
+    assert f"is held by process {first.process.pid}" in waiting.message
     first.let_go()
     assert first.end() == ExitCode.SUCCESS
+    assert second.end() == ExitCode.SUCCESS
+    assert second.message() == "made by another run meanwhile"
+    assert second.steps("train") == []
 
 
 def test_an_error_in_the_config_is_not_tried_again(start):

@@ -14,7 +14,7 @@ from launch.running import assert_same, assert_went_on, command, starting
 
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.hosts import SlurmHosts
-from pipeline_ops.launch.slurm import address_of, sbatch_command
+from pipeline_ops.launch.slurm import address_of, batch_script, sbatch_command
 
 
 def test_what_slurm_is_asked_for():
@@ -23,6 +23,15 @@ def test_what_slurm_is_asked_for():
         "sbatch", "--parsable", "--no-requeue", "--no-kill", "--job-name=name", "--nodes=2-4", "--ntasks-per-node=1", "--output=/run/slurm.log",
         "--partition=gpu", "--cpus-per-task=8", "--gres=gpu:4"]
     assert "--exclusive" in sbatch_command(SlurmHosts(launcher="slurm", nodes=1), "name", Path("/run")), "all cores or those named"
+
+
+def test_the_batch_script_quotes_what_a_path_contains(tmp_path):
+    """F17: a quote in the storage root executed commands."""
+    attack = f"/root'; touch {tmp_path}/executed; echo '"
+    hosts = SlurmHosts(launcher="slurm", nodes=1, code=f"$(touch {tmp_path}/executed)", python=f"echo `touch {tmp_path}/executed`")
+    done = subprocess.run(["sh"], input=batch_script(hosts, Path(attack)), capture_output=True, text=True)
+    assert done.returncode == 127, "there is no such interpreter"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_address_of_a_node_is_the_one_that_slurm_uses():
@@ -43,7 +52,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def start(cluster, dataset, make_job_in, tmp_path):
-    nodes = {"launcher": "slurm", "nodes": 2, "cores_per_node": 1}
+    nodes = {"launcher": "slurm", "network": "trusted", "nodes": 2, "cores_per_node": 1}
     with starting(make_job_in, dataset, tmp_path, nodes, train__start_timeout_seconds=90) as start_job:
         yield start_job
 

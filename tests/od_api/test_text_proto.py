@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 from google.protobuf import descriptor_pb2, text_format
@@ -112,7 +113,7 @@ def test_what_protobuf_prints_is_read_as_it_was_meant(message, as_utf8, one_line
     assert parsed(text) == wanted_of(message)
 
 
-@settings(ANY_MACHINE, max_examples=300)
+@settings(ANY_MACHINE, max_examples=int(os.environ.get("TRAINYARD_FUZZ_CASES", "300")))
 @given(st.one_of(st.text(), st.text("ab:{}<>[],;'\"\\#-.0x19eE \n"), st.lists(
     st.sampled_from(["a", ":", "{", "}", "<", ">", "[", "]", ",", "1", "-", "'s'", "\n", "#c\n", "1.5", "true", " "])).map("".join)))
 def test_noise_is_read_or_refused_with_a_place_and_nothing_else(text):

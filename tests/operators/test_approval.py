@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from handed_over import hand_over
 
 from pipeline_ops.contracts.config import load_config
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.records import read_record
 from pipeline_ops.operators.approval import ApproveOperator, _ask
+from pipeline_ops.operators.chain import ExportOperator
 from pipeline_ops.operators.factory import make_dag
-from pipeline_ops.operators.job_operator import ExportOperator
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 
@@ -28,9 +29,9 @@ def with_approval(folder: Path, root: Path, **approval) -> Path:
     return folder / "digits.yaml"
 
 
-def context(train: str, evaluate: str, **conf) -> dict:
-    manifests = {"train": train, "evaluate": evaluate}
-    return {"ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests[task_ids]), "dag_run": SimpleNamespace(conf=conf), "run_id": "manual__1"}
+def context(train: str, evaluate: str) -> dict:
+    manifests = hand_over(Layout(Path(train).parents[4], "digits"), "manual__1", {"train": train, "evaluate": evaluate})
+    return {"ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests[task_ids]), "dag_run": SimpleNamespace(conf={}), "run_id": "manual__1"}
 
 
 def test_the_task_stands_before_export_and_other_runs_may_go_on_meanwhile(tmp_path):
@@ -57,11 +58,11 @@ def test_a_model_that_is_published_already_is_not_asked_about(workshop, tmp_path
     assert task.execute(context(train, workshop.evaluate(train))) is None
 
 
-def test_approval_for_one_run_only_is_refused_because_no_task_would_ask(workshop):
+def test_an_approval_that_no_task_of_the_dag_would_ask_for_is_refused(workshop, tmp_path):
     train = workshop.train("good")
-    conf = {"storage.root": str(workshop.root), "evaluate.approval": {"timeout_seconds": 5}}
+    config = with_approval(tmp_path, workshop.root)
     with pytest.raises(AirflowFailException, match="the DAG has no task that asks; set it in .*digits.yaml"):
-        ExportOperator(config_file=str(DIGITS)).execute(context(train, workshop.evaluate(train), **conf) | {"task_state_store": {}})
+        ExportOperator(config_file=str(config)).execute(context(train, workshop.evaluate(train)) | {"task_state_store": {}})
 
 
 def test_the_question_has_the_verdict_and_no_markdown_of_a_hostile_class(workshop, tmp_path):

@@ -15,6 +15,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException
+from authored import write_config
+from handed_over import hand_over
 
 from pipeline_ops.contracts.errors import ExitCode
 from pipeline_ops.contracts.figures import METRICS, REPORT, EvaluationFigures
@@ -23,7 +25,7 @@ from pipeline_ops.contracts.manifest import NAME, list_files, read_manifest, wri
 from pipeline_ops.contracts.records import TaskRecord, find_report, read_record
 from pipeline_ops.contracts.registry import Registry
 from pipeline_ops.contracts.shards import LABEL, shards_of
-from pipeline_ops.operators.job_operator import EvaluateOperator, ExportOperator, TrainOperator
+from pipeline_ops.operators.chain import EvaluateOperator, ExportOperator, TrainOperator
 
 pytestmark = pytest.mark.slow
 
@@ -63,14 +65,15 @@ class Chain:
         self.announced: list[int] = []  # versions, as events of the model's asset
 
     def run(self, run_id: str, dataset: str, gate: dict, **train) -> Outcome:
-        conf = {"storage.root": str(self._root), "train.strategy": "one_device", "train.workers": 1, "train.early_stopping": None,
-                "train.reduce_learning_rate": None, "train.best_checkpoint": None, "evaluate.gate": [gate]}
-        manifests = {"preprocess": dataset}
+        author = {"storage.root": str(self._root), "train.strategy": "one_device", "train.workers": 1, "train.early_stopping": None,
+                  "train.reduce_learning_rate": None, "train.best_checkpoint": None, "evaluate.gate": [gate]}
+        config = write_config(self._root / "configs", author)
+        manifests = hand_over(self._layout, run_id, {"preprocess": dataset})
         context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests[task_ids], id="1", max_tries=2), "run_id": run_id,
-                   "dag_run": SimpleNamespace(conf=conf | {f"train.{key}": value for key, value in train.items()}, clear_number=0),
+                   "dag_run": SimpleNamespace(conf={f"train.{key}": value for key, value in train.items()}, clear_number=0),
                    "outlet_events": defaultdict(lambda: SimpleNamespace(add=lambda asset, extra: self.announced.append(extra["version"])))}
         for operator in (TrainOperator, EvaluateOperator, ExportOperator):
-            task = operator(config_file=str(CONFIG))
+            task = operator(config_file=str(config))
             task.patience_seconds = 240.0  # there is nobody that it could defer to
             try:
                 manifests[operator.job] = task.execute(context | {"task_state_store": Store()})
@@ -97,7 +100,10 @@ def with_shuffled_labels(dataset: str, folder: Path) -> str:
         with tf.io.TFRecordWriter(str(file)) as writer:
             for example in shard:
                 writer.write(example.SerializeToString(deterministic=True))
-    write_manifest(folder, manifest.model_copy(update={"files": list_files(folder, {file.path: file.num_examples for file in manifest.files})}))
+    fingerprint = manifest.fingerprint.model_copy(update={"inputs": {"labels": "shuffled"}})
+    write_manifest(folder, manifest.model_copy(update={
+        "files": list_files(folder, {file.path: file.num_examples for file in manifest.files}),
+        "fingerprint": fingerprint, "fingerprint_digest": fingerprint.digest}))
     return str(folder / NAME)
 
 

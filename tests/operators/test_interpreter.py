@@ -90,13 +90,18 @@ print(json.dumps([sorted(v.dag_id for v in made.values() if isinstance(v, DAG)),
 _TASK = """
 import sys
 from types import SimpleNamespace
-from pipeline_ops.operators.job_operator import TrainOperator
+sys.path.append("TESTS")
+from handed_over import hand_over
+from pipeline_ops.contracts.config import load_config
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.operators.chain import TrainOperator
 class Store(dict):
     set = dict.__setitem__
 config, dataset = sys.argv[1:]
 operator = TrainOperator(config_file=config)
 operator.patience_seconds = 300
-conf = {"train.epochs": 2, "train.early_stopping": None, "train.workers": 2}
+dataset = hand_over(Layout(load_config(config).root, "digits"), "1", {"preprocess": dataset})["preprocess"]
+conf = {"train.epochs": 2}
 print(operator.execute({"ti": SimpleNamespace(xcom_pull=lambda task_ids: dataset, id="1", max_tries=2),
                         "dag_run": SimpleNamespace(conf=conf, clear_number=0), "run_id": "1", "task_state_store": Store()}))
 """
@@ -113,6 +118,6 @@ def test_airflow_without_tensorflow_and_beam_runs_a_training_without_airflow(dat
     dags, modules = json.loads(run_python(for_airflow, _PARSE, str(ROOT / "dags" / "trainyard.py"), **environment))
     assert "digits" in dags
     assert not set(modules) & set(ONLY_FOR_JOBS)
-    manifest = read_manifest(run_python(for_airflow, _TASK, str(config.file), dataset, **environment))
+    manifest = read_manifest(run_python(for_airflow, _TASK.replace("TESTS", str(ROOT / "tests")), str(config.file), dataset, **environment))
     assert {"tensorflow-cpu", "keras"} & set(manifest.fingerprint.versions)
     assert manifest.figures["workers"] == 2

@@ -7,12 +7,15 @@ import os
 import signal
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-import yaml
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, TaskDeferred
+from authored import write_config
+from handed_over import hand_over
 from launch.running import config_with_hosts
 from processes import Stopwatch
 
@@ -25,8 +28,9 @@ from pipeline_ops.contracts.manifest import Manifest, read_manifest, write_manif
 from pipeline_ops.contracts.processes import group_members
 from pipeline_ops.contracts.progress import ProgressReader
 from pipeline_ops.contracts.records import read_record
+from pipeline_ops.contracts.request import read_status
 from pipeline_ops.contracts.wanted import STORE_KEY, ask_to_end
-from pipeline_ops.operators.job_operator import ExportOperator, TrainOperator
+from pipeline_ops.operators.chain import ExportOperator, TrainOperator
 from pipeline_ops.operators.process import JobHandle, job_environment
 from pipeline_ops.operators.trigger import JobTrigger
 
@@ -42,11 +46,12 @@ class Store(dict):
 class Run:
     """One task of one run, over several tries."""
 
-    def __init__(self, root, manifests, config: Path = CONFIG, **conf):
-        self.config = config
-        self.conf = {"storage.root": str(root), "train.epochs": 4, "train.checkpoint_every_steps": 5, "train.early_stopping": None} | conf
+    def __init__(self, root, manifests, base: Path = CONFIG, author: Mapping[str, Any] | None = None, **conf):
+        quick = {"storage.root": str(root), "train.epochs": 4, "train.checkpoint_every_steps": 5, "train.early_stopping": None}
+        self.config = write_config(base.parent if base != CONFIG else root / "configs", quick | dict(author or {}), base)
+        self.conf = conf
         self.layout = Layout(root, "digits")
-        self.store, self._manifests = Store(), manifests
+        self.store, self._manifests = Store(), hand_over(self.layout, "manual__1", manifests)
 
     def context(self) -> dict:
         task = SimpleNamespace(xcom_pull=lambda task_ids: self._manifests[task_ids], id=uuid.uuid4(), max_tries=2)
@@ -68,7 +73,7 @@ class Run:
     @property
     def handle(self) -> JobHandle:
         """Of the job that is claimed."""
-        return JobHandle.from_json(self.store[STORE_KEY])
+        return JobHandle(self.layout.attempt("manual__1", "train", self.store[STORE_KEY]["attempt"]))
 
     def record(self):
         return read_record(self.layout.task_record("manual__1", "train"))
@@ -122,9 +127,7 @@ def test_a_killed_job_is_retried_and_goes_on_from_its_checkpoint(run, tmp_path, 
     (tmp_path / "hold").touch()
     monkeypatch.setenv("TRAINYARD_TEST_HOLD", str(tmp_path))
     config = config_with_hosts(tmp_path / "configs", {"launcher": "local"})
-    values = yaml.safe_load(config.read_text())
-    config.write_text(yaml.safe_dump(values | {"train": values["train"] | {"callbacks": ["holding:Hold"]}}))
-    task = run(config=config)
+    task = run(base=config, author={"train.callbacks": ["holding:Hold"]})
     handle = task.start()
     wait_until((tmp_path / "held").exists)
     os.kill(handle.process.pid, signal.SIGKILL)
@@ -182,7 +185,7 @@ def test_a_restart_of_the_triggerer_does_not_touch_the_job(run):
 
 def test_an_unknown_key_from_the_rest_api_is_refused_before_any_work(run):
     task = run(**{"train.epoch": 3})
-    with pytest.raises(AirflowFailException, match="unknown key; the nearest valid name is 'epochs'"):
+    with pytest.raises(AirflowFailException, match="conf train.epoch: unknown key; the nearest valid name is 'train.epochs'"):
         task.execute()
     assert task.store == {}
 
@@ -198,18 +201,19 @@ def test_an_earlier_task_that_was_marked_a_success_by_hand_is_named(tmp_path):
 @pytest.mark.parametrize("key", ["train.python", "evaluate.python"])
 def test_who_may_start_a_run_may_not_choose_the_program_that_it_starts(run, key):
     task = run(**{key: "/bin/sh"})
-    with pytest.raises(AirflowFailException, match=f"{key} can't be chosen for a run; it is for the author of"):
+    with pytest.raises(AirflowFailException, match=f"conf {key}: only the author of the pipeline sets it: it selects a program"):
         task.execute()
     assert task.store == {}
 
 
 def test_a_job_that_is_not_done_in_time_ends_itself_with_all_its_processes(run):
-    task = run(**{"train.timeout_seconds": 8, "train.epochs": 5000})
+    task = run(author={"train.timeout_seconds": 8}, **{"train.epochs": 5000})
     handle = task.start()
     wait_for_workers(handle, 3)  # a machine that is so busy that there are no workers before the time is up has the others to end
     group = handle.process.pid
     [event] = asyncio.run(events_of(task.trigger))
-    assert event.payload["message"] == "not done after timeout_seconds (8)"
+    assert event.payload == {"attempt": handle.attempt.folder.name}
+    assert read_status(handle.attempt).message == "not done after timeout_seconds (8)"
     wait_until(lambda: group_members(group) == [])
     assert not list(task.layout.artifacts("train").glob("[!.]*"))
 
@@ -230,17 +234,19 @@ def test_a_model_that_has_not_passed_the_gate_is_not_exported_and_that_is_no_fai
     rule = RuleVerdict(metric="accuracy", passed=False, text="accuracy 0.5 is below 0.9")
     evaluation = EvaluationFigures(num_examples=1, challenger=challenger, champion=None, champion_version=None, gate_passed=False, rules=[rule])
     fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-    write_manifest(tmp_path, Manifest(job="evaluate", pipeline="digits", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest, files=[],
-                                      figures=evaluation.model_dump()))
-    task = Run(tmp_path, {"train": "unused", "evaluate": str(tmp_path / "manifest.json")})
+    for job, figures in (("train", {}), ("evaluate", evaluation.model_dump())):
+        (tmp_path / job).mkdir()
+        write_manifest(tmp_path / job, Manifest(job=job, pipeline="digits", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest,
+                                                files=[], figures=figures))
+    task = Run(tmp_path, {job: str(tmp_path / job / "manifest.json") for job in ("train", "evaluate")})
     with pytest.raises(AirflowSkipException, match="trained, not published: accuracy 0.5 is below 0.9"):
-        ExportOperator(config_file=str(CONFIG)).execute(task.context())
+        ExportOperator(config_file=str(task.config)).execute(task.context())
     assert read_record(task.layout.task_record("manual__1", "export")).state == "skipped"
 
 
 def test_a_job_does_not_inherit_airflows_secrets():
     environment = {"PATH": "/bin", "AIRFLOW__API_AUTH__JWT_SECRET": "x", "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "y", "AIRFLOW_CONN_AWS": "z"}
-    assert job_environment(environment) == {"PATH": "/bin"}
+    assert job_environment(environment) == {"PATH": "/bin", "PYTHONSAFEPATH": "1"}
 
 
 def test_the_example_config_is_valid():

@@ -10,14 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from authored import write_config
 
 from pipeline_ops.contracts.fingerprint import Fingerprint
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import NAME, Input, Manifest, ManifestFile, write_manifest
 from pipeline_ops.contracts.records import TaskRecord, write_record
-from pipeline_ops.operators.job_operator import OPERATORS
+from pipeline_ops.operators.chain import OPERATORS
 
-CONFIG = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 FIGURES = {"export": {"name": "digits", "version": 3, "compared_with": None, "metrics": {}, "num_checked": 2, "max_difference": 0.0,
                       "top1_agreement": 1.0, "class_names": ["0"]}}
 
@@ -26,7 +26,8 @@ class Run:
     """What the tasks of a run have left below a storage root, and what the provider says of them."""
 
     def __init__(self, root: Path):
-        self.layout, self.conf = Layout(root, "digits"), {"storage.root": str(root), "preprocess.source.path": "s3://lake/raw/digits"}
+        self.layout = Layout(root, "digits")
+        self.config = write_config(root / "configs", {"storage.root": str(root), "preprocess.source.path": "s3://lake/raw/digits"})
 
     def leave(self, job: str, raw: dict[str, str] | None = None, **inputs: Input) -> Input:
         fingerprint = Fingerprint(config={}, inputs=raw or {}, code={}, versions={"job": job})
@@ -47,8 +48,8 @@ class Run:
             from airflow.providers.openlineage.plugins.adapter import OpenLineageAdapter
             from openlineage.client import OpenLineageClient
             from openlineage.client.transport.file import FileConfig, FileTransport
-        operator = next(each for each in OPERATORS if each.job == job)(config_file=str(CONFIG))
-        context = {"dag_run": SimpleNamespace(conf=self.conf)}
+        operator = next(each for each in OPERATORS if each.job == job)(config_file=str(self.config))
+        context = {"dag_run": SimpleNamespace(conf={}), "run_id": "run-1"}
         task_instance = SimpleNamespace(run_id="run-1", get_template_context=lambda: context)
         found = manager.ExtractorManager().extract_metadata(SimpleNamespace(run_id="run-1"), operator, "success", task_instance)
         adapter = OpenLineageAdapter(OpenLineageClient(transport=FileTransport(FileConfig(log_file_path=str(events), append=True))))
@@ -89,6 +90,6 @@ def test_a_task_that_left_nothing_is_told_without_data_sets(tmp_path):
 
 
 def test_nothing_of_openlineage_is_imported_before_it_asks():
-    code = ("import sys, pipeline_ops.operators.dags, pipeline_ops.operators.job_operator;"
+    code = ("import sys, pipeline_ops.operators.dags, pipeline_ops.operators.chain;"
             "print([name for name in sys.modules if name.startswith('openlineage')])")
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
 from pipeline_ops.contracts.errors import ExitCode, MachineError
 from pipeline_ops.contracts.files import write_json
-from pipeline_ops.contracts.fingerprint import Fingerprint
+from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.plan import JobPlan
-from pipeline_ops.contracts.processes import ProcessIdentity, group_members, start_detached
+from pipeline_ops.contracts.processes import ATTEMPT_VARIABLE, ProcessIdentity, group_members, kill_group, start_detached
 from pipeline_ops.contracts.request import Request, read_status
 from pipeline_ops.contracts.wanted import STORE_KEY, ask_to_end, reason_to_end
-from pipeline_ops.operators.job_operator import TrainOperator
-from pipeline_ops.operators.process import JobHandle, prepare_job, start_job
+from pipeline_ops.operators.chain import TrainOperator
+from pipeline_ops.operators.process import JobHandle, bring_our_code, job_environment, prepare_job, start_job
 
-CONFIG = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
+DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 
 
 class Store(dict):
@@ -32,8 +36,21 @@ class Store(dict):
 
 
 @pytest.fixture
+def operator(tmp_path) -> TrainOperator:
+    """The operator of a pipeline whose root is the test's folder."""
+    values = yaml.safe_load(DIGITS.read_text())
+    values["storage"]["root"] = str(tmp_path)
+    (tmp_path / "digits.yaml").write_text(yaml.safe_dump(values))
+    return TrainOperator(config_file=str(tmp_path / "digits.yaml"))
+
+
+def running(operator: TrainOperator, task: dict) -> JobHandle | None:
+    return operator._running_already(operator._config(task), task)
+
+
+@pytest.fixture
 def plan(tmp_path) -> JobPlan:
-    request = Request(job="train", pipeline="digits", run_id="run", config_file=str(CONFIG), config={}, root=str(tmp_path),
+    request = Request(job="train", pipeline="digits", run_id="run", config_file=str(DIGITS), config={}, root=str(tmp_path),
                       artifact=str(tmp_path / "artifact"), fingerprint=Fingerprint(config={}, inputs={}, code={}, versions={}), deadline_seconds=60)
     return JobPlan(request, tmp_path / "artifact" / "manifest.json", is_cached=False, reason="never made before")
 
@@ -47,24 +64,25 @@ def handle(plan, tmp_path) -> JobHandle:
 @pytest.fixture
 def process(handle, tmp_path) -> Iterator[ProcessIdentity]:
     """Of the job, and idle."""
-    found = ProcessIdentity.of(start_detached(["sleep", "600"], tmp_path / "log").pid)
+    environment = os.environ | {ATTEMPT_VARIABLE: str(handle.attempt.folder)}
+    found = ProcessIdentity.of(start_detached(["sleep", "600"], tmp_path / "log", environment).pid)
     write_json(handle.attempt.process, found.to_json())
     yield found
-    JobHandle(handle.attempt, "").bury()
+    kill_group(found, 1.0)
 
 
 def context(handle: JobHandle, max_tries: int = 2) -> dict:
     """Of the second try of a task whose first one has claimed the job."""
-    claim = {"task_instance": "first", "max_tries": 2, "clear_number": 0}
+    stored = {"attempt": handle.attempt.folder.name, "claim": {"task_instance": "first", "max_tries": 2, "clear_number": 0}}
     return {"ti": SimpleNamespace(id="second", max_tries=max_tries), "dag_run": SimpleNamespace(conf={}, clear_number=0), "run_id": "run",
-            "task_state_store": Store({STORE_KEY: handle.to_json() | {"claim": claim}})}
+            "task_state_store": Store({STORE_KEY: stored})}
 
 
 def test_who_is_killed_before_it_has_started_its_job_leaves_a_folder_that_says_so(handle):
     assert handle.process is None
     assert not handle.is_alive()
-    assert handle.outcome().message == f"the job in {handle.attempt.folder} was not started"
-    assert JobHandle.from_json(handle.to_json()) == handle
+    assert handle.outcome().message.startswith(f"the job in {handle.attempt.folder} was not started")
+    assert handle.reason == "never made before"
 
 
 def test_a_job_that_is_ended_before_it_is_started_does_not_begin(plan, handle):
@@ -79,29 +97,29 @@ def test_a_job_that_is_ended_before_it_is_started_does_not_begin(plan, handle):
     assert read_status(handle.attempt).message == "its task was ended in Airflow"
 
 
-def test_the_next_try_takes_over_the_job_that_still_runs(handle, process):
+def test_the_next_try_takes_over_the_job_that_still_runs(operator, handle, process):
     task = context(handle)
-    assert TrainOperator(config_file=str(CONFIG))._running_already(task) == handle
+    assert running(operator, task) == handle
     assert process.is_alive()
     assert task["task_state_store"][STORE_KEY]["claim"]["task_instance"] == "second"
 
 
-def test_the_next_try_does_not_follow_a_job_that_is_about_to_end(handle, process):
+def test_the_next_try_does_not_follow_a_job_that_is_about_to_end(operator, handle, process):
     """As when Airflow takes a living task for dead: it kills the task, which tells its job to end, and starts the next try at the same time."""
     ask_to_end(handle.attempt, "its task was ended in Airflow")
-    assert TrainOperator(config_file=str(CONFIG))._running_already(context(handle)) is None
+    assert running(operator, context(handle)) is None
     assert group_members(process.pid) == []
 
 
-def test_a_cleared_task_ends_the_job_that_still_runs(handle, process):
-    assert TrainOperator(config_file=str(CONFIG))._running_already(context(handle, max_tries=3)) is None
+def test_a_cleared_task_ends_the_job_that_still_runs(operator, handle, process):
+    assert running(operator, context(handle, max_tries=3)) is None
     assert group_members(process.pid) == []
     assert reason_to_end(handle.attempt) == "another try of its task has begun anew"
 
 
-def test_a_job_that_outlives_its_own_deadline_is_ended_and_not_found_again(handle, process):
+def test_a_job_that_outlives_its_own_deadline_is_ended_and_not_found_again(operator, handle, process):
     with pytest.raises(TaskDeferralTimeout):
-        TrainOperator(config_file=str(CONFIG)).resume_execution("__fail__", {"error": "Trigger timeout"}, context(handle))
+        operator.resume_execution("__fail__", {"error": "Trigger timeout"}, context(handle))
     assert group_members(process.pid) == []
     assert reason_to_end(handle.attempt) == "it did not end by its own deadline"
 
@@ -121,3 +139,104 @@ def test_a_job_that_can_not_be_told_is_killed_all_the_same(handle, process):
     with pytest.raises(MachineError):
         handle.end("its task was ended in Airflow")
     assert group_members(process.pid) == []
+
+
+def test_a_file_that_names_the_process_of_another_job_ends_nothing_of_it(handle, tmp_path):
+    """F8: whoever read `process.json` killed the process group in it."""
+    other = ProcessIdentity.of(start_detached(["sleep", "600"], tmp_path / "log").pid)
+    write_json(handle.attempt.process, other.to_json())
+    try:
+        assert handle.end("its task was ended in Airflow")
+        assert other.is_alive()
+        dead = dataclasses.replace(other, start_ticks=other.start_ticks + 1)
+        write_json(handle.attempt.process, dead.to_json())
+        assert handle.reap()
+        assert other.is_alive()
+    finally:
+        assert kill_group(other, 1.0)
+
+
+def test_what_a_killed_leader_leaves_of_its_own_group_is_ended(handle, tmp_path):
+    """The members inherit the mark of the attempt, so they are found without the leader."""
+    environment = os.environ | {ATTEMPT_VARIABLE: str(handle.attempt.folder)}
+    leader = start_detached(["sh", "-c", "sleep 600 & sleep 600"], tmp_path / "log", environment)
+    process = ProcessIdentity.of(leader.pid)
+    write_json(handle.attempt.process, process.to_json())
+    while len(group_members(process.pid)) < 3:
+        time.sleep(0.05)
+    leader.kill()
+    leader.wait()
+    assert len(group_members(process.pid)) == 2
+    assert handle.reap()
+    assert group_members(process.pid) == []
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"host": "x", "pid": -1, "start_ticks": 0}', b'{"host": "x", "pid": 0, "start_ticks": 0}',
+                                     b'{"host": "", "pid": 7, "start_ticks": 7}', b'{"host": "x", "pid": "all", "start_ticks": 0}'])
+def test_a_damaged_process_file_is_no_process(handle, content):
+    handle.attempt.process.write_bytes(content)
+    assert handle.process is None
+    assert "was not started, or process.json there is damaged" in handle.outcome().message
+    assert handle.end("its task was ended in Airflow")
+
+
+@pytest.mark.parametrize("content", [b"{", b"null", b'{"exit_code": 1}', b'{"exit_code": 0, "manifest": []}'])
+def test_a_damaged_status_counts_as_none(handle, process, content):
+    handle.attempt.status.write_bytes(content)
+    assert handle.outcome() is None, "it still runs"
+    kill_group(process, 1.0)
+    assert handle.outcome().exit_code == ExitCode.RETRY
+    assert f"{handle.attempt.status}: not a valid Status" in handle.outcome().message
+
+
+def test_scratch_is_not_removed_through_a_link(handle, process, tmp_path):
+    """F8."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "precious").touch()
+    handle.attempt.scratch.symlink_to(victim)
+    handle.end("its task was ended in Airflow")
+    assert (victim / "precious").exists()
+
+
+def test_the_folder_of_an_attempt_is_for_its_owner_only(handle):
+    """F10, F17: the request may hold the environment of hosts."""
+    assert handle.attempt.folder.stat().st_mode & 0o777 == 0o700
+    assert handle.attempt.request.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_value_that_a_user_has_put_into_the_store_makes_the_task_end_its_newest_job(operator, handle, process):
+    """F8: no folder is taken from there."""
+    task = context(handle)
+    task["task_state_store"][STORE_KEY] = {"attempt": "/etc", "reason": "", "claim": {}}
+    assert running(operator, task) is None
+    assert group_members(process.pid) == []
+
+
+DROPPED = "import pathlib; pathlib.Path({!r}).touch()"
+
+
+def test_a_module_that_was_dropped_into_the_folder_of_a_job_is_not_imported(plan, handle, tmp_path):
+    """F10: the folder of the attempt was the first in `sys.path`."""
+    for name in ("json.py", "logging.py", "argparse.py", "sitecustomize.py", "pipeline_ops.py"):
+        (handle.attempt.folder / name).write_text(DROPPED.format(str(tmp_path / "victim")))
+    job = start_job(plan, handle.attempt)
+    while job.is_alive():
+        time.sleep(0.05)
+    assert read_status(handle.attempt) is not None, handle.attempt.log.read_text()
+    assert not (tmp_path / "victim").exists()
+
+
+def test_another_interpreter_finds_our_packages_outside_of_the_attempt(plan, handle, tmp_path):
+    """F10: links in the attempt's folder were on its path."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "other"], check=True)
+    environment = job_environment(os.environ) | bring_our_code({})
+    script = """
+import importlib.util, sys
+print(*(importlib.util.find_spec(name).origin for name in ("pipeline_ops.contracts", "beam_jobs.stages")), *sys.path)
+"""
+    python = tmp_path / "other" / "bin" / "python"
+    done = subprocess.run([python, "-c", script], env=environment, cwd=handle.attempt.folder, capture_output=True, text=True)
+    found = done.stdout.split()
+    assert found[:2] == [str(CODE_ROOT / "pipeline_ops/contracts/__init__.py"), str(CODE_ROOT / "beam_jobs/stages/__init__.py")], done.stderr
+    assert not [path for path in found[2:] if path == "" or path.startswith(str(handle.attempt.folder)) or path == str(CODE_ROOT)]

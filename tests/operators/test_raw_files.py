@@ -12,13 +12,14 @@ import fsspec
 import pytest
 import yaml
 from airflow.sdk.exceptions import AirflowFailException
+from authored import write_config
 
 from pipeline_ops.contracts.config import load_config
 from pipeline_ops.contracts.errors import ConfigError
 from pipeline_ops.contracts.files import write_whole
 from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.operators.chain import PreprocessOperator
 from pipeline_ops.operators.factory import make_dag
-from pipeline_ops.operators.job_operator import PreprocessOperator
 from pipeline_ops.operators.raw_files import RawFilesTrigger, is_new
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
@@ -136,6 +137,7 @@ def test_with_days_in_the_source_runs_have_intervals_and_each_reads_its_own_fold
 
 def test_a_run_without_an_interval_says_so_before_any_work_and_may_name_its_folder(tmp_path):
     config = config_with(tmp_path, "0 3 * * *", "raw/{start:%Y-%m-%d}")
+    write_config(tmp_path, {"per_run": {"preprocess.source.path": ["raw/*"]}}, base=config)
     run = SimpleNamespace(conf={}, data_interval_start=None, data_interval_end=None)
     context = {"dag_run": run, "run_id": "manual__1", "task_state_store": {}}
     with pytest.raises(AirflowFailException, match=r"this run has no data interval.*; give it a preprocess\.source\.path of its own"):

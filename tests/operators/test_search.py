@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from authored import write_config
+from handed_over import hand_over
 
 from pipeline_ops.contracts.figures import Epoch
 from pipeline_ops.contracts.layout import Layout
@@ -16,7 +18,6 @@ from pipeline_ops.contracts.records import TaskRecord, read_record, write_record
 from pipeline_ops.contracts.search import read_search
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
 
-CONFIG = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 RATES = [0.001, 0.01, 0.1]
 
 
@@ -27,26 +28,28 @@ class Store(dict):
 class Run:
     """The tasks of one run, by hand."""
 
-    def __init__(self, root: Path, dataset: str | None, **conf):
-        self.conf = {"storage.root": str(root), "train.epochs": 1, "train.workers": 1, "train.strategy": "one_device",
-                     "search": {"parameters": {"train.optimizer.learning_rate": RATES}, "monitor": "validation_accuracy"}} | conf
-        self.layout, self.manifests = Layout(root, "digits"), {"preprocess": dataset}
+    def __init__(self, root: Path, dataset: str | None, **author):
+        quick = {"storage.root": str(root), "train.epochs": 1, "train.workers": 1, "train.strategy": "one_device",
+                 "search": {"parameters": {"train.optimizer.learning_rate": RATES}, "monitor": "validation_accuracy"}}
+        self.config = str(write_config(root / "configs", quick | author))
+        self.layout = Layout(root, "digits")
+        self.manifests = hand_over(self.layout, "manual__1", {"preprocess": dataset})
 
     def context(self) -> dict:
         return {"ti": SimpleNamespace(xcom_pull=lambda task_ids: self.manifests.get(task_ids), id="1", max_tries=2),
-                "dag_run": SimpleNamespace(conf=self.conf, clear_number=0), "run_id": "manual__1", "task_state_store": Store()}
+                "dag_run": SimpleNamespace(conf={}, clear_number=0), "run_id": "manual__1", "task_state_store": Store()}
 
     def search(self) -> list[dict]:
-        self.manifests["search"] = SearchOperator(config_file=str(CONFIG)).execute(self.context())
+        self.manifests["search"] = SearchOperator(config_file=self.config).execute(self.context())
         return self.manifests["search"]
 
     def try_out(self, trial: dict) -> str:
-        operator = TrialOperator(task_id="trial", config_file=str(CONFIG), trial=trial)
+        operator = TrialOperator(task_id="trial", config_file=self.config, trial=trial)
         operator.patience_seconds = 240  # there is nobody here that it could defer to
         return operator.execute(self.context())
 
     def choose(self) -> str:
-        return ChooseOperator(config_file=str(CONFIG)).execute(self.context())
+        return ChooseOperator(config_file=self.config).execute(self.context())
 
     def record(self, name: str) -> TaskRecord | None:
         return read_record(self.layout.task_record("manual__1", name))
@@ -71,7 +74,8 @@ def finished(run: Run, workshop, accuracies: list[float | None]) -> list[str]:
         if accuracy is None:
             record = TaskRecord(state="failed", message="the loss diverged at step 3\nand more", exit_code=78)
         else:
-            uri = workshop.train("good", tag=str(number))
+            made = workshop.train("good", tag=str(number))
+            uri = hand_over(run.layout, "another run", {"train": made})["train"]
             history = [Epoch(epoch=0, step=1, metrics={"validation_accuracy": accuracy, "validation_loss": 1 - accuracy}, learning_rate=0.1)]
             made = read_manifest(uri)
             figures = made.figures | {"history": [epoch.model_dump() for epoch in history], "best_epoch": 0}
@@ -93,6 +97,19 @@ def test_the_best_goes_on_and_the_table_is_kept(workshop, dataset, tmp_path):
         "* trial-001  validation_accuracy 0.9500  optimizer.learning_rate 0.01",
         "  trial-000  validation_accuracy 0.8000  optimizer.learning_rate 0.001",
         "  trial-002  failed: the loss diverged at step 3  optimizer.learning_rate 0.1"]
+
+
+@pytest.mark.parametrize("trial", [{"number": 1, "parameters": {"train.python": "/bin/sh", "storage.root": "/srv"}}, {"number": 7}, {}, [], "x"])
+def test_of_what_the_search_has_left_only_the_number_of_a_trial_counts(dataset, tmp_path, trial):
+    """F9: who may edit an XCom can name another trial of this search, and nothing else."""
+    run = Run(tmp_path, dataset)
+    operator = TrialOperator(task_id="trial", config_file=run.config, trial=trial)
+    if trial and trial != "x" and trial["number"] == 1:
+        assert operator._config(run.context()).train.optimizer.learning_rate == RATES[1]
+        assert operator._config(run.context()).train.python is None
+    else:
+        with pytest.raises(AirflowFailException, match="has no trial"):
+            operator._config(run.context())
 
 
 def test_a_trial_that_somebody_has_ended_counts_as_failed(workshop, dataset, tmp_path):
@@ -126,8 +143,8 @@ def test_a_trial_that_can_not_be_trained_fails_the_search_before_any_is(dataset,
 
 
 def test_a_trial_that_fails_is_recorded_under_its_own_name(dataset, tmp_path):
-    damaged = tmp_path / "nowhere" / "manifest.json"
-    run = Run(tmp_path, str(damaged))
+    run = Run(tmp_path, dataset)
+    Path(run.manifests["preprocess"]).unlink()
     with pytest.raises(AirflowException, match="there is no such manifest"):
         run.try_out(run.search()[0])
     assert run.record("trial-000").state == "failed"

@@ -46,3 +46,33 @@ def test_weight_decay_of_sgd_is_taken_off_the_weights_before_the_step_in_one_pie
         by_hand = by_hand * (1 - 0.1 * 0.5) + velocity
     assert whole.numpy() == pytest.approx(by_hand, rel=1e-6)
     assert np.concatenate([piece.numpy() for piece in pieces]) == pytest.approx(by_hand, rel=1e-6)
+
+
+@pytest.mark.parametrize("num_steps, decay", [(1, 0.999), (5, 0.9), (40, 0.999), (40, 0.1)])
+def test_averaged_weights_are_warmed_up_in_one_piece_and_in_several(num_steps, decay):
+    """With the plain decay of 0.999, 40 steps would leave 96 percent of the initial weights in the average."""
+    import numpy as np
+    import tensorflow as tf
+
+    from pipeline_ops.contracts.config_optimizer import Optimizer
+    from pipeline_ops.training.optimizer import make_optimizer
+    from pipeline_ops.training.piecewise import PiecewiseOptimizer
+
+    config = Optimizer(name="sgd", learning_rate=0.1, average_weights=decay)
+    whole, pieces = tf.Variable([100.0, -100.0]), [tf.Variable([100.0]), tf.Variable([-100.0])]
+    optimizer = make_optimizer(config)
+    zeros = lambda like: tf.Variable(0, dtype=tf.int64) if like is None else tf.Variable(tf.zeros_like(like))  # noqa: E731
+    piecewise = PiecewiseOptimizer(config, [pieces], zeros)
+    by_hand, average = np.array([100.0, -100.0]), np.zeros(2)
+    for step in range(num_steps):
+        gradient = by_hand  # towards zero
+        optimizer.apply_gradients([(tf.constant(gradient, tf.float32), whole)])
+        piecewise.apply([tf.constant(gradient, tf.float32)], tf.constant(0.1))
+        by_hand = by_hand - 0.1 * gradient
+        kept = 0 if step == 0 else min(decay, (1 + step) / (10 + step))
+        average = kept * average + (1 - kept) * by_hand
+    [averaged] = optimizer._model_variables_moving_average
+    assert averaged.numpy() == pytest.approx(average, rel=1e-4)
+    [parts] = piecewise.averages
+    assert np.concatenate([part.numpy() for part in parts]) == pytest.approx(average, rel=1e-4)
+    assert num_steps < 40 or abs(average[0]) < 15  # and the weights began with 100

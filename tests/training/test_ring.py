@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import socket
 import threading
 import time
@@ -10,39 +13,43 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from listeners import ListenerWatch, listeners
 
 from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.training.rendezvous import hear, listen, split_address
 from pipeline_ops.training.ring import Ring, join_ring
 
 TIMEOUT_SECONDS = 60.0
+TOKEN = os.urandom(16)
 
 
-class Board:
-    """Stands for the strategy's all-gather: what every worker has said, once all have."""
-
-    def __init__(self, workers: int):
-        self._said: dict[int, bytes] = {}
-        self._all = threading.Barrier(workers)
-
-    def gather(self, worker: int, value: bytes) -> list[bytes]:
-        self._said[worker] = value
-        self._all.wait(TIMEOUT_SECONDS)
-        return [self._said[worker] for worker in sorted(self._said)]
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in held]
 
 
-def together(workers: int, work) -> list:
+def near_addresses(workers: int) -> list[str]:
+    """All on one host. Nothing listens at the ports."""
+    return [f"127.0.0.1:{port}" for port in range(1, workers + 1)]
+
+
+def far_addresses(workers: int) -> list[str]:
+    """Each on another address, as on hosts of their own."""
+    return [f"127.0.0.{number}:{port}" for number, port in enumerate(free_ports(workers), 1)]
+
+
+def together(addresses: list[str], work) -> list:
     """What each worker returns, called with its ring."""
-    board = Board(workers)
-
     def life(worker: int):
-        ring = join_ring(worker, workers, "127.0.0.1", lambda value: board.gather(worker, value), TIMEOUT_SECONDS)
+        ring = join_ring(worker, addresses, TOKEN, TIMEOUT_SECONDS, TIMEOUT_SECONDS)
         try:
             return work(worker, ring)
         finally:
             ring.close()
 
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(life, range(workers)))
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        return list(pool.map(life, range(len(addresses))))
 
 
 def connected(family: int) -> tuple[socket.socket, socket.socket]:
@@ -123,7 +130,7 @@ def test_workers_of_one_host_share_memory():
         ring.all_reduce(np.zeros(1000, np.float32))
         return [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "trainyard-ring" in line]
 
-    assert any(together(2, kinds))
+    assert any(together(near_addresses(2), kinds))
 
 
 @on_either
@@ -164,29 +171,133 @@ def test_a_silent_peer_is_named(family):
     ring.close()
 
 
-def test_a_stranger_that_does_not_know_the_token_is_refused():
-    board = Board(2)
+def sum_of_ones(worker: int, ring: Ring) -> list[float]:
+    return list(ring.all_reduce(np.ones(3, np.float32))[0])
 
-    def gather(worker: int, value: bytes) -> list[bytes]:
-        said = board.gather(worker, value)
-        if worker == 0:  # somebody else comes first
-            stranger = socket.create_connection(("127.0.0.1", int(said[1].split()[-1])))
-            stranger.sendall(b"x" * 16)
-            strangers.append(stranger)
-        return said
 
-    strangers: list[socket.socket] = []
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_of_one_host_meet_without_a_port(workers):
+    """F5."""
+    with ListenerWatch(lambda: [os.getpid()]) as watch:
+        sums = together(near_addresses(workers), lambda worker, ring: time.sleep(0.5) or sum_of_ones(worker, ring))
+    assert sums == [[workers] * 3] * workers
+    assert watch.looks and watch.seen == set()
+
+
+def test_workers_on_other_hosts_listen_at_the_planned_address_until_they_have_met():
+    """F15."""
+    addresses = far_addresses(2)
+    with ListenerWatch(lambda: [os.getpid()]) as watch, pytest.raises(MachineError):
+        join_ring(0, addresses, TOKEN, 1.0, TIMEOUT_SECONDS)  # nobody else comes
+    assert watch.seen == {addresses[0]}
+    assert together(addresses, lambda worker, ring: sum_of_ones(worker, ring) and listeners([os.getpid()])) == [set(), set()]
+
+
+class Scan:
+    """A port scanner: connects, says nothing, garbage or half of an answer, and holds many connections open."""
+
+    def __init__(self, address: str):
+        self._address, self._ended, self.connected = split_address(address), threading.Event(), 0
+        self._open: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._scan, daemon=True)
+
+    def __enter__(self) -> Scan:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._ended.set()
+        self._thread.join()
+        for one in self._open:
+            one.close()
+
+    def _scan(self) -> None:
+        words = itertools.cycle([b"", b"GET / HTTP/1.1\r\n\r\n", b"x" * 48, b"x" * 20, b"x" * 5000])
+        while not self._ended.is_set():
+            with contextlib.suppress(OSError):
+                self._open.append(socket.create_connection(self._address, 0.5))
+                self.connected += 1
+                self._open[-1].sendall(next(words))
+            if len(self._open) > 100:
+                self._open.pop(0).close()
+
+
+def test_a_port_scan_does_not_end_the_start_of_a_gang():
+    """F15: the ring read from the first caller, with the timeout of a whole step."""
+    addresses = far_addresses(2)
+    with Scan(addresses[0]) as one, Scan(addresses[1]) as other, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(join_ring, 0, addresses, TOKEN, TIMEOUT_SECONDS, TIMEOUT_SECONDS)
+        wait_until(lambda: one.connected > 150)  # more than it holds open
+        second = pool.submit(join_ring, 1, addresses, TOKEN, TIMEOUT_SECONDS, TIMEOUT_SECONDS)
+        rings = [first.result(), second.result()]
+        assert list(pool.map(sum_of_ones, range(2), rings)) == [[2, 2, 2]] * 2
+    assert other.connected
+    for ring in rings:
+        ring.close()
+
+
+def wait_until(is_so, seconds: float = TIMEOUT_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_client_without_the_token_gets_a_challenge_and_nothing_else():
+    """F5."""
+    addresses = far_addresses(2)
+    near, far = listen(0, TOKEN, addresses[0], True)
+    with near, far, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(hear, 0, 1, [near, far], TOKEN, time.monotonic() + 3)
+        with socket.create_connection(split_address(addresses[0]), 5) as client:
+            client.sendall(b"x" * 48)
+            said = b"".join(iter(lambda: client.recv(4096), b""))
+        with pytest.raises(TimeoutError):
+            waiting.result()
+    assert len(said) == 16, "a random challenge"
+
+
+def test_a_worker_with_another_token_is_a_stranger():
+    addresses = near_addresses(2)
     with ThreadPoolExecutor(2) as pool:
-        rings = list(pool.map(lambda worker: join_ring(worker, 2, "127.0.0.1", lambda value: gather(worker, value), TIMEOUT_SECONDS), range(2)))
-        sums = list(pool.map(lambda ring: ring.all_reduce(np.ones(3, np.float32))[0], rings))
-    assert [list(total) for total in sums] == [[2, 2, 2]] * 2
-    for end in (*rings, *strangers):
-        end.close()
+        joining = [pool.submit(join_ring, worker, addresses, token, 1.0, 1.0) for worker, token in enumerate([TOKEN, TOKEN[::-1]])]
+        for one in joining:
+            with pytest.raises(MachineError, match="could not join the ring"):
+                one.result()
+
+
+def test_who_took_a_workers_port_learns_nothing_and_is_not_trusted():
+    """A stranger that listens where the next worker should be gets a digest of its own challenge, and no ring."""
+    addresses, heard = far_addresses(2), []
+    with socket.create_server(split_address(addresses[1])) as thief:
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    caller, _ = thief.accept()
+                    with caller:
+                        caller.sendall(b"c" * 16)
+                        heard.append(caller.recv(48))
+                        caller.sendall(b"p" * 32)
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(MachineError, match="could not join the ring"):
+            join_ring(0, addresses, TOKEN, 3.0, TIMEOUT_SECONDS)
+        thief.shutdown(socket.SHUT_RDWR)
+    assert heard and not any(TOKEN in said for said in heard)
+
+
+def test_a_port_that_is_taken_is_named():
+    addresses = far_addresses(2)
+    with socket.create_server(split_address(addresses[0])), pytest.raises(MachineError, match=f"worker 0 at {addresses[0]} .*Address already in use"):
+        join_ring(0, addresses, TOKEN, 1.0, TIMEOUT_SECONDS)
+
+
+def test_what_each_worker_says_reaches_all_in_their_order():
+    said = [bytes([worker, 255 - worker, 0]) * 50 for worker in range(3)]
+    assert together(near_addresses(3), lambda worker, ring: ring.gather(said[worker])) == [said] * 3
 
 
 def test_a_worker_that_does_not_come_is_named():
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # held, so that it is nobody else's, and not listened on
-        place = f"127.0.0.1 {nobody.getsockname()[1]}".encode().ljust(80)
-        with pytest.raises(MachineError, match="worker 0 could not join the ring, to worker 1 at 127.0.0.1"):
-            join_ring(0, 2, "127.0.0.1", lambda value: [value, b"x" * 16 + place], 1.0)
+    for addresses in (near_addresses(2), far_addresses(2)):
+        with pytest.raises(MachineError, match=f"worker 0 at {addresses[0]} could not join the ring, .* worker 1 at {addresses[1]}"):
+            join_ring(0, addresses, TOKEN, 1.0, TIMEOUT_SECONDS)

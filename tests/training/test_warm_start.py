@@ -120,6 +120,78 @@ def test_the_files_of_keras_applications_fill_the_backbone(tmp_path):
     assert all((a == b).all() for a, b in zip(warm_start.weights[:-2], source.get_weights(), strict=True))
 
 
+def poisoned(folder, written):
+    """A SavedModel with the weights of `net`, whose initializer writes a file when it is loaded."""
+    import tensorflow as tf
+
+    from pipeline_ops.training.candidate import ServedClassifier
+
+    class Writing(tf.lookup.KeyValueTensorInitializer):
+        def initialize(self, table):
+            with tf.control_dependencies([tf.io.write_file(str(written), "owned")]):
+                return super().initialize(table)
+
+    model = net()
+    served = ServedClassifier(model, (4, 4, 1))
+    served.table = tf.lookup.StaticHashTable(Writing(["a"], [1]), 0)
+    tf.saved_model.save(served, str(folder), signatures={"serving_default": served.serving_default})
+    written.unlink(missing_ok=True)
+    return model
+
+
+def test_the_graph_of_a_saved_model_is_not_run(tmp_path):
+    """F2: an initializer with WriteFile wrote a file before anything was trained."""
+    import tensorflow as tf
+
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    written, place = tmp_path / "written", tmp_path / "poisoned"
+    source, model = poisoned(place, written), net()
+    warm_start = read_warm_start(str(place), model, model.get_weights(), net)
+    assert all((a == b).all() for a, b in zip(warm_start.weights, source.get_weights(), strict=True))
+    assert not written.exists()
+    tf.saved_model.load(str(place))
+    assert written.exists()  # so that the line before the last can fail
+
+
+def test_a_saved_model_of_other_weights_is_refused_by_name(tmp_path):
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    place, other = saved_model(net(), tmp_path), backbone()
+    with pytest.raises(ConfigError, match="none of the name Conv1/kernel"):
+        read_warm_start(str(place), other, other.get_weights(), backbone)
+
+
+def test_the_weights_of_a_branched_model_come_back_under_their_own_names(tmp_path):
+    """The order of variables in a checkpoint is not that of the model's weights."""
+    import tensorflow as tf
+
+    from pipeline_ops.training.candidate import ServedClassifier
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    source, model = backbone(), backbone()
+    served = ServedClassifier(source, (32, 32, 1))
+    tf.saved_model.save(served, str(tmp_path / "saved"), signatures={"serving_default": served.serving_default})
+    warm_start = read_warm_start(str(tmp_path / "saved"), model, model.get_weights(), backbone)
+    assert all((a == b).all() for a, b in zip(warm_start.weights, source.get_weights(), strict=True))
+
+
+def backbone():
+    from pipeline_ops.models.backbones import build
+
+    return build((32, 32, 1), 3, "MobileNetV2", alpha=0.35)
+
+
+@pytest.mark.parametrize("damage", ["variables.index", "variables.data-00000-of-00001"])
+def test_a_damaged_saved_model_is_named(tmp_path, damage):
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    place = saved_model(net(), tmp_path)
+    (place / "variables" / damage).write_bytes(b"nothing of the kind")
+    with pytest.raises(DataError, match="saved: can't be read as weights for train.warm_start"):
+        read_warm_start(str(place), net(), net().get_weights(), net)
+
+
 def test_a_file_that_is_none_is_named(tmp_path):
     from pipeline_ops.training.warm_start import read_warm_start
 

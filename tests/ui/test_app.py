@@ -15,6 +15,7 @@ from pages import Page
 
 from pipeline_ops.contracts.progress import Progress
 
+RUN = "manual__2026-11-21T10:00:00.5+00:00"
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 FORM = {"version": "1", "expected": "2", "reason": "it was better"}
 ADDRESSES = {
@@ -273,3 +274,68 @@ def test_the_package_names_the_plugin_for_airflow():
 
     [(name, place)] = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]["airflow.plugins"].items()
     assert EntryPoint(name, place, "airflow.plugins").load() is TrainyardPlugin
+
+
+BAD_FILES = [b"", b"{", b"null", b"[]", b'{"state": 1}', b"\xff\xfe", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("content", BAD_FILES, ids=lambda content: repr(content[:12]))
+def test_a_damaged_record_is_a_sentence_on_the_page_and_the_other_tasks_are_shown(client, whole_run, content):
+    """F8, F16."""
+    whole_run.layout.task_record(RUN, "evaluate").write_bytes(content)
+    answer = client("viewer").get(whole_run.address("progress"))
+    assert answer.status_code == 200
+    assert "evaluate.json: not a valid TaskRecord" in answer.text
+    assert "1,437" in answer.text
+    assert client("viewer").get(whole_run.address("report")).status_code == 409
+
+
+def test_a_progress_file_with_bad_lines_is_shown_with_what_is_wrong(client, training):
+    """F16: a metric that is not a number made the page an error 500."""
+    client("viewer").get(training.address("progress"))  # so that the next attempt is newer by the clock of the file system
+    attempt = training.attempt("train", [moment(done=7, metrics={"own": float("nan"), "loss": float("inf")})])
+    with open(attempt.progress, "ab") as file:
+        file.write(b'{"time": 1, "phase": "train", "metrics": {"loss": null}}\n<script>\n')
+    page = client("viewer").get(training.address("progress")).text
+    assert "7 of 300" in page
+    assert "progress.jsonl, byte" in page and "metrics.loss: Input should be a valid number" in page
+    assert "<script>\n" not in page
+
+
+def test_a_run_over_its_error_budget_has_a_progress_page(client, training):
+    """The records that were kept out lie beside the progress of the job, and are no worker."""
+    attempt = training.attempt("preprocess", [moment(done=5)])
+    (attempt.folder / "rejected.jsonl").write_text('{"key": "a.png", "reason": "not an image"}\n')
+    answer = client("viewer").get(training.address("progress", task_id="preprocess"))
+    assert answer.status_code == 200
+    assert "<th scope=\"row\">rejected</th>" not in answer.text
+
+
+@pytest.mark.parametrize("page, file", [("report", "evaluate"), ("data", "preprocess")])
+def test_no_page_is_served_through_a_link(client, whole_run, tmp_path, page, file):
+    """F8: a link to the API server's configuration was served."""
+    (tmp_path / "airflow.cfg").write_text("fernet_key = secret")
+    folder = whole_run.layout.artifact(file, "0" * 32)
+    [html] = folder.glob("*.html")
+    html.unlink()
+    html.symlink_to(tmp_path / "airflow.cfg")
+    answer = client("admin").get(whole_run.address("report/content", page=page))
+    assert answer.status_code in (404, 409) and "secret" not in answer.text
+    html.unlink()
+    html.write_text("secret")
+    aside = tmp_path / "aside"
+    folder.rename(aside)
+    folder.symlink_to(aside)
+    answer = client("admin").get(whole_run.address("report/content", page=page))
+    assert answer.status_code in (404, 409) and "secret" not in answer.text
+
+
+@pytest.mark.parametrize("manifest", ["/etc/passwd", "http://127.0.0.1:1/manifest.json", "../../manifest.json", "{root}/artifacts/other/evaluate/x"])
+def test_a_record_leads_no_page_outside_of_the_pipelines_artifacts(client, whole_run, manifest):
+    """F8."""
+    whole_run.record("evaluate", manifest=manifest.format(root=whole_run.layout.root))
+    answer = client("viewer").get(whole_run.address("report/content"))
+    assert answer.status_code == 409
+    assert "is not a manifest of the job evaluate" in answer.text
+    whole_run.record("preprocess", manifest=manifest.format(root=whole_run.layout.root))
+    assert client("viewer").get(whole_run.address("progress")).status_code == 200

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.layout import Attempt
 from pipeline_ops.contracts.request import Status, write_status
 from pipeline_ops.contracts.wanted import STORE_KEY, reason_to_end
 
@@ -57,7 +56,7 @@ def stored() -> dict | None:
 
 
 @pytest.fixture
-def job(airflow_folder, set_states, tmp_path):
+def job(leftovers, set_states):
     """The job of `train`, which is running, in a folder of its own."""
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
@@ -67,8 +66,10 @@ def job(airflow_folder, set_states, tmp_path):
     with create_session() as session:
         task = session.scalar(select(TaskInstance).where(TaskInstance.run_id == RUN, TaskInstance.task_id == "train"))
         claim = {"task_instance": str(task.id), "max_tries": task.max_tries, "clear_number": task.dag_run.clear_number}
-    store({"attempt": str(tmp_path), "reason": "never made before", "claim": claim})
-    return Attempt(tmp_path)
+    attempt = leftovers.layout.attempt(RUN, "train", "attempt-0123abcd")
+    attempt.folder.mkdir(parents=True)
+    store({"attempt": attempt.folder.name, "claim": claim})
+    return attempt
 
 
 @pytest.mark.parametrize("state", ["running", "deferred", "up_for_retry"])
@@ -77,7 +78,7 @@ def test_the_job_of_an_unfinished_task_is_left_alone(look, job, set_states, stat
     look()
     look()
     assert reason_to_end(job) is None
-    assert stored()["attempt"] == str(job.folder)
+    assert stored()["attempt"] == job.folder.name
 
 
 @pytest.mark.parametrize("state", ["failed", "success", "restarting", "removed"])
@@ -103,12 +104,14 @@ def test_the_job_of_a_deleted_run_is_told_to_end(look, job):
     assert reason_to_end(job) == "its run is not in Airflow any more"
 
 
-def test_the_job_of_the_next_try_is_not_taken_for_that_of_the_last(look, job, tmp_path):
+def test_the_job_of_the_next_try_is_not_taken_for_that_of_the_last(look, job):
     look()
-    store(stored() | {"attempt": str(tmp_path / "next")})
+    write_status(job, Status(exit_code=ExitCode.RETRY, message="killed"))
+    store(stored() | {"attempt": "attempt-11111111"})
+    (job.folder.parent / "attempt-11111111").mkdir()
     look()
     assert reason_to_end(job) is None
-    assert stored()["attempt"] == str(tmp_path / "next")
+    assert stored()["attempt"] == "attempt-11111111"
 
 
 def test_a_folder_out_of_reach_is_named(look, job, set_states, caplog):
@@ -134,8 +137,82 @@ def test_a_value_that_it_can_not_read_does_no_harm_to_the_others(look, job, set_
     with caplog.at_level(logging.ERROR):
         look()
     get_state_backend().delete(other, STORE_KEY)
-    assert "can't be read here" in caplog.text
+    assert caplog.text.count("can't be looked after") == 1
     assert reason_to_end(job) == "its task is failed in Airflow"
+
+
+HOSTILE = {
+    "another folder": "/etc", "a way up": "../../../../victim", "a name of another kind": "train",
+    "an empty name": "", "a long name": "attempt-" + "0" * 10_000, "no text": 7, "a list": ["attempt-0123abcd"]}
+
+
+@pytest.mark.parametrize("attempt", HOSTILE.values(), ids=HOSTILE)
+def test_nothing_is_written_where_a_stored_value_points(look, job, set_states, tmp_path, caplog, attempt):
+    """F8: the API server wrote `unwanted.json` into any folder that a user had put into the task state store."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    store(stored() | {"attempt": str(victim) if attempt == "/etc" else attempt})
+    set_states("running", train="failed")
+    with caplog.at_level(logging.ERROR):
+        look()
+        look()
+    assert list(victim.iterdir()) == []
+    assert caplog.text.count("can't be looked after") == 1
+
+
+def test_no_link_below_the_storage_root_leads_the_api_server_out(look, job, set_states, tmp_path, caplog):
+    """F8."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    job.folder.rmdir()
+    job.folder.symlink_to(victim)
+    set_states("running", train="failed")
+    with caplog.at_level(logging.ERROR):
+        look()
+    assert list(victim.iterdir()) == []
+    assert "can't be told" in caplog.text and "link" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"exit_code": 12345}', b"\xff", b"[" * 100_000])
+def test_one_damaged_status_is_one_error_and_the_job_is_told_to_end(look, job, set_states, caplog, content):
+    """F8: with one such file, no cancelled job of any pipeline was ended."""
+    job.status.write_bytes(content)
+    set_states("running", train="failed")
+    with caplog.at_level(logging.ERROR):
+        look()
+        look()
+    assert caplog.text.count(f"{job.status}: not a valid Status") == 1
+    assert reason_to_end(job) == "its task is failed in Airflow"
+    assert stored() is None
+
+
+@pytest.mark.parametrize("value", [None, 0, "x", [], {}, {"attempt": "attempt-0123abcd"}, {"attempt": "attempt-0123abcd", "claim": None},
+                                   {"attempt": "attempt-0123abcd", "claim": {"task_instance": [], "max_tries": 10**30, "clear_number": 0}}])
+def test_a_stored_value_of_any_kind_is_one_error_at_its_place(look, job, set_states, caplog, value):
+    """F8. The other job is ended, and each record has an error of its own."""
+    from airflow._shared.state import TaskScope
+    from airflow.state import get_state_backend
+
+    others = [TaskScope(dag_id=DAG, run_id=RUN, task_id=task, map_index=-1) for task in ("preprocess", "evaluate")]
+    for other in others:
+        get_state_backend().set(other, STORE_KEY, json.dumps(value))
+    set_states("running", train="failed")
+    with caplog.at_level(logging.ERROR):
+        look()
+        look()
+    for other in others:
+        get_state_backend().delete(other, STORE_KEY)
+    for task in ("preprocess", "evaluate"):
+        assert caplog.text.count(f"The job of {task} in {DAG}, {RUN}, can't be looked after") == 1
+    assert reason_to_end(job) == "its task is failed in Airflow"
+
+
+def test_a_job_whose_row_was_changed_by_hand_is_ended(look, job):
+    """F8: the reaper keeps no job that nobody can find any more."""
+    look()
+    store({"attempt": "nonsense"})
+    look()
+    assert reason_to_end(job) == "its run is not in Airflow any more"
 
 
 def test_it_begins_with_the_api_server_and_with_nothing_else(airflow_folder):

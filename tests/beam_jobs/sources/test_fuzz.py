@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from pipeline_ops.contracts.errors import DataError
 from pipeline_ops.contracts.listing import list_raw_files
 from pipeline_ops.contracts.sources import AnySource
 
-FEW = settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+_CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", "150"))
+FEW = settings(max_examples=_CASES, deadline=None, derandomize=_CASES < 1000, database=None, suppress_health_check=[HealthCheck.too_slow])
 NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from(["", "1", "1_0", "nan", "-inf", "1e999", "0x1", "٣", "true"]))
 SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(st.characters()), st.sampled_from(["1.jpg", "cat", "train"]))
 JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=8)
@@ -33,11 +35,20 @@ def xml_text(words: list) -> bytes:
 XML = st.lists(st.one_of(st.sampled_from([
     "<annotation>", "</annotation>", "<object>", "</object>", "<name>cat</name>", "<name/>", "<bndbox>", "</bndbox>", "<xmin>1</xmin>",
     "<ymin>2</ymin>", "<xmax>3</xmax>", "<ymax>nan</ymax>", "<size><width>4</width><height>x</height></size>", "<difficult>1</difficult>",
-    "<!--", "-->", "<![CDATA[", "]]>", "<!DOCTYPE a>",
+    "<!--", "-->", "<![CDATA[", "]]>", "<!DOCTYPE a>", "<!DOCTYPE a [<!ENTITY x 'y'>]>",
     "<?xml version='1.1' encoding='utf-16'?>", "&lt;", "&#0;", "&x;"]), st.text(max_size=4)), max_size=25).map(xml_text)
 PBTXT = st.lists(st.one_of(st.sampled_from([
     "item", "{", "}", "<", ">", "id", ":", "1", "-7", "name", "'cat'", '"dog"', "'", "\\377", "#", "\n", "display_name", "[", "]",
     "keypoints", ",", ";"]), st.text(max_size=4)), max_size=25).map(lambda words: " ".join(words).encode("utf-8", "surrogatepass"))
+
+
+def xml_in_some_encoding(parts: tuple[bytes, str]) -> bytes:
+    """The same XML in an encoding that no search for bytes sees through."""
+    content, encoding = parts
+    return content.decode("utf-8", "replace").encode(encoding, "replace")
+
+
+ENCODED_XML = st.tuples(XML, st.sampled_from(["utf-16", "utf-16-be", "utf-32", "cp037"])).map(xml_in_some_encoding)
 
 
 def check_source(files: dict[str, bytes], **source) -> None:
@@ -61,7 +72,7 @@ def check_source(files: dict[str, bytes], **source) -> None:
 
 
 @FEW
-@given(st.one_of(st.binary(), XML))
+@given(st.one_of(st.binary(), XML, ENCODED_XML))
 def test_voc_annotations(content):
     with contextlib.suppress(Reject):
         parse_annotation(content)

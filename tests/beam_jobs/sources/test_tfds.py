@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -156,3 +158,17 @@ def test_another_file_format_is_told(read, cells, tmp_path):
     cells.MyCells(data_dir=tmp_path, file_format="riegeli").info.write_to_directory(folder)
     with pytest.raises(DataError, match="prepared as riegeli, and only tfrecord is read"):
         read("my_cells", "train", path=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pythonClassName", "type"])
+def test_a_prepared_data_set_imports_no_module_of_its_choice(data_dir, read, tmp_path, kind):
+    """F12: TensorFlow Datasets imports the module of each feature that `features.json` names."""
+    copy = tmp_path / "copy"
+    shutil.copytree(data_dir / "my_cells", copy / "my_cells")
+    [file] = copy.rglob("features.json")
+    features = json.loads(file.read_text())
+    features["featuresDict"]["features"]["image"] = {kind: "antigravity.Image"}
+    file.write_text(json.dumps(features))
+    with pytest.raises(DataError, match=r"features.json: the feature 'antigravity.Image' is not one of TensorFlow Datasets' own"):
+        read("my_cells", "train", path=copy)
+    assert "antigravity" not in sys.modules

@@ -60,6 +60,13 @@ def jpeg_header(width: int, height: int) -> bytes:
     return bytes(data)
 
 
+def jpeg_of_scans(count: int) -> bytes:
+    """A progressive JPEG whose last scan stands there again and again: each is a pass over all pixels."""
+    data = save("JPEG", quality=95, progressive=True)
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + (data[last:-2] * count) + data[-2:]
+
+
 def turned(orientation: int, kind: str = "JPEG") -> bytes:
     exif = PICTURE.getexif()
     exif[0x0112] = orientation
@@ -128,6 +135,7 @@ EXAMPLES = {
     "png header of 20000x9000": (png_header(20_000, 9_000), "too_large"),
     "png header of 0x0": (png_header(0, 0), "corrupt"),
     "whole png of 12000x12000": (png_bomb(), "too_large"),
+    "jpeg of 400 scans": (jpeg_of_scans(400), "too_costly"),
     "jpeg header of 65000x65000": (jpeg_header(65_000, 65_000), "too_large"),
     "bmp header of 50000x50000": (struct.pack("<2sIIIIiiHHIIiiII", b"BM", 54, 0, 54, 40, 50_000, 50_000, 1, 24, 0, 0, 0, 0, 0, 0), "too_large"),
     "gif header of 65535x65535": (b"GIF89a" + struct.pack("<HHBBB", 65_535, 65_535, 0, 0, 0) + b";", "corrupt"),

@@ -76,7 +76,7 @@ def test_a_wrong_value_is_told_with_its_rule(complaint, value, rule):
 
 
 def test_a_wrong_choice_lists_the_choices(complaint):
-    assert complaint("decode: {channels: 2}") == "tiny.yaml:5: preprocess.stages.0.decode.channels: input should be 1 or 3, got 2"
+    assert complaint("decode: {channels: 2}") == "tiny.yaml:5: preprocess.stages.0.decode.channels: must be one of 1, 3, got 2"
 
 
 def test_everything_wrong_is_told_at_once(complaint):

@@ -1,0 +1,118 @@
+"""A trial of a pipeline's data and model before any work.
+
+The source is listed and read, the splits are planned, one image runs through the stages, and the
+model is built for what comes out (`contracts/model_check.py`). Called by the preprocess job and by
+`trainyard validate --deep`. Nothing is written but indexes of listings and the verdict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from beam_jobs.duplicates import Decision, decide_collection
+from beam_jobs.empty_splits import cause_in_plan
+from beam_jobs.plan import Record, check_labels, class_names_of, planned_labels, task_of
+from beam_jobs.raw import read_raw
+from beam_jobs.sources import read_records, validate_listing
+from beam_jobs.stages import bind_stages, check_data
+from beam_jobs.stages.stage import BoundStage, Example, Rejected, class_names_after, run_stages
+from pipeline_ops.contracts.config import PipelineConfig
+from pipeline_ops.contracts.config_preprocess import Preprocess
+from pipeline_ops.contracts.config_train import Train
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.contracts.model_check import needs_a_process, validate_training
+from pipeline_ops.contracts.model_data import image_size
+from pipeline_ops.contracts.planned_training import PlannedTraining
+from pipeline_ops.contracts.raw_folder import RawFolder, list_folder, refuse_interval
+from pipeline_ops.contracts.shards import Task
+
+_MOST_TRIED = 50
+
+
+def validate_deeply(config: PipelineConfig, python: str) -> dict[str, int]:
+    """Checks data and model of a pipeline; `python` is the interpreter where the config names none.
+
+    Returns:
+      The number of images in each split.
+
+    Raises:
+      ConfigError, DataError: as the preprocess job would, before its work.
+      MachineError: a file or the process that builds the model has failed.
+    """
+    refuse_interval(config)
+    preprocess, layout = config.preprocess, Layout(config.root, config.pipeline)
+    listing = list_folder(config.raw_folder, layout.listings)
+    validate_listing(preprocess, listing, config.file)
+    records = read_records(preprocess.source, listing).records
+    task = task_of(records)
+    source_classes = getattr(preprocess.source, "class_names", None) or class_names_of(records)
+    check_data(preprocess, task, source_classes, config.file)
+    stages = bind_stages(preprocess.stages)
+    class_names = class_names_after(stages, source_classes)
+    decision = decide_collection(preprocess, records, {})
+    validate_plan(preprocess, records, decision, stages, class_names, str(listing.folder), task)
+    if shape := shape_for(config.train, preprocess, records, stages, listing.folder):
+        training = PlannedTraining.of(config, python)
+        validate_training(training, task, shape, len(class_names), layout.checked_models)
+    return {name: len(members) for name, members in decision.by_split.items()}
+
+
+def validate_plan(
+    config: Preprocess,
+    records: Sequence[Record],
+    decision: Decision,
+    stages: Sequence[BoundStage],
+    class_names: Sequence[str],
+    folder: str,
+    task: Task,
+) -> None:
+    """Raises DataError where a split or a class has no example left after the stages."""
+    counts: dict[str, Counter[str]] = {}
+    for split, by_name in planned_labels(decision.by_split).items():
+        counts[split] = Counter()
+        for name, count in by_name.items():
+            counts[split].update(dict.fromkeys(class_names_after(stages, [name]), count))
+    cause = cause_in_plan(records, decision.by_split, config.split)
+    check_labels(counts, class_names, folder, task, cause)
+
+
+def shape_for(
+    train: Train,
+    config: Preprocess,
+    records: Iterable[Record],
+    stages: Sequence[BoundStage],
+    folder: RawFolder,
+) -> tuple[int, int, int] | None:
+    """The shape of the images that a model is checked for; None where no image tells it.
+
+    Where only height and width count and the config says them, no image is read.
+    """
+    size = image_size(config.stages)
+    if size and not needs_a_process(train):
+        return (*size[:2], 1)
+    return sample_shape(records, stages, folder)
+
+
+def sample_shape(
+    records: Iterable[Record], stages: Sequence[BoundStage], folder: RawFolder
+) -> tuple[int, int, int] | None:
+    """Height, width and channels of the first image that the stages keep; None where they keep
+    none of some.
+    """
+    ordered = sorted(records, key=_hash)[:_MOST_TRIED]
+    for record in ordered:
+        content = read_raw(record.file, folder)
+        example = Example(record.key, record.label, content, boxes=record.boxes, frame=record.frame)
+        try:
+            finished = run_stages(stages, example, Counter())
+        except Rejected:
+            continue
+        if finished:
+            return tuple(finished[0].shape)
+    return None
+
+
+def _hash(record: Record) -> bytes:
+    return hashlib.blake2b(record.key.encode(), person=b"trial").digest()

@@ -1,0 +1,69 @@
+"""Checksums of files: CRC32C, which finds broken disks, and SHA-256, which stops people."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, TypeVar
+
+import google_crc32c
+
+_READ_BYTES = 1 << 20
+_MAX_THREADS = 8
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class Checksums:
+    """Size of a content, and its checksums in lower-case hex digits."""
+
+    num_bytes: int
+    crc32c: str
+    sha256: str
+
+
+class Summing:
+    """Both checksums of a content that comes in blocks, in one pass."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+        self._crc32c, self._sha256 = google_crc32c.Checksum(), hashlib.sha256()
+
+    def through(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """The blocks as they are, each of them counted."""
+        for block in blocks:
+            self._num_bytes += len(block)
+            self._crc32c.update(block)
+            self._sha256.update(block)
+            yield block
+
+    @property
+    def result(self) -> Checksums:
+        return Checksums(self._num_bytes, self._crc32c.digest().hex(), self._sha256.hexdigest())
+
+
+def checksums_of(file: IO[bytes]) -> Checksums:
+    """Reads an open file to its end."""
+    summing = Summing()
+    for _ in summing.through(blocks_of(file)):
+        pass
+    return summing.result
+
+
+def blocks_of(file: IO[bytes]) -> Iterator[bytes]:
+    while block := file.read(_READ_BYTES):
+        yield block
+
+
+def map_in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+    """The results in order. Both checksums leave the interpreter lock while they are computed."""
+    items = list(items)
+    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(items))
+    if threads < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(function, items))

@@ -1,0 +1,87 @@
+"""The outputs of a classifier: one logit for each class, which is what the loss and the served
+model take.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from pipeline_ops.contracts.errors import ConfigError
+
+_SQUASHING = ("softmax", "sigmoid")
+_PASSING = (keras.layers.Activation, keras.layers.Reshape, keras.layers.Flatten)
+"""Layers that are looked through when they have no activation of their own."""
+
+
+def validate_outputs(model: keras.Model, name: str, num_classes: int) -> None:
+    """Checks what can be seen without computing anything.
+
+    Args:
+      model: a classifier that is built.
+      name: the value of `train.model`, for messages.
+      num_classes: of the data set.
+
+    Raises:
+      ConfigError: the outputs are not one logit for each class.
+    """
+    outputs = getattr(model, "outputs", None)
+    if not outputs:  # a subclassed model; `validate_logits` sees what comes out
+        return
+    if len(outputs) > 1:
+        raise ConfigError(
+            f"train.model: {name} has {len(outputs)} outputs, and a classifier has one: the logits"
+        )
+    validate_shape(tuple(outputs[0].shape), name, num_classes)
+    if found := _activation_of(outputs[0]):
+        raise _squashed(name, *found)
+
+
+def validate_shape(shape: tuple[int | None, ...], name: str, num_classes: int) -> None:
+    """Raises ConfigError where the shape, batch first, is not that of a logit for each class."""
+    if len(shape) != 2 or shape[1] != num_classes:
+        raise ConfigError(
+            f"train.model: {name} has outputs of shape {[*shape[1:]]} for each image, and the "
+            f"data set has {num_classes} classes; "
+            "end the model with keras.layers.Dense(num_classes)"
+        )
+
+
+def validate_logits(values: np.ndarray, name: str, num_classes: int) -> None:
+    """Checks the outputs for a batch of images that differ. Raises ConfigError."""
+    validate_shape(values.shape, name, num_classes)
+    if not np.isfinite(values).all():
+        raise ConfigError(
+            f"train.model: {name} has outputs that are not finite, with new weights and images of "
+            "random pixels"
+        )
+    if (values >= 0).all() and np.allclose(values.sum(axis=1), 1, atol=1e-3):
+        raise _squashed(name, "softmax", "the outputs of every image sum to 1")
+
+
+def _squashed(name: str, activation: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"train.model: {name} ends in {activation} ({where}), and the loss and the served model "
+        "apply softmax to what it returns; "
+        f"return logits: leave out activation={activation!r}"
+    )
+
+
+def _activation_of(output: Any) -> tuple[str, str] | None:
+    """The squashing activation that an output comes from, and the layer that has it."""
+    layer, node, _ = output._keras_history
+    activation = getattr(layer, "activation", None)
+    name = (
+        getattr(activation, "__name__", type(activation).__name__)
+        if activation is not None
+        else type(layer).__name__
+    )
+    if name.lower() in _SQUASHING:
+        return name.lower(), f"layer {layer.name!r}"
+    if isinstance(layer, keras.Model) and len(getattr(layer, "outputs", None) or ()) == 1:
+        return _activation_of(layer.outputs[0])
+    if isinstance(layer, _PASSING):
+        return _activation_of(layer._inbound_nodes[node].input_tensors[0])
+    return None

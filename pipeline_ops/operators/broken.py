@@ -1,0 +1,81 @@
+"""The DAG of a pipeline whose YAML cannot be used. It keeps the id and with it the history, says what is wrong, and refuses every run.
+
+It has the tasks that the pipeline had, as far as the file tells, so that a run in progress keeps its task instances and
+goes on once the file is mended. Airflow checks the parameters of a DAG before it makes a run and before it starts a
+task; here one of them has a value that no rule allows, which is the message.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from airflow.sdk import DAG, BaseOperator, Param
+from airflow.sdk.exceptions import AirflowFailException
+
+from pipeline_ops.operators.chain import APPROVE, OPERATORS
+from pipeline_ops.operators.reading import Pipeline
+
+BROKEN = "broken"
+"""The tag of such a DAG, and its only parameter."""
+
+_START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+_MAX_MESSAGE = 10_000
+
+
+def make_broken_dag(pipeline: Pipeline) -> DAG:
+    """The DAG that stands for a pipeline until its file is mended."""
+    message = pipeline.problem[:_MAX_MESSAGE]
+    with DAG(pipeline.name, description=f"Broken: {message.splitlines()[0][:500]}", schedule=None, start_date=_START, catchup=False,
+             max_active_runs=1, tags=["trainyard", BROKEN], doc_md=_describe(pipeline, message)) as dag:
+        before: BrokenOperator | None = None
+        for task_id in _task_ids(pipeline.values):
+            task = BrokenOperator(task_id=task_id, config_file=str(pipeline.file.absolute()), message=message)
+            if before is not None:
+                before >> task
+            before = task
+    dag.params.update({BROKEN: _refusal(message)})  # only now, because each task would get a copy
+    return dag
+
+
+class BrokenOperator(BaseOperator):
+    """Fails with the message of a broken pipeline.
+
+    Args:
+      config_file: the pipeline's YAML, by which the UI's pages know whose runs these are.
+      message: what is wrong with it.
+    """
+
+    ui_color = "#b3b3b3"
+    template_fields = ("config_file",)
+
+    def __init__(self, *, config_file: str, message: str, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.config_file, self.message = config_file, message
+
+    def execute(self, context: Mapping[str, Any]) -> NoReturn:
+        raise AirflowFailException(self.message)
+
+
+def _refusal(message: str) -> Param:
+    """A parameter without any valid value. Airflow's refusal shows the title, whatever value it was given."""
+    return Param(message, title=f"Broken: {message.splitlines()[0][:500]}", type="string",
+                 description="No run is possible until the config is mended.", **{"not": {}})
+
+
+def _task_ids(values: Mapping[str, Any]) -> Iterator[str]:
+    evaluate = values.get("evaluate")
+    for operator in OPERATORS:
+        if operator.job == "train" and values.get("search"):
+            yield from ("search", "trial")
+        if operator.job == "export" and isinstance(evaluate, Mapping) and evaluate.get("approval") is not None:
+            yield APPROVE
+        yield operator.job
+
+
+def _describe(pipeline: Pipeline, message: str) -> str:
+    """The message is indented, so that nothing in it is taken for Markdown."""
+    indented = "\n".join(f"    {line}" for line in message.splitlines())
+    return (f"# {pipeline.name} is broken\n\nIts config cannot be used, so no run can start. Its history is kept, and it comes back by "
+            f"itself when the file is mended.\n\n{indented}\n\nCheck the file with\n\n    trainyard validate {pipeline.file}\n")

@@ -1,0 +1,111 @@
+"""The operators of the four jobs, in the order in which a DAG runs them, over `job_operator.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from pipeline_ops.contracts.config import PipelineConfig
+from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.contracts.figures import EvaluationFigures
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.contracts.manifest import read_manifest
+from pipeline_ops.contracts.model_check import validate_training
+from pipeline_ops.contracts.model_data import validate_model_for_data
+from pipeline_ops.contracts.plan import JobPlan
+from pipeline_ops.contracts.planned_training import PlannedTraining
+from pipeline_ops.contracts.records import TaskRecord, write_record
+from pipeline_ops.contracts.shards import DatasetFigures
+from pipeline_ops.contracts.storage_probe import check_storage
+from pipeline_ops.contracts.warm_start import check_warm_start
+from pipeline_ops.operators.job_operator import JobOperator
+from pipeline_ops.operators.notices import tell_drift, tell_gate
+
+
+class PreprocessOperator(JobOperator):
+    """Raw data to sharded TFRecords, by Beam."""
+
+    job = "preprocess"
+    ui_color = "#2f6f9f"
+
+    def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
+        """Ends a run that cannot train before it preprocesses."""
+        with self._failing(config, context):
+            validate_model_for_data(config)
+            config.root.mkdir(parents=True, exist_ok=True)
+            check_storage(config)
+            check_warm_start(config)
+
+    def _plan(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> JobPlan:
+        """The job checks the training before its work; where there is no work to do, the task does."""
+        plan = super()._plan(config, context, manifests)
+        training = PlannedTraining.of(config, sys.executable)
+        if not plan.is_cached:
+            return dataclasses.replace(plan, request=plan.request.model_copy(update={"training": training}))
+        with self._failing(config, context):
+            figures = DatasetFigures.model_validate(read_manifest(plan.manifest).figures)
+            passed = Layout(config.root, config.pipeline).checked_models
+            validate_training(training, figures.task, figures.image_shape, len(figures.class_names), passed)
+        return plan
+
+    def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
+        tell_drift(config, context, manifest)
+
+
+class TrainOperator(JobOperator):
+    """Shards to a candidate model, by a gang of workers."""
+
+    job = "train"
+    ui_color = "#7a4fa3"
+
+
+class EvaluateOperator(JobOperator):
+    """The challenger against the champion. A gate that is not passed is a result, not a failure."""
+
+    job = "evaluate"
+    ui_color = "#a3744f"
+
+    def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
+        tell_gate(config, context, manifest)
+
+
+class ExportOperator(JobOperator):
+    """Publishes the challenger, if it has passed the gate."""
+
+    job = "export"
+    ui_color = "#3f8f5f"
+
+    def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
+        if config.evaluate.approval is not None and APPROVE not in self.upstream_task_ids:
+            raise AirflowFailException("evaluate.approval was set for this run only, and the DAG has no task that asks; set it in "
+                                       f"{self.config_file}")
+        skip_unless_passed(config, context, manifests["evaluate"])
+
+
+APPROVE = "approve"
+"""The id of the task that asks a person, where the config has `evaluate.approval`."""
+
+
+def skip_unless_passed(config: PipelineConfig, context: Mapping[str, Any], evaluation: str) -> EvaluationFigures:
+    """The evaluation whose manifest's URI is given. Where the gate was not passed, the task ends as skipped, and export's record says why."""
+    figures = EvaluationFigures.model_validate(read_manifest(evaluation).figures)
+    if not figures.gate_passed:
+        reason = "; ".join(rule.text for rule in figures.rules if not rule.passed)
+        raise AirflowSkipException(record_unpublished(config, context, reason, ExitCode.GATE_NOT_PASSED))
+    return figures
+
+
+def record_unpublished(config: PipelineConfig, context: Mapping[str, Any], reason: str, exit_code: ExitCode | None = None) -> str:
+    """Leaves export's record of a run that publishes nothing, which is a success. Returns the whole reason."""
+    reason = f"trained, not published: {reason}"
+    write_record(Layout(config.root, config.pipeline).task_record(context["run_id"], ExportOperator.job),
+                 TaskRecord(state="skipped", reason=reason, exit_code=exit_code))
+    return reason
+
+
+OPERATORS = (PreprocessOperator, TrainOperator, EvaluateOperator, ExportOperator)
+"""In the order in which a DAG runs them."""

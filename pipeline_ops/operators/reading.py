@@ -1,0 +1,134 @@
+"""The pipelines of a folder as far as their YAML files can be read: each is a config, or a file with what is wrong with it.
+
+No file can raise here. A file that cannot be used keeps the name of its pipeline where the file tells it, so that the
+DAG keeps its id and its history.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline_ops.contracts.config import PipelineConfig, load_config
+from pipeline_ops.contracts.config_files import config_files
+from pipeline_ops.contracts.config_notify import check_notifiers
+from pipeline_ops.contracts.config_preprocess import Preprocess
+from pipeline_ops.contracts.config_text import ConfigText, place_in
+from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.text_file import read_text
+
+ANY_ERROR = (Exception, SystemExit)
+"""What a file can raise that imports code of its author. Airflow's own time limit is none of them and passes."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_NAME_LINE = re.compile(rf"^pipeline:[ \t]*['\"]?({_NAME.pattern})['\"]?[ \t]*(?:#.*)?$", re.MULTILINE)
+_MAX_ID = 200
+_MAX_OTHERS = 5
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """A config file. `config` is None where it cannot be used, and `problem` says why, with file, line and cure.
+
+    `values` is what the file holds, so far as it is valid YAML.
+    """
+
+    file: Path
+    name: str
+    config: PipelineConfig | None
+    problem: str = ""
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def broken(self, problem: str) -> Pipeline:
+        """The same file as one that cannot be used."""
+        return dataclasses.replace(self, config=None, problem=problem)
+
+
+def read_pipelines(places: Iterable[str | os.PathLike], check_stages: Callable[[Preprocess, Path], None],
+                   reserved: Sequence[str] = ()) -> list[Pipeline]:
+    """Reads the YAML files in some places. No two results have the same name, and none has a reserved one."""
+    found = {os.path.realpath(file): read_pipeline(file, check_stages) for file in config_files(places)}
+    claims = Counter(pipeline.name for pipeline in found.values() if pipeline.name)
+    return _with_own_names([_checked_claim(pipeline, claims, found.values(), reserved) for pipeline in found.values()], reserved)
+
+
+def read_pipeline(file: Path, check_stages: Callable[[Preprocess, Path], None]) -> Pipeline:
+    """Reads one file. Its name is empty where the file tells none."""
+    try:
+        config = load_config(file)
+        check_stages(config.preprocess, file)
+        check_notifiers(config.notify, file)
+    except ANY_ERROR as error:
+        name, values = _claimed(file)
+        return Pipeline(file, name, None, explain(file, error), values)
+    return Pipeline(file, config.pipeline, config)
+
+
+def explain(file: Path, error: BaseException) -> str:
+    """The message of an error, which names the file at least; that of an unknown one is in the log with its origin."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    _log.error("%s cannot be used", file, exc_info=error)
+    return (f"{file}:1: cannot be made into a DAG: {type(error).__name__}: {str(error)[:1000]}; change what the message names. "
+            "The log of the DAG processor shows where it was raised")
+
+
+def _claimed(file: Path) -> tuple[str, dict[str, Any]]:
+    """The name that a broken file gives to its pipeline, and its values."""
+    try:
+        values = ConfigText.read(file).values
+    except ANY_ERROR:
+        return _name_in_text(file), {}
+    name = values.get("pipeline")
+    return (name if isinstance(name, str) and _NAME.fullmatch(name) else ""), values
+
+
+def _name_in_text(file: Path) -> str:
+    try:
+        found = _NAME_LINE.search(read_text(file))
+    except ConfigError:
+        return ""
+    return found[1] if found else ""
+
+
+def _checked_claim(pipeline: Pipeline, claims: Counter[str], all_of_them: Iterable[Pipeline], reserved: Sequence[str]) -> Pipeline:
+    """A file named after its pipeline keeps the name where several claim it; without such a file, all of them are broken."""
+    if pipeline.name in reserved:
+        problem = f"pipeline: {pipeline.name} is the name of a DAG of Trainyard's own; choose another name"
+        return dataclasses.replace(pipeline.broken(f"{place_in(pipeline.file, ['pipeline'])}: {problem}"), name="")
+    if not pipeline.name or claims[pipeline.name] == 1:
+        return pipeline
+    same = [other.file for other in all_of_them if other.name == pipeline.name]
+    owners = [file for file in same if file.stem == pipeline.name]
+    if [pipeline.file] == owners:
+        return pipeline
+    others = ", ".join([str(file) for file in same if file != pipeline.file][:_MAX_OTHERS])
+    problem = (f"{place_in(pipeline.file, ['pipeline'])}: pipeline: the name {pipeline.name} stands in {others}, too; "
+               "give each pipeline a name of its own")
+    is_first = not owners and pipeline.file == same[0]
+    everything = "\n".join(filter(None, [pipeline.problem, problem]))
+    return dataclasses.replace(pipeline.broken(everything), name=pipeline.name if is_first else "")
+
+
+def _with_own_names(pipelines: Sequence[Pipeline], reserved: Sequence[str]) -> list[Pipeline]:
+    """Gives a name to those that have none, after their files."""
+    taken = {pipeline.name for pipeline in pipelines} | set(reserved)
+    named = []
+    for pipeline in pipelines:
+        name = pipeline.name or _free_name(pipeline.file, taken)
+        taken.add(name)
+        named.append(dataclasses.replace(pipeline, name=name))
+    return named
+
+
+def _free_name(file: Path, taken: set[str]) -> str:
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem)[:_MAX_ID] or "config"
+    names = [stem, f"{stem}.broken", *(f"{stem}.broken{number}" for number in range(2, len(taken) + 3))]
+    return next(name for name in names if name not in taken)

@@ -1,0 +1,26 @@
+"""The preprocess job opens no port. Each test starts the real job and looks with `ss`."""
+
+from __future__ import annotations
+
+import pytest
+from listeners import ListenerWatch
+
+from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.contracts.processes import group_members
+
+
+@pytest.mark.parametrize("runner", [
+    {"mode": "in_memory"},
+    {"mode": "multi_threading", "workers": 2},
+    {"mode": "multi_processing", "workers": 2},
+], ids=lambda runner: runner["mode"])
+def test_the_embedded_runner_opens_no_port(animals, runner):
+    """F5: Beam's gRPC servers listen on all interfaces and hand out any file."""
+    plan = animals.plan(runner=runner)
+    process, attempt = animals.start(plan)
+    with ListenerWatch(lambda: group_members(process.pid)) as watch:
+        process.wait(240)
+    outcome = animals.outcome(plan, attempt)
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    assert watch.looks > 5
+    assert watch.seen == set()

@@ -1,0 +1,150 @@
+"""Artifacts of a run, made by hand in a moment.
+
+The files hold no data. Manifests, fingerprints and the registry are real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline_ops.contracts.config import PipelineConfig
+from pipeline_ops.contracts.figures import REPORT
+from pipeline_ops.contracts.manifest import Manifest, list_files, read_manifest, write_manifest
+from pipeline_ops.contracts.plan import JOBS, KINDS, plan_job
+from pipeline_ops.contracts.registry import Registry
+from pipeline_ops.contracts.shards import shard_name
+
+_METRICS = {
+    "accuracy": 0.98,
+    "macro_precision": 0.97,
+    "macro_recall": 0.96,
+    "worst_class_recall": 0.9,
+}
+_EVALUATION = {"metrics": _METRICS, "classes": [], "confusion": []}
+FIGURES = {
+    "preprocess": {
+        "class_names": ["0", "1"],
+        "image_shape": [28, 28, 1],
+        "num_examples": {"train": 8, "validation": 1, "test": 2},
+        "labels": {},
+        "num_rejected": 0,
+        "rejected_by_reason": {},
+    },
+    "train": {
+        "strategy": "multi_worker_mirrored",
+        "workers": 2,
+        "steps": 30,
+        "restarts": 1,
+        "weights_digest": "abc",
+        "worker_weights_digests": ["abc", "abc"],
+        "num_parameters": 10,
+        "best_epoch": 1,
+        "stopped_early": False,
+        "history": [],
+        "seconds": 1.0,
+        "class_names": ["0", "1"],
+        "image_shape": [28, 28, 1],
+    },
+    "evaluate": {
+        "num_examples": 2,
+        "challenger": _EVALUATION,
+        "champion": None,
+        "champion_version": None,
+        "gate_passed": True,
+        "rules": [
+            {"metric": "accuracy", "passed": True, "text": "accuracy 0.9800 is at least 0.9750"}
+        ],
+    },
+    "export": {
+        "name": "digits",
+        "version": 3,
+        "compared_with": None,
+        "metrics": _METRICS,
+        "num_checked": 2,
+        "max_difference": 0.0,
+        "top1_agreement": 1.0,
+        "class_names": ["0", "1"],
+    },
+}
+
+
+def make_artifact(
+    config: PipelineConfig,
+    job: str,
+    manifests: Mapping[str, str],
+    contents: bytes = b"bytes",
+    **figures: Any,
+) -> str:
+    """Makes the artifact of a job under the fingerprint of its plan; returns the manifest's URI.
+
+    Args:
+      manifests: URIs of the manifests of the earlier jobs, by job.
+      contents: of every file.
+      figures: change those in FIGURES.
+    """
+    plan = plan_job(job, config, "run", manifests)
+    folder = plan.manifest.parent
+    folder.mkdir(parents=True)
+    for name in (
+        [shard_name(split, 0, 1) for split in ("train", "validation", "test")]
+        if job == "preprocess"
+        else [REPORT]
+    ):
+        (folder / name).write_bytes(contents)
+    write_manifest(
+        folder,
+        Manifest(
+            job=job,
+            pipeline=config.pipeline,
+            fingerprint=plan.request.fingerprint,
+            fingerprint_digest=plan.request.fingerprint.digest,
+            inputs=plan.request.inputs,
+            files=list_files(folder),
+            figures=FIGURES[job] | figures,
+        ),
+    )
+    return str(plan.manifest)
+
+
+def publish(config: PipelineConfig, number: int, inputs: Mapping[str, str] | None = None) -> None:
+    """A version of the model, in service; `inputs` are URIs of manifests, by job."""
+    folder = Path(config.registry) / str(number)
+    folder.mkdir(parents=True)
+    fingerprint = {"config": {}, "inputs": {}, "code": {}, "versions": {}}
+    write_manifest(
+        folder,
+        Manifest.model_validate(
+            {
+                "job": "export",
+                "pipeline": config.pipeline,
+                "fingerprint": fingerprint,
+                "fingerprint_digest": str(number),
+                "files": [],
+                "inputs": {
+                    job: {"uri": uri, "digest": read_manifest(uri).digest}
+                    for job, uri in (inputs or {}).items()
+                },
+                "figures": FIGURES["export"] | {"version": number},
+            }
+        ),
+    )
+    Registry(config.registry).promote(number, "passed the gate")
+
+
+def finish(config: PipelineConfig, contents: bytes = b"bytes", **figures: Any) -> dict[str, str]:
+    """All that a whole run leaves, with version 1 published: the next run finds everything made.
+
+    URIs of the manifests, by job.
+    """
+    manifests: dict[str, str] = {}
+    for job in JOBS:
+        own = {name: value for name, value in figures.items() if name in FIGURES[job]}
+        if job == "export":
+            own["version"] = 1
+            publish(config, 1, {name: manifests[name] for name in ("train", "evaluate")})
+        manifests[job] = make_artifact(
+            config, job, {name: manifests[name] for name in KINDS[job].reads}, contents, **own
+        )
+    return manifests

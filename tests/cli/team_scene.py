@@ -1,0 +1,253 @@
+"""The scene of an attack by a member of team A on team B.
+
+It has finished runs of both teams, a training of team B, and files that team A has laid out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from cli import by_hand
+from cli.programs import wait_until
+from cli.teams import CANARY, Member, Team, TeamRun, Teams
+from cli.touching import TouchWatch, state_of
+from processes import at_work_on, lives
+
+from pipeline_ops.contracts.config import load_config
+from pipeline_ops.contracts.layout import Attempt
+
+SECRET = f"{CANARY}\n".encode()
+APPROVAL = {"timeout_seconds": 1, "without_answer": "reject"}
+_LONG = {
+    "train__epochs": 100_000,
+    "train__timeout_seconds": 3600,
+    "train__retries": 5,
+    "train__callbacks": ["pausing:pause"],
+}
+_PAUSING = "import time\n\n\ndef pause(run, epoch):\n    time.sleep(2)\n"
+"""Lets a training last long without keeping a core busy."""
+_TRIGGER = """
+import json, sys
+from airflow.api.common.trigger_dag import trigger_dag
+from airflow.utils.types import DagRunTriggeredByType
+
+for run_id, conf in json.loads(sys.argv[2]).items():
+    trigger_dag(sys.argv[1], triggered_by=DagRunTriggeredByType.CLI, run_id=run_id, conf=conf)
+"""
+_HOSTILE_MODEL = """
+import sys
+import tensorflow as tf
+
+class Planter(tf.lookup.KeyValueTensorInitializer):
+    def initialize(self, table):
+        tf.io.write_file(sys.argv[2], "planted")
+        return super().initialize(table)
+
+class Model(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = tf.Variable(tf.zeros([3, 3, 1, 8]), name="kernel")
+        self.table = tf.lookup.StaticHashTable(Planter(tf.constant(["a"]), tf.constant([1])), 0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
+    def __call__(self, names):
+        return self.table.lookup(names)
+
+tf.saved_model.save(Model(), sys.argv[1])
+"""
+
+
+@dataclasses.dataclass
+class Scene:
+    """Everything that an exploit needs.
+
+    `alice` is the attacker, `bob` the owner of what is attacked.
+    """
+
+    teams: Teams
+    alice: Member
+    victor: Member
+    bob: Member
+    finished_a: TeamRun
+    finished_b: TeamRun
+    training_b: TeamRun
+    their_evaluation: Path
+    """The manifest of an evaluation of team B."""
+    requests: list[str]
+    """What a server on loopback was asked for; nothing should ask it."""
+    address: str
+
+    @property
+    def a(self) -> Team:
+        return self.teams.a
+
+    @property
+    def b(self) -> Team:
+        return self.teams.b
+
+    @property
+    def quiet(self) -> list[Path]:
+        """What is team B's, and what no process of its own works with while it is attacked."""
+        return [self.b.raw, self.b.registry, self.b.folder / "storage", self.b.folder / "private"]
+
+    @property
+    def secret(self) -> Path:
+        return self.b.folder / "private" / "secret.txt"
+
+    @property
+    def planted(self) -> Path:
+        """A file that an exploit tries to write."""
+        return self.b.folder / "storage" / "planted"
+
+    def trigger_unchecked(self, dag: str, confs: Sequence[Mapping[str, Any]]) -> list[TeamRun]:
+        """Runs of team A that the API server has not seen before they were there."""
+        ids = [f"manual__unchecked-{number}" for number in range(len(confs))]
+        self.teams.python(_TRIGGER, dag, json.dumps(dict(zip(ids, confs, strict=True))))
+        return [TeamRun(self.alice, dag, run_id) for run_id in ids]
+
+    def attempt(self, run: TeamRun) -> Attempt:
+        """The last job of a training."""
+        team = self.a if run.dag.startswith("a_") else self.b
+        return team.layout(run.dag, "live").newest_attempt(run.run_id, "train")
+
+    def wait_for_steps(self, run: TeamRun) -> None:
+        """Until it trains, and its task has deferred."""
+        run.wait_for("train", ("deferred",))
+        progress = self.attempt(run).progress
+        wait_until(lambda: progress.exists() and '"train"' in progress.read_text(), 120)
+
+    def processes(self, run: TeamRun) -> list[psutil.Process]:
+        """Those of a training."""
+        return at_work_on(self.attempt(run).folder)
+
+
+def add_pipelines(teams: Teams) -> None:
+    """`*_digits` have run, `*_long` train until the end, `a_gated` may have many runs at once."""
+    for team in (teams.a, teams.b):
+        short = team.name[-1]
+        (team.configs / "pausing.py").write_text(_PAUSING)
+        team.add_pipeline(f"{short}_digits")
+        team.add_pipeline(f"{short}_long", "live", **_LONG)
+        by_hand.finish(
+            load_config(team.configs / f"{short}_digits.yaml"),
+            CANARY.encode() if team is teams.b else b"bytes",
+        )
+    gate = [{"metric": "accuracy", "at_least": 1.0}]
+    for name in ("a_gated", "a_unchecked"):
+        teams.a.add_pipeline(name, evaluate__approval=APPROVAL, evaluate__gate=gate)
+    private = teams.b.folder / "private"
+    private.mkdir()
+    (private / "secret.txt").write_bytes(SECRET)
+    (private / "hosts.yaml").write_text(
+        f"launcher: local\nworkers: 4\nenvironment: {{SECRET: {CANARY}}}\n"
+    )
+    (private / "list.csv").write_text(f"{CANARY},label\nimage.png,0\n")
+
+
+def lay_out(scene: Scene) -> None:
+    """Files of team A: a hosts file with an interpreter, and raw images that are links."""
+    outside = scene.a.folder / "brought"
+    outside.mkdir()
+    python = outside / "python"
+    python.write_text(f'#!/bin/sh\necho planted > {scene.planted}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (outside / "hosts.yaml").write_text(f"launcher: local\nworkers: 4\npython: {python}\n")
+    shutil.copytree(scene.a.raw, scene.a.folder / "raw_links")
+    (scene.a.folder / "raw_links" / "0" / "link.png").symlink_to(scene.secret)
+    (scene.a.folder / "raw_links" / "linked").symlink_to(scene.secret.parent)
+
+
+def write_hostile_model(scene: Scene, folder: Path) -> None:
+    """A SavedModel whose graph writes below team B's storage when it is loaded."""
+    subprocess.run(
+        [sys.executable, "-c", _HOSTILE_MODEL, folder, scene.planted],
+        check=True,
+        capture_output=True,
+    )
+    assert scene.planted.exists(), "the graph runs while it is made"
+    scene.planted.unlink()
+
+
+@contextmanager
+def listening() -> Iterator[tuple[str, list[str]]]:
+    """A server on loopback, like the metadata server of a cloud: its address and its requests."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(CANARY.encode())
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/latest/manifest.json", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def scene_of(teams: Teams) -> Iterator[Scene]:
+    """Airflow with both teams, from the first start to the end of every process."""
+    add_pipelines(teams)
+    [evaluation] = teams.b.layout("b_digits").artifacts("evaluate").glob("*/manifest.json")
+    try:
+        teams.begin()
+        alice, bob = teams.log_in("alice"), teams.log_in("bob")
+        for member, short in ((bob, "b"), (alice, "a")):
+            for name in ("digits", "long"):
+                member.wait_for_dag(f"{short}_{name}")
+        for name in ("a_gated", "a_unchecked"):
+            alice.wait_for_dag(name)
+        starts = ((alice, "a_digits"), (bob, "b_digits"), (bob, "b_long"))
+        runs = [member.trigger(dag) for member, dag in starts]
+        with listening() as (address, asked):
+            scene = Scene(
+                teams, alice, teams.log_in("victor"), bob, *runs, evaluation, asked, address
+            )
+            lay_out(scene)
+            for run in runs[:2]:
+                assert set(run.wait_for_end().values()) == {"success"}, run.log("preprocess")
+            scene.wait_for_steps(scene.training_b)
+            yield scene
+    finally:
+        teams.end()
+
+
+@contextmanager
+def untouched(scene: Scene) -> Iterator[None]:
+    """Fails if the block opens or changes anything of team B, or disturbs its training."""
+    before, training = state_of(scene.quiet), scene.processes(scene.training_b)
+    assert training
+    watch = TouchWatch(scene.quiet)
+    try:
+        yield
+        assert not (touched := watch.touched()), touched
+    finally:
+        watch.close()
+    assert state_of(scene.quiet) == before
+    assert all(map(lives, training)), "the training of team B has lost processes"
+    assert not scene.attempt(scene.training_b).unwanted.exists(), (
+        "the training of team B was told to end"
+    )
+    assert not scene.requests, scene.requests

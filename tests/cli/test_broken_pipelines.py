@@ -1,0 +1,189 @@
+"""Broken configs beside a pipeline that runs, in a real Airflow with its own DAG processor (F11)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from airflow_ui import needs_chromium, person_at_browser
+from contracts.broken_yamls import ALL
+
+from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.cli.embedded import USER, Home, Secrets, Server, airflow_command, airflow_environment
+from pipeline_ops.cli.ready import wait_for_dag, wait_until_healthy
+from pipeline_ops.contracts.errors import MachineError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).resolve().parents[2]
+_ASK_SECONDS = 30.0
+
+
+def write_pipeline(folder: Path, name: str, **train) -> Path:
+    """A pipeline of the digits that is as fast as can be."""
+    values = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text()) | {"pipeline": name}
+    values["storage"]["root"], values["preprocess"]["source"]["path"] = str(folder / "storage"), str(folder / "raw")
+    values["train"] |= {"epochs": 2, "workers": 1, "early_stopping": None, "retries": 5} | train
+    values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.01}]
+    values["export"]["model"] = name
+    file = folder / "configs" / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(values, sort_keys=False))
+    return file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The shipped DAG files, two good pipelines, and raw data."""
+    folder = tmp_path_factory.mktemp("broken")
+    (folder / "configs").mkdir()
+    shutil.copytree(ROOT / "dags", folder / "airflow", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "airflow" / ".airflowignore").write_text("logs/\n")  # Airflow's logs hold a link to a folder beside it
+    subprocess.run([sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"], check=True, stdout=subprocess.DEVNULL)
+    for name in ("good", "changed"):
+        write_pipeline(folder, name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def airflow(folder, whole_module_survivors) -> Iterator[AirflowApi]:
+    argv = [sys.executable, str(Path(__file__).parent / "holder.py"), str(folder / "airflow"), str(folder / "configs")]
+    holder = subprocess.Popen(argv, env=whole_module_survivors.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert [holder.stdout.readline() for _ in range(2)][1].startswith("up ")
+    home = Home(folder / "airflow")
+    server = Server.alive(home)
+    with AirflowApi(server.url, USER, server.password) as api:
+        wait_until_healthy(api, home, server)
+        for name in ("good", "changed"):
+            wait_for_dag(api, home, server, name, since=0.0)
+        yield api
+    holder.communicate(timeout=60)
+
+
+def tags(api: AirflowApi, dag_id: str) -> set[str]:
+    """The tags of a DAG; none where Airflow does not list it, or only as stale."""
+    return {tag["name"] for tag in (api.dag(dag_id) or {"tags": []})["tags"]}
+
+
+def parse_until(api: AirflowApi, condition: Callable[[], object], seconds: float = 240.0) -> None:
+    """Asks for the DAG file to be read, until it is so; not too often, because what is asked for goes before the other file."""
+    deadline, asked = time.monotonic() + seconds, 0.0
+    while not condition():
+        assert time.monotonic() < deadline
+        if time.monotonic() - asked > _ASK_SECONDS:
+            api.parse_again(api.dag("good")["file_token"])
+            asked = time.monotonic()
+        time.sleep(1)
+
+
+@pytest.fixture(scope="module")
+def corpus(folder, airflow) -> str:
+    """The whole corpus, written while a run of the good pipeline trains; the id of that run."""
+    run_id = airflow.trigger("good", {"train.epochs": 40})
+    parse_until(airflow, lambda: airflow.tasks("good", run_id) and state(airflow, run_id, "train") in ("running", "deferred"))
+    for broken in ALL:
+        broken.write(folder / "configs")
+    parse_until(airflow, lambda: "broken" in tags(airflow, ALL[0].name) and airflow.import_errors(since=0.0))
+    return run_id
+
+
+def state(api: AirflowApi, run_id: str, task: str) -> str | None:
+    return {found["task_id"]: found["state"] for found in api.tasks("good", run_id)}.get(task)
+
+
+def test_a_run_ends_though_sixty_configs_beside_it_become_broken(airflow, corpus):
+    """F11: one bad file stops only itself; the DAG processor marks no other DAG stale."""
+    assert len(ALL) >= 60
+    parse_until(airflow, lambda: airflow.run("good", corpus)["state"] in ("success", "failed"), seconds=600)
+    assert airflow.run("good", corpus)["state"] == "success"
+    assert "broken" not in tags(airflow, "good")
+    assert tags(airflow, "trainyard_models") == {"trainyard"}
+    assert [broken.name for broken in ALL if tags(airflow, broken.name) != {"trainyard", "broken"}] == []
+
+
+def test_a_healthy_pipeline_starts_beside_them(airflow, folder, corpus):
+    """As `trainyard run` does it, which waits for its DAG and heeds import errors."""
+    home = Home(folder / "airflow")
+    wait_for_dag(airflow, home, Server.alive(home), "good", since=time.time())
+    run_id = airflow.trigger("good", {})
+    parse_until(airflow, lambda: airflow.run("good", run_id)["state"] in ("success", "failed"), seconds=600)
+    assert airflow.run("good", run_id)["state"] == "success"
+
+
+def test_a_broken_pipeline_cannot_be_triggered_and_says_why(airflow, folder, corpus):
+    for conf in ({}, {"broken": ""}, {"broken": "x", "train.epochs": 1}):
+        with pytest.raises(MachineError, match=r"(?s)400 .*tab\.yaml:8: .*not valid YAML: a tab in the indentation; replace it by .*spaces"):
+            airflow.trigger("tab", conf)
+    assert airflow.active_runs("tab") == []
+    page = airflow._call("GET", "/api/v2/dags/tab/details")["doc_md"]
+    assert f"    {folder}/configs/tab.yaml:8: not valid YAML: a tab" in page
+
+
+def test_the_import_errors_list_each_of_them(airflow, folder, corpus):
+    home = Home(folder / "airflow")
+    environment = airflow_environment(os.environ, home, home.folder, [str(folder / "configs")], Server.alive(home).port, Secrets.of(home),
+                                      schedules=False)
+    listed = subprocess.run(airflow_command(["dags", "list-import-errors", "-o", "json"]), env=environment, capture_output=True, text=True)
+    [error] = json.loads(listed.stdout.splitlines()[-1])  # warnings of Airflow stand before it
+    assert error["filepath"].endswith("trainyard_broken.py")
+    assert [broken.name for broken in ALL if f"{folder}/configs/{broken.name}.yaml" not in error["error"]] == []
+
+
+def test_a_pipeline_keeps_its_runs_while_it_is_broken_and_comes_back_when_it_is_mended(airflow, folder):
+    run_id = airflow.trigger("changed", {"train.warm_start": "version 99"})
+    parse_until(airflow, lambda: airflow.run("changed", run_id)["state"] == "failed")
+    file = folder / "configs" / "changed.yaml"
+    good = file.read_text()
+    file.write_text(good.replace("workers: 1", "workers:1"))
+    parse_until(airflow, lambda: tags(airflow, "changed") == {"trainyard", "broken"})
+    assert airflow.run("changed", run_id)["state"] == "failed"
+    with pytest.raises(MachineError, match="a space is missing after the colon in 'workers:1'"):
+        airflow.trigger("changed", {})
+    file.write_text(good)
+    parse_until(airflow, lambda: "broken" not in (tags(airflow, "changed") or {"broken"}))
+    assert airflow.run("changed", run_id)["state"] == "failed"
+    assert airflow.trigger("changed", {"train.warm_start": "version 99"}) != run_id
+
+
+def test_a_run_of_a_pipeline_that_is_broken_for_a_while_ends_after_all(airflow, folder):
+    """Its job goes on, and its tasks are tried again."""
+    file = folder / "configs" / "changed.yaml"
+    good = file.read_text()
+    run_id = airflow.trigger("changed", {"train.epochs": 41})
+    parse_until(airflow, lambda: "train" in running(airflow, "changed", run_id))
+    file.write_text("pipeline: changed\n[")
+    parse_until(airflow, lambda: "broken" in tags(airflow, "changed"))
+    file.write_text(good)
+    parse_until(airflow, lambda: airflow.run("changed", run_id)["state"] in ("success", "failed"), seconds=600)
+    assert airflow.run("changed", run_id)["state"] == "success"
+
+
+def running(api: AirflowApi, dag_id: str, run_id: str) -> set[str]:
+    return {task["task_id"] for task in api.tasks(dag_id, run_id) if task["state"] in ("running", "deferred")}
+
+
+@needs_chromium
+def test_the_page_of_a_broken_pipeline_shows_the_message(airflow, folder, corpus):
+    with person_at_browser(airflow) as person:
+        person.log_in()
+        person.look("home")
+        person.go("/dags?tags=broken")
+        person.page.get_by_text(sorted(broken.name for broken in ALL)[0], exact=True).first.wait_for()
+        person.look("broken-dags")
+        person.go("/dags/tab")
+        person.page.get_by_text("tab", exact=True).first.wait_for()
+        person.look("broken-dag")
+        person.page.get_by_role("button", name="Dag Docs").click()
+        person.page.get_by_text("a tab in the indentation").last.wait_for()
+        person.look("broken-docs")
+        person.page.keyboard.press("Escape")
+        form = person.open_form("tab")
+        person.look("broken-form")
+        assert form.get_by_role("button", name="Trigger").is_disabled()

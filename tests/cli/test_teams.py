@@ -1,0 +1,253 @@
+"""Two teams in one Airflow: no account reads, writes or stops anything of the other team.
+
+All programs and jobs run as one user of the operating system, as where teams share workers. A job
+could therefore read the other team's files. These tests show that nothing that a user of team A
+tells Airflow's API leads it there; they do not show isolation by the operating system.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from cli import team_exploits
+from cli.programs import wait_until
+from cli.team_scene import Scene, scene_of, untouched
+from cli.teams import CANARY, Teams
+from cli.touching import digests_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+_ENDED_SECONDS = 60.0
+PAGES = ("progress", "report", "report/content")
+SAME_SITE = {"sec-fetch-site": "same-origin"}
+FORM = {"version": "1", "expected": "1", "reason": ""}
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory) -> Iterator[Scene]:
+    with scene_of(Teams(tmp_path_factory.mktemp("teams"), os.environ)) as scene:
+        before = digests_of(scene.quiet)
+        yield scene
+        assert digests_of(scene.quiet) == before
+
+
+@pytest.fixture
+def kept(scene) -> Iterator[None]:
+    """Restores the storage and the registry of team A after the test."""
+    places, copies = [scene.a.folder / "storage", scene.a.registry], scene.teams.folder / "copies"
+    for place in places:
+        shutil.copytree(place, copies / place.name, symlinks=True)
+    yield
+    for place in places:
+        shutil.rmtree(place)
+        shutil.copytree(copies / place.name, place, symlinks=True)
+    shutil.rmtree(copies)
+
+
+@pytest.mark.parametrize("name", team_exploits.CONFS)
+def test_a_conf_that_reaches_for_the_other_team_is_refused(scene, name):
+    """F1, F2, F6 and F12 by a run's conf, and every key of the author's with a path of team B."""
+    with untouched(scene):
+        for conf in team_exploits.confs(scene)[name]:
+            answer = scene.alice.try_to_trigger("a_gated", conf)
+            assert answer.status_code == 400, f"{conf}: {answer.text}"
+            for key in conf:
+                assert f"conf {key}: " in answer.text or f"param {key}" in answer.text, answer.text
+    assert not scene.alice.dag("a_gated", "GET", "dagRuns").json()["dag_runs"]
+
+
+def test_a_conf_that_got_past_the_api_is_refused_by_the_first_task(scene):
+    """The command line makes runs of any conf. Their pages show nothing of team B either."""
+    confs = [team_exploits.confs(scene)[name][-1] for name in team_exploits.CONFS]
+    runs = scene.trigger_unchecked("a_unchecked", confs)
+    with untouched(scene):
+        for conf, run in zip(confs, runs, strict=True):
+            assert run.wait_for_end()["preprocess"] == "failed"
+            log = run.log("preprocess")
+            assert all(f"conf {key}: " in log for key in conf), log
+            for page in PAGES:
+                address = f"/trainyard/pipelines/{run.dag}/{page}"
+                scene.alice.call("GET", address, params={"run_id": run.run_id})
+    assert not (scene.a.registry / "a_unchecked").exists()
+
+
+@pytest.mark.parametrize("exploit", team_exploits.EXPLOITS, ids=list(team_exploits.EXPLOITS))
+def test_an_exploit_does_not_reach_the_other_team(scene, kept, exploit):
+    """F2, F7, F8, F9 and F12 by files, XComs and task state."""
+    team_exploits.PREPARATIONS.get(exploit, lambda _: None)(scene)
+    with untouched(scene):
+        team_exploits.EXPLOITS[exploit](scene)
+
+
+def routes() -> list[tuple[str, str]]:
+    from pipeline_ops.ui.app import app
+
+    return sorted((method, route.path) for route in app.routes for method in route.methods)
+
+
+def test_every_page_of_the_other_teams_pipelines_is_forbidden(scene):
+    """For every route that the application has. Without a login, nothing is shown at all."""
+    anonymous = scene.teams.anonymous()
+    with untouched(scene):
+        for method, path in routes():
+            address = "/trainyard" + path.replace("{dag_id}", "b_digits")
+            query, form = {"run_id": scene.finished_b.run_id}, FORM if method == "POST" else None
+            assert (
+                anonymous.request(
+                    method, address, params=query, data=form, headers=SAME_SITE
+                ).status_code
+                == 401
+            ), address
+            for member in (scene.alice, scene.victor):
+                answer = member.call(method, address, params=query, data=form, headers=SAME_SITE)
+                assert answer.status_code == (403 if "{dag_id}" in path else 200), (
+                    f"{member.name}: {method} {address}"
+                )
+                assert "b_digits" not in answer.text
+
+
+def test_a_run_of_the_other_team_is_not_found_below_a_pipeline_of_ones_own(scene):
+    with untouched(scene):
+        for page in PAGES:
+            answer = scene.alice.call(
+                "GET",
+                f"/trainyard/pipelines/a_digits/{page}",
+                params={"run_id": scene.finished_b.run_id},
+            )
+            assert answer.status_code == 404
+
+
+def test_who_is_of_the_team_sees_its_pages(scene):
+    """Else the test above would hold for pages that nobody sees. A viewer changes nothing."""
+    for page in ("progress", "report", "report/content", "models"):
+        assert (
+            scene.bob.call(
+                "GET",
+                f"/trainyard/pipelines/b_digits/{page}",
+                params={"run_id": scene.finished_b.run_id},
+            ).status_code
+            == 200
+        )
+        assert (
+            scene.victor.call(
+                "GET",
+                f"/trainyard/pipelines/a_digits/{page}",
+                params={"run_id": scene.finished_a.run_id},
+            ).status_code
+            == 200
+        )
+    assert (
+        CANARY
+        in scene.bob.call(
+            "GET",
+            "/trainyard/pipelines/b_digits/report/content",
+            params={"run_id": scene.finished_b.run_id},
+        ).text
+    )
+    for change in ("promote", "rollback"):
+        answer = scene.victor.call(
+            "POST", f"/trainyard/pipelines/a_digits/models/{change}", data=FORM, headers=SAME_SITE
+        )
+        assert answer.status_code == 403
+
+
+def test_every_call_of_airflow_on_a_dag_of_the_other_team_is_forbidden(scene):
+    """Airflow's own rule, for every call that names a DAG in its address: ours is built on it.
+
+    Those for many runs read the body first.
+    """
+    run = scene.training_b
+    values = {
+        "dag_id": run.dag,
+        "dag_run_id": run.run_id,
+        "task_id": "train",
+        "map_index": "-1",
+        "try_number": "1",
+        "xcom_key": "return_value",
+        "key": "trainyard_job",
+        "task_group_id": "train",
+    }
+    with untouched(scene):
+        for path, methods in scene.bob.call("GET", "/openapi.json").json()["paths"].items():
+            address = path.format_map(
+                values | dict.fromkeys(team_exploits.parameters_of(path) - values.keys(), "1")
+            )
+            for method in sorted(methods) if "{dag_id}" in path else ():
+                for member in (scene.alice, scene.victor):
+                    answer = member.call(method.upper(), address, None if method == "get" else {})
+                    assert answer.status_code in (
+                        (403, 422) if _takes_many(path, method) else (403,)
+                    ), f"{method} {address}: {answer.text}"
+
+
+def test_an_asset_of_the_other_team_can_be_seen_and_not_used(scene):
+    """Airflow's simple accounts list the assets of all teams.
+
+    An event of one would start the runs that wait for it.
+    """
+    assets = scene.alice.call("GET", "/api/v2/assets").json()["assets"]
+    theirs = [asset for asset in assets if asset["name"].startswith("b_")]
+    assert theirs
+    with untouched(scene):
+        for asset in theirs:
+            assert (
+                scene.alice.call(
+                    "POST", f"/api/v2/assets/{asset['id']}/materialize", {}
+                ).status_code
+                == 403
+            )
+            assert (
+                scene.alice.call(
+                    "POST", "/api/v2/assets/events", {"asset_id": asset["id"], "extra": {}}
+                ).status_code
+                == 403
+            )
+
+
+def _takes_many(path: str, method: str) -> bool:
+    return (method, path.removeprefix("/api/v2/dags/{dag_id}/")) in team_exploits.CALLS_FOR_MANY
+
+
+@pytest.mark.parametrize("through", ["a_digits", "b_long", "~"])
+def test_a_call_for_many_runs_or_tasks_does_not_reach_the_other_teams(scene, through):
+    """The body of such a call names the DAGs."""
+    with untouched(scene):
+        for (method, path), bodies in team_exploits.CALLS_FOR_MANY.items():
+            address = f"/api/v2/dags/{through}/" + path.replace(
+                "{dag_run_id}", "~" if through == "~" else scene.training_b.run_id
+            )
+            for body in bodies(scene.training_b):
+                answer = scene.alice.call(method.upper(), address, body)
+                done = (
+                    [part["success"] for part in answer.json().values() if part]
+                    if answer.is_success
+                    else []
+                )
+                assert not any(done), f"{method} {address}: {answer.text}"
+        assert scene.training_b.state_of("train") == "deferred"
+
+
+def test_our_own_cancelled_training_ends_beside_hostile_records(scene, kept):
+    """F8: the API server ends it though the triggerer is dead and other records are damaged."""
+    scene.alice.wait_for_dag("a_long")
+    run = scene.alice.trigger("a_long", {"train.epochs": 50_000})
+    scene.wait_for_steps(run)
+    team_exploits.spoil_records(scene)
+    scene.teams.kill("triggerer-team_a")
+    with untouched(scene):
+        run.mark("train", "failed")
+        wait_until(lambda: not scene.processes(run), _ENDED_SECONDS)
+    scene.teams.restart("triggerer-team_a")
+
+
+def test_nothing_of_the_other_team_is_among_what_team_a_has(scene):
+    """Files and logs of all its runs; what it was shown is looked at with each call."""
+    logs = list((scene.teams.home.folder / "logs").glob("dag_id=a_*"))
+    assert logs
+    for place in (scene.a.folder, *logs):
+        for file in place.rglob("*"):
+            if file.is_file() and not file.is_symlink():
+                assert CANARY.encode() not in file.read_bytes(), file

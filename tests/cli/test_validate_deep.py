@@ -1,0 +1,150 @@
+"""`validate --deep`: the source is read, and model, loss and callbacks are built on one batch,
+each in the way that jobs do it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.cli.main import main
+
+MISTAKES = "acme_vision.mistakes"
+SMALL = "train.model=acme_vision.nets:smooth"
+
+
+@pytest.fixture
+def pictures(config_file) -> Path:
+    """The config file, whose raw folder holds 40 pictures of two classes."""
+    import cv2
+    import numpy as np
+
+    for index in range(40):
+        image = np.random.default_rng(index).integers(0, 256, (12, 12), np.uint8)
+        (config_file.parent / "raw" / str(index % 2) / f"{index}.png").write_bytes(
+            cv2.imencode(".png", image)[1].tobytes()
+        )
+    for label in "01":
+        (config_file.parent / "raw" / label / "a.png").unlink()
+    return config_file
+
+
+def deep(capsys, file: Path, *overrides: str) -> tuple[int, str]:
+    words = [word for override in overrides for word in ("--set", override)]
+    code = main(["validate", str(file), "--deep", *words])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+def test_a_model_that_can_be_trained_is_built_once(own_package, pictures, capsys):
+    more = (
+        "train.loss=acme_vision.objectives:focal_loss",
+        "train.metrics=[acme_vision.objectives:brier_error]",
+    )
+    code, said = deep(capsys, pictures, SMALL, *more)
+    assert code == 0, said
+    assert "the model acme_vision.nets:smooth can be trained on them" in said
+    [verdict] = (pictures.parent / "root" / "checked").iterdir()
+    before, started = verdict.stat().st_mtime_ns, time.process_time()
+    assert deep(capsys, pictures, SMALL, *more)[0] == 0
+    print(f"{time.process_time() - started:.2f} s of a core for the second look")
+    assert verdict.stat().st_mtime_ns == before
+    assert deep(capsys, pictures, SMALL)[0] == 0
+    assert len(list(verdict.parent.iterdir())) == 2  # without the loss, it is another training
+
+
+def test_a_model_of_the_catalogue_needs_no_process(pictures, capsys):
+    assert deep(capsys, pictures, "train.python=/nowhere/python")[0] == 0
+    assert not (pictures.parent / "root" / "checked").exists()
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (
+            [f"train.model={MISTAKES}:softmax_in_an_own_layer"],
+            "softmax_in_an_own_layer ends in softmax (the outputs of every image sum to 1)",
+        ),
+        (
+            [SMALL, f"train.callbacks=[{MISTAKES}:KerasCallback]"],
+            "is a callback of Keras (KerasCallback), whose methods are never called",
+        ),
+    ],
+)
+def test_what_would_train_a_wrong_model_is_refused_with_place_and_cure(
+    own_package, pictures, capsys, overrides, message
+):
+    code, said = deep(capsys, pictures, *overrides)
+    assert (code, message in said) == (78, True), said
+    assert said.startswith((f"{pictures}:", "override train."))
+    assert not (pictures.parent / "root" / "checked").exists()
+
+
+def test_the_check_runs_in_the_interpreter_of_the_train_task(own_package, pictures, capsys):
+    """The interpreter is a script that notes its arguments, and one without TensorFlow is named."""
+    wrapper = pictures.parent / "python"
+    wrapper.write_text(
+        f'#!/bin/sh\necho "$@" >> {pictures.parent}/asked\nexec {sys.executable} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    code, said = deep(capsys, pictures, SMALL, f"train.python={wrapper}")
+    assert code == 0, said
+    assert "-P -m pipeline_ops.training.check" in (pictures.parent / "asked").read_text()
+    wrapper.write_text(
+        f'#!/bin/sh\ncase "$*" in *check*) export PYTHONPATH={pictures.parent}/fake:$PYTHONPATH;; esac\nexec {sys.executable} "$@"\n'
+    )
+    (pictures.parent / "fake").mkdir()
+    (pictures.parent / "fake" / "tensorflow.py").write_text(
+        "raise ImportError('No module named tensorflow')\n"
+    )
+    code, said = deep(
+        capsys, pictures, "train.model=acme_vision.nets:dropping", f"train.python={wrapper}"
+    )
+    assert (
+        code,
+        "has no TensorFlow (No module named tensorflow); name an interpreter that has it" in said,
+    ) == (78, True), said
+
+
+def test_airflows_settings_do_not_reach_the_check(own_package, pictures, capsys, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "secret")
+    noted = pictures.parent / "environment"
+    (pictures.parent / "noting.py").write_text(
+        f"import json, os\njson.dump(dict(os.environ), open({str(noted)!r}, 'w'))\nfrom "
+        "acme_vision.nets import smooth\n"
+    )
+    assert deep(capsys, pictures, "train.model=noting:smooth")[0] == 0
+    environment = json.loads(noted.read_text())
+    assert not [name for name in environment if name.startswith("AIRFLOW")]
+    assert environment["CUDA_VISIBLE_DEVICES"] == "-1"
+    assert os.environ["AIRFLOW__CORE__FERNET_KEY"] == "secret"
+
+
+@pytest.mark.parametrize(
+    "overrides, code, message",
+    [
+        (
+            ["preprocess.split={train: 0.998, validation: 0.001, test: 0.001}"],
+            65,
+            "the validation split has no example; preprocess.split.validation is 0.001",
+        ),
+        (
+            ["preprocess.source={type: csv, path: raw, manifest: 0/0.png, task: classification}"],
+            65,
+            "0/0.png",
+        ),
+        (
+            ["train.model=resnet50", "preprocess.stages=[decode]"],
+            78,
+            "train.model: resnet50 takes images of at least 32x32 pixels, and those of the",
+        ),
+    ],
+)
+def test_the_data_are_looked_at(pictures, capsys, overrides, code, message):
+    found, said = deep(capsys, pictures, *overrides)
+    assert (found, message in said) == (code, True), said

@@ -1,0 +1,260 @@
+"""`validate` and `run` refuse a config that would train a wrong model or none, in less than two
+seconds and without TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.cli.main import main
+
+COCO = "{type: coco, path: raw, parts: [{annotations: a.json}]}"
+
+
+def refusal(
+    capsys, config_file: Path, *overrides: str, command: str = "validate"
+) -> tuple[int, str]:
+    """The exit status and what is said; both commands say it before anything runs."""
+    code = main(
+        [
+            command,
+            str(config_file),
+            *(word for override in overrides for word in ("--set", override)),
+        ]
+    )
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["validate", "run"])
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        (
+            "rwa",
+            "/rwa: no such folder; the nearest valid name is 'raw'; correct "
+            "preprocess.source.path in ",
+        ),
+        ("raw/0/a.png", "raw/0/a.png: is a file, not a folder; correct preprocess.source.path in "),
+        (
+            "nothing",
+            "/nothing: is empty; put the raw data there, or correct preprocess.source.path in ",
+        ),
+        (
+            "raw/0",
+            "raw/0: its files lie in no folder; put the images of each class into a folder of its "
+            "own, named as the class",
+        ),
+    ],
+)
+def test_a_folder_without_raw_data_is_refused_before_anything_runs(
+    config_file, capsys, command, value, message
+):
+    (config_file.parent / "nothing").mkdir()
+    code, said = refusal(capsys, config_file, f"preprocess.source.path={value}", command=command)
+    assert (code, message in said) == (65, True), said
+
+
+def test_a_folder_that_cannot_be_read_is_refused(config_file):
+    code = (
+        "import os, sys; from pipeline_ops.cli.arguments import validate_folder; from "
+        "pipeline_ops.contracts.config import load_config; "
+        "config = load_config(sys.argv[1], {'preprocess.source.path': '/root'}); os.getuid() or "
+        "os.setuid(65534); validate_folder(config)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(config_file)], capture_output=True, text=True, check=False
+    )
+    assert (
+        "DataError: /root: cannot be read by this user; change its permissions, or correct "
+        "preprocess.source.path in " in done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    "source, missing",
+    [
+        (
+            COCO,
+            "raw/a.json: no such file; it is named by preprocess.source.parts.0.annotations in ",
+        ),
+        (
+            "{type: csv, path: raw, manifest: m.csv, task: detection}",
+            "raw/m.csv: no such file; it is named by preprocess.source.manifest in ",
+        ),
+        (
+            "{type: tfrecord, path: raw, task: detection, label_map: m.pbtxt, parts: [{files: '*'}]}",
+            "raw/m.pbtxt: no such file; it is named by preprocess.source.label_map in ",
+        ),
+    ],
+)
+def test_a_file_that_the_source_names_must_be_there(config_file, capsys, source, missing):
+    code, said = refusal(
+        capsys,
+        config_file,
+        f"preprocess.source={source}",
+        "train.model=center_detector",
+        "train.best_checkpoint=null",
+        "preprocess.stages=[decode, {resize: {height: 32, width: 32}}]",
+        "evaluate.gate=[{metric: map_50, at_least: 0.1}]",
+    )
+    assert (code, missing in said) == (65, True), said
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (
+            [f"preprocess.source={COCO}"],
+            "preprocess.source.type coco is for detection, and train.model digits_cnn is for "
+            "classification; "
+            "set train.model to center_detector, retinanet, or choose another source",
+        ),
+        (
+            ["preprocess.source={type: jsonl, path: raw, manifest: m, task: detection}"],
+            "preprocess.source.task detection is for detection, and",
+        ),
+        (
+            [
+                "train.model=retinanet",
+                "train.best_checkpoint=null",
+                "evaluate.gate=[{metric: map_50, at_least: 0.1}]",
+            ],
+            "preprocess.source.type image_folder is for classification, and train.model retinanet "
+            "is for detection; set train.model to a classifier",
+        ),
+        (
+            ["train.model=resnet50"],
+            "preprocess.stages.1.resize makes images of 28x28, and train.model resnet50 takes "
+            "images of at least 32x32 pixels",
+        ),
+        (
+            [
+                "train.model=xception",
+                "preprocess.stages=[decode, {resize: {height: 70, width: 90}}, equalize]",
+            ],
+            "makes images of 70x90, and train.model xception takes images of at least 71x71 "
+            "pixels; enlarge them there, or choose another model",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_the_data_is_refused_with_the_place_and_the_cure(
+    config_file, capsys, overrides, message
+):
+    code, said = refusal(capsys, config_file, *overrides)
+    assert (code, message in said) == (78, True), said
+
+
+def test_the_place_is_a_line_where_the_file_has_the_value(config_file, capsys):
+    config_file.write_text(config_file.read_text().replace("model: digits_cnn", "model: resnet50"))
+    line = config_file.read_text().splitlines().index("  - resize:") + 1
+    assert refusal(capsys, config_file)[1].startswith(
+        f"{config_file}:{line}: preprocess.stages.1.resize makes images of 28x28"
+    )
+
+
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        (
+            "train.model",
+            "my_nets:smal",
+            "train.model: my_nets:smal: {folder}/my_nets.py defines no 'smal'; the nearest valid "
+            "name is 'small'",
+        ),
+        (
+            "train.loss",
+            "my_nets:los",
+            "train.loss: my_nets:los: {folder}/my_nets.py defines no 'los'; the nearest valid "
+            "name is 'loss'",
+        ),
+        (
+            "train.metrics",
+            "[my_nets:lost]",
+            "train.metrics.0: my_nets:lost: {folder}/my_nets.py defines no 'lost'; the nearest "
+            "valid name is 'loss'",
+        ),
+        (
+            "train.callbacks",
+            "[my_nets:Watsh]",
+            "train.callbacks.0: my_nets:Watsh: {folder}/my_nets.py defines no 'Watsh'; the "
+            "nearest valid name",
+        ),
+        ("train.model", "broken:build", "train.model: {folder}/broken.py:1: not valid Python: "),
+    ],
+)
+def test_a_misspelt_function_is_refused_with_the_nearest_name_and_without_running_the_module(
+    config_file, capsys, key, value, message
+):
+    (config_file.parent / "my_nets.py").write_text(
+        "raise SystemExit\ndef small(shape, classes): ...\nif True:\n    from somewhere import "
+        "thing as loss\nclass Watch: ...\n"
+    )
+    (config_file.parent / "broken.py").write_text("def build(:\n")
+    code, said = refusal(capsys, config_file, f"{key}={value}")
+    assert (code, message.format(folder=config_file.parent) in said) == (78, True), said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from acme import *\n",
+        "def __getattr__(name): ...\n",
+        "import acme.nets as small\n",
+        "small = 1\n",
+    ],
+)
+def test_a_name_that_may_be_there_is_not_refused(config_file, capsys, text):
+    (config_file.parent / "my_nets.py").write_text(text)
+    assert refusal(capsys, config_file, "train.model=my_nets:small") == (0, "")
+
+
+def test_validate_takes_less_than_two_seconds_of_a_core_and_no_tensorflow(config_file):
+    code = (
+        "import json, sys, time; from pipeline_ops.cli.main import main; code = main(['validate', "
+        "sys.argv[1]]); "
+        "print(json.dumps([code, time.process_time(), "
+        "sorted({name.partition('.')[0] for name in sys.modules})]))"
+    )
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(config_file)], capture_output=True, text=True, check=True
+    )
+    exit_code, seconds, modules = json.loads(done.stdout.splitlines()[-1])
+    print(f"{seconds:.2f} s of a core, {time.monotonic() - started:.2f} s in all")
+    assert exit_code == 0
+    assert seconds < 2
+    assert not {"tensorflow", "keras", "apache_beam", "cv2"} & set(modules)
+
+
+def test_the_smallest_images_of_the_catalogue_are_those_that_the_models_can_be_built_for():
+    from pipeline_ops.contracts.config_train import Train
+    from pipeline_ops.contracts.errors import ConfigError
+    from pipeline_ops.contracts.model_catalogue import CATALOGUE
+    from pipeline_ops.models import build_model
+
+    for name, entry in CATALOGUE.items():
+        if entry.min_size > 1:
+            size = entry.min_size - 1
+            config = Train.model_validate({"model": name, "best_checkpoint": None})
+            with pytest.raises(ConfigError):
+                build_model(config, (size, size, 3), 3, Path(), for_training=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["digits_cnn", "center_detector", "inception_v3", "mobilenet_v3_small", "resnet50", "xception"],
+)
+def test_a_model_can_be_built_for_the_smallest_images(name):
+    from pipeline_ops.contracts.config_train import Train
+    from pipeline_ops.contracts.model_catalogue import CATALOGUE
+    from pipeline_ops.models import build_model
+
+    size = CATALOGUE[name].min_size
+    config = Train.model_validate({"model": name, "best_checkpoint": None})
+    assert build_model(config, (size, size, 1), 3, Path(), for_training=False).built

@@ -1,0 +1,118 @@
+"""Touches of a folder: every open, read and change below it, as the kernel reports it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+_ACCESS, _MODIFY, _ATTRIB, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE, _OPEN = (
+    0x1,
+    0x2,
+    0x4,
+    0x40,
+    0x80,
+    0x100,
+    0x200,
+    0x20,
+)
+_IS_FOLDER, _OVERFLOW = 0x40000000, 0x4000
+_NAMES = {
+    _ACCESS: "read",
+    _MODIFY: "written",
+    _ATTRIB: "changed",
+    _MOVED_FROM: "moved away",
+    _MOVED_TO: "moved here",
+    _CREATE: "made",
+    _DELETE: "removed",
+    _OPEN: "opened",
+}
+_EVENT = struct.Struct("iIII")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class TouchWatch:
+    """Reports what happens to the files and folders below some roots, by inotify.
+
+    Folders that come later are not watched, but their coming is.
+    """
+
+    def __init__(self, roots: Iterable[Path]):
+        self._descriptor = _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        self._folders: dict[int, Path] = {}
+        for folder in [
+            folder
+            for root in roots
+            for folder in (root, *(path for path in root.rglob("*") if path.is_dir()))
+        ]:
+            watch = _check(
+                _libc.inotify_add_watch(self._descriptor, os.fsencode(folder), sum(_NAMES))
+            )
+            self._folders[watch] = folder
+        self.touched()
+
+    def touched(self) -> list[str]:
+        """What has happened since the last call: `PATH was opened`."""
+        found = dict[str, None]()
+        while data := self._read():
+            while data:
+                watch, mask, _, size = _EVENT.unpack_from(data)
+                name, data = (
+                    data[_EVENT.size : _EVENT.size + size].rstrip(b"\0"),
+                    data[_EVENT.size + size :],
+                )
+                assert not mask & _OVERFLOW, "more has happened than the kernel keeps"
+                if watch in self._folders:
+                    path = self._folders[watch] / os.fsdecode(name)
+                    found |= {
+                        f"{path} was {what}": None for bit, what in _NAMES.items() if mask & bit
+                    }
+        return list(found)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._descriptor, 1 << 20)
+        except BlockingIOError:
+            return b""
+
+
+def state_of(roots: Iterable[Path]) -> dict[str, tuple]:
+    """Everything below some roots: name, kind, inode, size, and the moments of the last change.
+
+    The latter cannot be set back.
+    """
+    found = {}
+    for path in [path for root in roots for path in (root, *root.rglob("*"))]:
+        stat = path.lstat()
+        found[str(path)] = (
+            stat.st_mode,
+            stat.st_ino,
+            stat.st_size if path.is_file() else 0,
+            stat.st_mtime_ns,
+            stat.st_ctime_ns,
+        )
+    return found
+
+
+def digests_of(roots: Iterable[Path]) -> dict[str, str]:
+    """The contents of every file below some roots."""
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for root in roots
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
+def _check(value: int) -> int:
+    if value < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, errno.errorcode.get(number, ""))
+    return value

@@ -1,0 +1,110 @@
+"""A server in a thread of the test, with limits of its own and a model that needs no TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from pipeline_ops.export.http_limits import Limits
+from pipeline_ops.export.rest import Spec
+from pipeline_ops.export.serve import Server
+from pipeline_ops.export.service import Service
+
+BODY = b'{"instances": ["x"]}'
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class Model:
+    """Gives every row the same answer, once `may_answer` is set."""
+
+    number, class_names, signature_def = 1, ["a", "b"], {}
+    signatures = {"serving_default": {"image_bytes": Spec(np.dtype(object), (None,))},
+                  "images": {"images": Spec(np.dtype(np.float32), (None, 2, 2, 1))}}
+
+    def __init__(self):
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.asked = threading.Semaphore(0)
+
+    def ask(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self.asked.release()
+        self.may_answer.wait(60)
+        rows = len(next(iter(inputs.values())))
+        return {"classes": np.zeros(rows, int), "probabilities": np.ones((rows, 2), np.float32)}
+
+
+class Loaded:
+    """As a Follower that has loaded the model."""
+
+    problem = ""
+
+    def __init__(self):
+        self.model = Model()
+
+
+class Running:
+    """A server that runs, and connections to it."""
+
+    def __init__(self, server: Server, model: Model):
+        self.server, self.model, self.port = server, model, server.port
+
+    def connect(self, receive_buffer: int | None = None) -> socket.socket:
+        connection = socket.socket()
+        if receive_buffer:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.settimeout(30)
+        connection.connect(("127.0.0.1", self.port))
+        return connection
+
+    def send(self, request: bytes) -> bytes:
+        """Everything that comes back until the server closes the connection."""
+        with self.connect() as connection:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(request)
+            return read_to_end(connection)
+
+    def is_alive(self) -> bool:
+        answer = self.send(post(BODY, b"Connection: close\r\n"))
+        return answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b'"probabilities": [1.0, 1.0]}]}')
+
+
+@contextlib.contextmanager
+def running(allowed_names: tuple[str, ...] = (), **limits: float) -> Iterator[Running]:
+    loaded = Loaded()
+    server = Server("127.0.0.1", 0, Service("digits", "champion", loaded), allowed_names, Limits(**limits))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield Running(server, loaded.model)
+    finally:
+        loaded.model.may_answer.set()
+        server.stop()
+        thread.join()
+
+
+def post(body: bytes, headers: bytes = b"", length: int | None = None) -> bytes:
+    length = len(body) if length is None else length
+    return (b"POST /v1/models/digits:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % length
+            + headers + b"\r\n" + body)
+
+
+def post_as(framing: bytes, body: bytes) -> bytes:
+    return b"POST /v1/models/digits:predict HTTP/1.1\r\nHost: localhost\r\n" + framing + b"\r\n" + body
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    received = bytearray()
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(1 << 16):
+            received += part
+    return bytes(received)
+
+
+def statuses(received: bytes) -> list[int]:
+    """Of all answers in what came back on a connection. No content has a status line: JSON has no line breaks."""
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) [A-Za-z -]+\r\n", received)]

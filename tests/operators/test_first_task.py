@@ -1,0 +1,124 @@
+"""The first task ends a run that would train a wrong model, by a real job or before one."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+from authored import write_config
+
+from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.operators.chain import PreprocessOperator
+
+NETS = """
+from keras import Input, Sequential, layers
+
+def logits(shape, classes):
+    return Sequential([Input(shape), layers.Flatten(), layers.Dense(classes)])
+
+def probabilities(shape, classes):
+    return Sequential([Input(shape), layers.Flatten(), layers.Dense(classes, "softmax")])
+"""
+
+
+class Store(dict):
+    """Airflow's task state store, as a task sees it."""
+
+    set = dict.__setitem__
+
+
+class Events(dict):
+    """Airflow's events of the outlets of a task, which are not read here."""
+
+    def __missing__(self, key: object) -> SimpleNamespace:
+        return SimpleNamespace(add=lambda asset, extra: None)
+
+
+@pytest.fixture
+def execute(tmp_path):
+    """Executes the first task of a pipeline on 40 pictures of two classes, with changed keys."""
+    for index in range(40):
+        folder = tmp_path / "raw" / "ab"[index % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        image = np.random.default_rng(index).integers(0, 256, (12, 12), np.uint8)
+        cv2.imwrite(str(folder / f"{index}.png"), image)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "nets.py").write_text(NETS)
+
+    def execute(**changes: Any) -> str:
+        keys = {
+            "storage.root": "../root",
+            "preprocess.source.path": "../raw",
+            "preprocess.shards": 2,
+        }
+        keys |= {name.replace("__", "."): value for name, value in changes.items()}
+        operator = PreprocessOperator(config_file=str(write_config(tmp_path / "configs", keys)))
+        operator.patience_seconds = 240
+        return operator.execute(_context())
+
+    return execute
+
+
+def _context() -> Mapping[str, Any]:
+    run = SimpleNamespace(conf={}, clear_number=0)
+    task = SimpleNamespace(id=uuid.uuid4(), max_tries=2)
+    return {
+        "ti": task,
+        "dag_run": run,
+        "run_id": "manual__1",
+        "task_state_store": Store(),
+        "outlet_events": Events(),
+    }
+
+
+def attempts(folder: Path) -> int:
+    return len(list((folder / "root" / "runs").rglob("attempt-*")))
+
+
+def test_a_model_that_ends_in_softmax_is_refused_by_the_job_and_where_the_data_are_there_already(
+    execute, tmp_path
+):
+    """Walk stumble 5: it was trained with two softmaxes, and published."""
+    with pytest.raises(AirflowFailException, match="nets:probabilities ends in softmax"):
+        execute(train__model="nets:probabilities")
+    assert not list(
+        Layout(tmp_path / "root", "digits").artifacts("preprocess").glob("*/manifest.json")
+    )
+    execute(train__model="nets:logits")
+    assert attempts(tmp_path) == 2
+    with pytest.raises(AirflowFailException, match="nets:probabilities ends in softmax"):
+        execute(train__model="nets:probabilities")
+    (tmp_path / "root" / "checked").rename(tmp_path / "elsewhere")
+    execute(train__model="nets:logits")
+    [verdict] = (tmp_path / "root" / "checked").iterdir()
+    before = verdict.stat().st_mtime_ns
+    execute(train__model="nets:logits")
+    assert verdict.stat().st_mtime_ns == before
+    assert attempts(tmp_path) == 2  # no further job
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"train__model": "resnet50"}, "makes images of 28x28, and train.model resnet50 takes"),
+        (
+            {
+                "preprocess__source": {"type": "voc", "path": "../raw"},
+            },
+            "preprocess.source.type voc is for detection, and train.model digits_cnn is for",
+        ),
+    ],
+)
+def test_what_the_config_alone_says_is_refused_before_a_job_starts(
+    execute, tmp_path, changes, message
+):
+    with pytest.raises(AirflowFailException, match=message):
+        execute(**changes)
+    assert attempts(tmp_path) == 0

@@ -1,0 +1,30 @@
+"""`SECURITY.md` claims what tests show: each row of its table names tests, and they exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+ROWS = [line for line in PAGE.partition("## Threats")[2].partition("\n## ")[0].splitlines()
+        if line.startswith("| ") and not line.startswith("| |")]
+_TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.split("|")[2].strip()[:60])
+def test_each_threat_names_tests_that_exist(row):
+    named = _TEST.findall(row)
+    assert named, "this row names no test"
+    for file, function in named:
+        tree = ast.parse((ROOT / file).read_bytes())
+        tests = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert not function or function in tests, f"{file} has no {function}"
+
+
+def test_every_finding_has_a_row():
+    found = {int(number) for row in ROWS for number in re.findall(r"F(\d+)", row.split("|")[1])}
+    assert found == set(range(1, 21))

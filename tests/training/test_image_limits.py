@@ -1,0 +1,189 @@
+"""Limits of the images that a SavedModel decodes, asked as a client of the SavedModel."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline_ops.contracts.unreadable import reason_of
+
+SIDE = 16
+MEGABYTE = 1 << 20
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+CLIENT = """
+import json, resource, sys
+import tensorflow as tf
+decode = tf.saved_model.load(sys.argv[1]).signatures["decode"]
+peak = lambda: 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for number, request in enumerate(sys.argv[2:]):
+    reason = ""
+    try:
+        decode(image_bytes=tf.constant([open(path, "rb").read() for path in request.split(",")]))
+    except tf.errors.InvalidArgumentError as error:
+        reason = str(error)
+    before = peak() if number == 0 else before
+    print(json.dumps([reason, peak() - before]))
+"""
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png_header(width: int, height: int, depth: int = 8, color: int = 0) -> bytes:
+    return chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
+
+
+def png(width: int, height: int, *, depth: int = 8, color: int = 0, before: bytes = b"", after: bytes = b"") -> bytes:
+    """A black one, written row by row, so that a bomb does not need its own size in memory."""
+    packer, row = zlib.compressobj(9), b"\0" * (width * depth // 8 * (3 if color == 2 else 1) + 1)
+    content = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    return SIGNATURE + before + png_header(width, height, depth, color) + after + chunk(b"IDAT", content) + chunk(b"IEND", b"")
+
+
+def picture(seed: int, width: int = 37, height: int = 29) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def saved(form: str, image: Image.Image | None = None, **options) -> bytes:
+    file = io.BytesIO()
+    (image or picture(1)).save(file, form, **options)
+    return file.getvalue()
+
+
+def gif(frames: int, width: int = 37, height: int = 29) -> bytes:
+    images = [picture(seed, width, height).convert("P") for seed in range(frames)]
+    return saved("GIF", images[0], save_all=True, append_images=images[1:])
+
+
+def small_gif(width: int, height: int, before: bytes = b"") -> bytes:
+    """A GIF with a screen of one pixel, and a frame that says another size."""
+    screen = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + b"\0" * 6
+    return screen + before + b"," + struct.pack("<HHHHB", 0, 0, width, height, 0) + b"\x02\x02\x4c\x01\0;"
+
+
+GOOD = {
+    "baseline_jpeg": saved("JPEG"), "progressive_jpeg": saved("JPEG", progressive=True), "png": saved("PNG"),
+    "png_16_bits": png(20, 10, depth=16), "png_with_text": png(20, 10, after=chunk(b"zTXt", b"k\0\0" + zlib.compress(b"x"))),
+    "bmp": saved("BMP"), "gif": gif(1), "gif_of_five_frames": gif(5), "large_gif": gif(3, 300, 200),
+    "webp": saved("WEBP"), "lossless_webp": saved("WEBP", lossless=True),
+    "extended_webp": saved("WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0"),
+}
+TEXT = chunk(b"zTXt", b"k\0\0" + zlib.compress(b"x" * 7_900_000, 9))
+TOO_LARGE, UNKNOWN = r"An image has \d+ pixels, at most 64000000 are allowed", "Unknown image file format"
+BAD = {
+    "png": (SIGNATURE + png_header(16_384, 16_384), TOO_LARGE),
+    "png_of_16_bits": (SIGNATURE + png_header(8_192, 8_192, depth=16, color=2), TOO_LARGE),
+    "png_whose_header_comes_late": (png(8, 8, before=chunk(b"abCd", b"\0\0\0\1" * 4)), UNKNOWN),
+    "png_with_large_texts": (png(8, 8, after=TEXT * 40), "A PNG has more than 16 texts"),
+    "jpeg_of_many_scans": (saved("JPEG")[:-2] + b"\xff\xda" * 70, "A JPEG has more than 64 scans"),
+    "gif_with_a_frame_beyond_its_screen": (small_gif(65_535, 65_535), TOO_LARGE),
+    "gif_without_a_frame": (b"GIF89a" + b"\0" * 7, UNKNOWN),
+    "bmp_upside_down": (b"BM" + b"\0" * 16 + struct.pack("<ii", 20_000, -20_000) + b"\0" * 30, TOO_LARGE),
+    "webp": (b"RIFF\0\0\0\0WEBPVP8X" + b"\0" * 8 + b"\xff\xff\0\xff\xff\0" + b"\0" * 9, TOO_LARGE),
+    "animated_webp": (saved("WEBP", save_all=True, append_images=[picture(2)]), UNKNOWN),
+    "jpeg_xl": (b"\xff\x0a" + b"0" * 40, UNKNOWN), "text": (b"no image", UNKNOWN), "nothing": (b"", UNKNOWN),
+    "damaged_jpeg": (saved("JPEG")[:30], "Invalid JPEG data"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A SavedModel that answers with the mean of an image of three channels."""
+    import tensorflow as tf
+
+    from pipeline_ops.training.served_images import ServedImages
+
+    class Mean(ServedImages):
+        def _answer(self, images):
+            return {"mean": tf.reduce_mean(images, axis=[1, 2, 3])}
+
+    served = Mean(tf.Module(), (SIDE, SIDE, 3))
+    folder = tmp_path_factory.mktemp("limits") / "model"
+    tf.saved_model.save(served, str(folder), signatures=served.signatures)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    import tensorflow as tf
+
+    return tf.saved_model.load(str(folder))
+
+
+def decode(model, *images: bytes) -> np.ndarray:
+    import tensorflow as tf
+
+    return model.signatures["decode"](image_bytes=tf.constant(list(images), tf.string))["images"].numpy()
+
+
+def test_an_image_within_the_limits_is_decoded_as_without_them(model):
+    """F13. All formats in one batch; of a GIF, TensorFlow gives the first frame."""
+    import tensorflow as tf
+
+    found = decode(model, *GOOD.values())
+    for name, encoded, image in zip(GOOD, GOOD.values(), found, strict=True):
+        plain = tf.io.decode_image(encoded, channels=3, expand_animations=False)
+        wanted = tf.image.resize(tf.cast(plain, tf.float32), (SIDE, SIDE), antialias=True)
+        np.testing.assert_array_equal(image, wanted, err_msg=name)
+    assert decode(model).shape == (0, SIDE, SIDE, 3)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_image_beyond_a_limit_is_refused_with_the_reason(model, name):
+    """F13."""
+    import tensorflow as tf
+
+    encoded, reason = BAD[name]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=reason) as caught:
+        decode(model, GOOD["png"], encoded, GOOD["gif"])
+    assert reason_of(caught.value) in str(caught.value) and "assertion" not in reason_of(caught.value)
+
+
+def test_a_gif_of_endless_blocks_is_refused(model):
+    """F13: a walk over its blocks has an end."""
+    import tensorflow as tf
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="The first frame of a GIF is too large"):
+        decode(model, small_gif(8, 8, before=b"!\xfe" + b"\1a" * 40_000 + b"\0"))
+
+
+def test_all_images_of_a_request_together_have_a_limit(model):
+    """F13: the headers alone decide. Images of the model's own size are never too many."""
+    import tensorflow as tf
+
+    header = SIGNATURE + png_header(7_900, 8_000)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="The images of the request have 10.* pixels, at most 10"):
+        decode(model, *[header] * 16)
+    assert len(decode(model, *[png(SIDE, SIDE)] * 300)) == 300
+
+
+def test_a_request_takes_a_bounded_amount_of_memory(folder, tmp_path):
+    """F13: the bomb is a file of 260 kB that needed 1.3 GB, four of them 3.9 GB. The last request has the largest images."""
+    still = saved("GIF", Image.new("P", (4_000, 4_000)))
+    frame = still.index(b",")
+    moving = still[:frame] + still[frame:-1] * 60 + b";"
+    bomb, texts = png(16_384, 16_384), png(8, 8, after=TEXT * 40)
+    requests = [([GOOD["png"]], ""), ([bomb], TOO_LARGE), ([bomb] * 4, TOO_LARGE), ([texts] * 4, "more than 16 texts"),
+                ([moving], ""), ([png(7_900, 8_000)] * 4, "")]
+    names = []
+    for number, (images, _) in enumerate(requests):
+        for index, image in enumerate(images):
+            (tmp_path / f"{number}-{index}").write_bytes(image)
+        names.append(",".join(str(tmp_path / f"{number}-{index}") for index in range(len(images))))
+    ended = subprocess.run([sys.executable, "-c", CLIENT, str(folder), *names], check=True, capture_output=True, text=True)
+    answers = [json.loads(line) for line in ended.stdout.splitlines()]
+    for (_, wanted), (reason, _) in zip(requests, answers, strict=True):
+        assert re.search(wanted, reason) if wanted else not reason
+    grown = [bytes_grown // MEGABYTE for _, bytes_grown in answers]
+    assert grown[3] < 100 and grown[4] < 200 and grown[5] < 600, grown

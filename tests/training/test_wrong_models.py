@@ -1,0 +1,214 @@
+"""Models, losses and callbacks that would train a wrong model in silence are refused where they
+are loaded or built.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.contracts.config_train import Train
+from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.contracts.model_check import ModelQuestion
+from pipeline_ops.training.check import check
+
+SHAPE = (8, 8, 1)
+NOWHERE = Path("/nowhere")
+
+
+@pytest.mark.parametrize(
+    "function, message",
+    [
+        (
+            "softmax_in_the_last_layer",
+            "ends in softmax (layer 'answer'), and the loss and the served model apply softmax",
+        ),
+        ("softmax_as_a_layer", "ends in softmax (layer 'answer')"),
+        ("softmax_as_an_operation", "ends in softmax (layer 'softmax"),
+        ("sigmoid", "ends in sigmoid (layer 'answer')"),
+        (
+            "one_output_too_many",
+            "has outputs of shape [4] for each image, and the data set has 3 classes; end the "
+            "model with keras.layers.Dense",
+        ),
+        ("a_map", "has outputs of shape [6, 6, 3] for each image, and the data set has 3 classes"),
+        ("two_outputs", "has 2 outputs, and a classifier has one: the logits"),
+        ("never_ready", "must return a Keras model that is built"),
+    ],
+)
+def test_a_model_whose_outputs_are_not_logits_of_the_classes_is_refused_when_it_is_built(
+    own_package, function, message
+):
+    from pipeline_ops.models import build_model
+
+    config = Train(model=f"acme_vision.mistakes:{function}")
+    with pytest.raises(
+        ConfigError, match=re.escape(f"train.model: acme_vision.mistakes:{function} {message}")
+    ):
+        build_model(config, SHAPE, 3, NOWHERE, for_training=True)
+
+
+@pytest.mark.parametrize("function", ["normalized", "smooth", "dropping", "pooled"])
+def test_a_model_that_returns_logits_is_built(own_package, function):
+    from pipeline_ops.models import build_model
+
+    assert build_model(
+        Train(model=f"acme_vision.nets:{function}"), SHAPE, 3, NOWHERE, for_training=True
+    ).built
+
+
+@pytest.mark.parametrize(
+    "path, message",
+    [
+        (
+            "acme_vision.mistakes:loss_object",
+            "is an object of the class SparseCategoricalCrossentropy of Keras, which reduces a "
+            "batch",
+        ),
+        (
+            "keras.losses:SparseCategoricalCrossentropy",
+            "is the class SparseCategoricalCrossentropy of Keras",
+        ),
+        (
+            "keras.losses:sparse_categorical_crossentropy",
+            "takes probabilities, and the outputs of a model are logits",
+        ),
+        (
+            "acme_vision.objectives:focal_los",
+            "has no function 'focal_los'; the nearest valid name is 'focal_loss'",
+        ),
+    ],
+)
+def test_a_loss_that_is_no_function_of_labels_and_logits_is_refused_with_the_cure(
+    own_package, path, message
+):
+    from pipeline_ops.models.own import load_per_example
+
+    with pytest.raises(ConfigError, match="^train.loss: ") as refused:
+        load_per_example(path, "train.loss", NOWHERE)
+    assert message in str(refused.value)
+    assert "has no function" in message or "from_logits=True" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "path, message",
+    [
+        (
+            "acme_vision.mistakes:KerasCallback",
+            "is a callback of Keras (KerasCallback), whose methods are never called",
+        ),
+        (
+            "acme_vision.mistakes:lambda_callback",
+            "is a callback of Keras (LambdaCallback), whose methods are never called",
+        ),
+        ("keras.callbacks:EarlyStopping", "is a callback of Keras (EarlyStopping)"),
+        (
+            "acme_vision.mistakes:WithoutMethods",
+            "has none of the methods begin, after_epoch, end and cannot be called, so it would do "
+            "nothing",
+        ),
+        ("acme_vision.mistakes:NeedsArguments", "can't be made without arguments"),
+        (
+            "acme_vision.mistakes:WithoutMethod",
+            "has no function 'WithoutMethod'; the nearest valid name is 'WithoutMethods'",
+        ),
+    ],
+)
+def test_a_callback_that_would_never_be_called_is_refused_with_the_reason(
+    own_package, path, message
+):
+    from pipeline_ops.training.own_callbacks import OwnCallbacks
+
+    with pytest.raises(ConfigError, match="^train.callbacks: ") as refused:
+        OwnCallbacks([path], NOWHERE, None, NOWHERE, is_chief=True)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"model": "acme_vision.mistakes:softmax_in_an_own_layer"},
+            "train.model: acme_vision.mistakes:softmax_in_an_own_layer ends in softmax (the "
+            "outputs",
+        ),
+        (
+            {"model": "acme_vision.mistakes:subclassed"},
+            "train.model: acme_vision.mistakes:subclassed ends in softmax (the outputs of every",
+        ),
+        (
+            {"model": "acme_vision.mistakes:one_output_too_many"},
+            "has outputs of shape [4] for each image, and the data set has 3 classes",
+        ),
+        (
+            {"loss": "acme_vision.mistakes:without_gradient"},
+            "has no gradient with respect to the weights, so nothing would be learned",
+        ),
+        ({"loss": "acme_vision.mistakes:broken_loss"}, "broken_loss raised "),
+        ({"loss": "acme_vision.mistakes:swapped"}, "when called with (labels, logits); correct it"),
+        (
+            {"loss": "acme_vision.objectives:mean_loss"},
+            "train.loss: must return a value for each example, a tensor of rank 1",
+        ),
+        (
+            {"loss": "acme_vision.mistakes:loss_object"},
+            "is an object of the class SparseCategoricalCrossentropy of Keras",
+        ),
+        (
+            {"metrics": ["acme_vision.mistakes:swapped"]},
+            "train.metrics: acme_vision.mistakes:swapped raised ",
+        ),
+        (
+            {"callbacks": ["acme_vision.mistakes:lambda_callback"]},
+            "is a callback of Keras (LambdaCallback), whose methods are never called",
+        ),
+        ({"model_parameters": {"depth": 3}}, "got an unexpected keyword argument 'depth'"),
+        (
+            {"model": "dense", "model_parameters": {"units": "many"}},
+            "train.model: dense can't be built for images of shape (8, 8, 1) and 3 classes",
+        ),
+        (
+            {"model": "acme_vision.mistakes:raising"},
+            "train.model: acme_vision.mistakes:raising raised KeyError: 'width'; correct it",
+        ),
+    ],
+)
+def test_one_batch_shows_what_would_be_found_after_the_training(own_package, options, message):
+    with pytest.raises(ConfigError) as refused:
+        check(_question(options))
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "acme_vision.objectives:focal_loss", "metrics": ["acme_vision.objectives:top3"]},
+        {"model": "acme_vision.nets:normalized"},
+        {"model": "dense", "model_parameters": {"units": 3}},
+    ],
+)
+def test_what_can_be_trained_passes(own_package, options):
+    check(_question(options))
+
+
+def test_a_detector_is_built_with_its_head():
+    options = {"model": "center_detector", "model_parameters": {"width": 8}}
+    check(_question(options | {"best_checkpoint": None}, "detection", (32, 32, 3)))
+    with pytest.raises(ConfigError, match=r"train.model_parameters.width must be a multiple of 8"):
+        wrong = options | {"best_checkpoint": None, "model_parameters": {"width": 9}}
+        check(_question(wrong, "detection", (32, 32, 3)))
+
+
+def _question(
+    options: dict, task: str = "classification", shape: tuple[int, int, int] = SHAPE
+) -> ModelQuestion:
+    train = Train.model_validate({"model": "acme_vision.nets:smooth"} | options)
+    return ModelQuestion(
+        config_file="/nowhere/digits.yaml",
+        train=train.model_dump(mode="json"),
+        task=task,
+        image_shape=shape,
+        num_classes=3,
+    )

@@ -22,7 +22,7 @@ from pipeline_ops.contracts.request import write_request
 from pipeline_ops.contracts.scratch import own_temporary_folder
 from pipeline_ops.contracts.shards import CLASS_WEIGHTS, ENCODED, KEY, LABEL, DatasetFigures, shard_name
 
-pytest_plugins = ["workshop", "publishers", "scenes", "log_tails"]
+pytest_plugins = ["workshop", "publishers", "scenes", "small_disks", "log_tails"]
 
 DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 NUM_SHARDS = 4

@@ -21,7 +21,7 @@ def listeners(pids: Iterable[int]) -> set[str]:
 
 
 def listening_with(setting: str) -> set[int]:
-    """The processes that listen anywhere and have `NAME=value` in their environment."""
+    """The processes that listen anywhere and have `NAME=value` in their environment, which is lost where a process gives itself a title."""
     return {pid for _, owners in _all_listeners() for pid in owners if setting.encode() in _environment(pid)}
 
 

@@ -30,7 +30,7 @@ from pipeline_ops.contracts.manifest import NAME, Manifest, ManifestFile, list_f
 from pipeline_ops.contracts.progress import ProgressWriter
 from pipeline_ops.contracts.request import Request, Status, read_request, write_status
 from pipeline_ops.contracts.scratch import own_temporary_folder
-from pipeline_ops.contracts.unreadable import names_a_disk_error
+from pipeline_ops.contracts.unreadable import exit_code_of
 from pipeline_ops.contracts.wanted import while_wanted
 
 
@@ -101,12 +101,9 @@ def run_request(work: Callable[[Job], ExitCode], path: Path) -> ExitCode:
         status = Status(exit_code=ExitCode.CANCELLED, message="interrupted")
     except MemoryError as error:
         status = Status(exit_code=ExitCode.RETRY, message=f"out of memory: {error}")
-    except OSError as error:
-        status = Status(exit_code=ExitCode.RETRY, message=f"{error}; the log is {attempt.log}")
-        traceback.print_exc()
-    except Exception as error:  # a bug, unless TensorFlow's file system failed; the log has to show where
-        code = ExitCode.RETRY if names_a_disk_error(error) else ExitCode.BUG
-        status = Status(exit_code=code, message=f"{type(error).__name__}: {error}; the log is {attempt.log}")
+    except Exception as error:  # the log has to show where
+        kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        status = Status(exit_code=exit_code_of(error), message=f"{kind}{error}; the log is {attempt.log}")
         traceback.print_exc()
     if status.message:
         logging.getLogger(__name__).info("%s: %s", status.exit_code.name, status.message)

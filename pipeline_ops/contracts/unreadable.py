@@ -8,7 +8,7 @@ import re
 
 from pydantic import ValidationError
 
-from pipeline_ops.contracts.errors import DataError, MachineError, TrainyardError
+from pipeline_ops.contracts.errors import DataError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.contracts.parsing import describe
 
 _PLACE = "[[{{node"
@@ -53,6 +53,13 @@ def _is_of_the_disk(error: Exception) -> bool:
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno not in _OF_THE_CONTENT
     return type(error).__name__ in _OF_THE_DISK or names_a_disk_error(error)
+
+
+def exit_code_of(error: Exception) -> ExitCode:
+    """How a process ends that this error has escaped: what the machine refused is tried again, all that nobody foresaw is a bug."""
+    if isinstance(error, TrainyardError):
+        return error.exit_code
+    return ExitCode.RETRY if isinstance(error, OSError | MemoryError) or names_a_disk_error(error) else ExitCode.BUG
 
 
 def names_a_disk_error(error: Exception) -> bool:

@@ -7,11 +7,13 @@ written; when it fails, the last line of its error output says why, and its exit
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from pipeline_ops.contracts.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.contracts.files import names_file
 from pipeline_ops.contracts.manifest import read_manifest
 from pipeline_ops.contracts.shards import removed_positions, shard_paths
+from pipeline_ops.contracts.unreadable import exit_code_of
 from pipeline_ops.export.formats import INPUT, PATHS, PORTABLE, SIGNATURE
 from pipeline_ops.input.served import ServedModel, read_encoded
 from pipeline_ops.input.tensorflow_start import import_tensorflow
@@ -48,9 +51,11 @@ def main() -> int:
             with names_file(file):
                 file.write_bytes(content)
             print(json.dumps({"format": name, "seconds": round(time.monotonic() - begin, 3)}), flush=True)
-    except TrainyardError as error:
+    except Exception as error:
+        if not isinstance(error, TrainyardError):
+            traceback.print_exc()
         print(" ".join(str(error).split()), file=sys.stderr)
-        return int(error.exit_code)
+        return exit_code_of(error)
     return 0
 
 
@@ -83,20 +88,16 @@ class _Frozen:
                 converter.optimizations = [tf.lite.Optimize.DEFAULT]
                 converter.representative_dataset = lambda: ({INPUT: image} for image in representative)
                 converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
-            try:
+            with _converting_to("TFLite"):
                 return converter.convert()
-            except Exception as error:  # the converter raises what its C++ part says as whatever it likes
-                raise ConfigError(f"export.formats: the model can't be converted to TFLite: {_last_line(error)}; take the format out") from error
 
     def to_onnx(self) -> bytes:
         try:
             import tf2onnx.convert
         except ImportError as error:
             raise ConfigError(f"export.formats: onnx needs {error.name}; install trainyard[onnx], or take it out") from None
-        try:
+        with _converting_to("ONNX"):
             model, _ = tf2onnx.convert.from_function(self._module.images, input_signature=[self._spec], opset=_OPSET)
-        except Exception as error:
-            raise ConfigError(f"export.formats: the model can't be converted to ONNX: {_last_line(error)}; take the format out") from error
         return model.SerializeToString(deterministic=True)
 
 
@@ -112,8 +113,16 @@ def _representative(arguments: argparse.Namespace) -> Iterator[np.ndarray]:
     return itertools.islice(images, arguments.examples)
 
 
-def _last_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[-1]
+@contextlib.contextmanager
+def _converting_to(format_name: str) -> Iterator[None]:
+    """A converter raises what its C++ part says as whatever it likes: unless the machine refused something, the model is not for this format."""
+    try:
+        yield
+    except Exception as error:
+        if exit_code_of(error).is_retried:
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise ConfigError(f"export.formats: the model can't be converted to {format_name}: {reason}; take the format out") from error
 
 
 if __name__ == "__main__":

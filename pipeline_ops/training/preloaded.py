@@ -25,7 +25,7 @@ from pipeline_ops.contracts.errors import ExitCode, TrainyardError
 from pipeline_ops.contracts.files import write_json
 from pipeline_ops.contracts.gang import BEAT_SECONDS, BEATS_VARIABLE, PRELOADED, CandidateSpec, Event, Fork, WorkerSpec
 from pipeline_ops.contracts.request import Status
-from pipeline_ops.contracts.unreadable import names_a_disk_error
+from pipeline_ops.contracts.unreadable import exit_code_of
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -158,13 +158,12 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
     except TrainyardError as error:
         status = Status(exit_code=error.exit_code, message=str(error))
     except (errors.UnavailableError, errors.DeadlineExceededError, errors.AbortedError, errors.CancelledError, errors.InternalError,
-            errors.UnknownError, errors.ResourceExhaustedError, errors.FailedPreconditionError, OSError, MemoryError) as error:
+            errors.UnknownError, errors.ResourceExhaustedError, errors.FailedPreconditionError) as error:
         traceback.print_exc()
         status = Status(exit_code=ExitCode.RETRY, message=f"{type(error).__name__}: {_in_short(error)}")
     except Exception as error:
         traceback.print_exc()
-        code = ExitCode.RETRY if names_a_disk_error(error) else ExitCode.BUG
-        status = Status(exit_code=code, message=f"{type(error).__name__}: {_in_short(error)}")
+        status = Status(exit_code=exit_code_of(error), message=f"{type(error).__name__}: {_in_short(error)}")
     write_json(status_file, status.model_dump(mode="json"))
     return status, result
 

@@ -24,6 +24,7 @@ from listeners import ListenerWatch, beyond_loopback, listening_with
 from processes import Stopwatch, below, lives
 
 from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.contracts.descendants import descendants
 from pipeline_ops.contracts.figures import TrainingFigures
 from pipeline_ops.contracts.layout import Layout
 from pipeline_ops.contracts.manifest import read_manifest
@@ -41,6 +42,7 @@ class Trainyard:
 
     def __init__(self, folder: Path):
         self.folder, self.config, self.temporary = folder, folder / "digits.yaml", folder / "temporary"
+        self.process: subprocess.Popen | None = None
         self.temporary.mkdir()
         values = yaml.safe_load(DIGITS.read_text())
         values["storage"]["root"], values["preprocess"]["source"]["path"] = "storage", "raw"
@@ -51,7 +53,12 @@ class Trainyard:
 
     def start(self, *words: str, environment=os.environ, **streams) -> subprocess.Popen:
         argv = [sys.executable, "-m", "pipeline_ops.cli.main", *words]
-        return subprocess.Popen(argv, text=True, env=self.environment(environment), **streams)
+        self.process = subprocess.Popen(argv, text=True, env=self.environment(environment), **streams)
+        return self.process
+
+    def listening(self) -> set[int]:
+        """Processes below the one that was started last: Airflow's, which overwrite their environment; and all that have kept it: the jobs'."""
+        return listening_with(f"TRAINYARD_HOME={self.folder}").union(descendants(self.process.pid) if self.process else ())
 
     def environment(self, inherited=os.environ) -> dict[str, str]:
         """With a temporary folder of its own, as /tmp is."""
@@ -81,7 +88,7 @@ def trainyard(tmp_path_factory) -> Trainyard:
 @pytest.fixture(scope="module")
 def first_run(trainyard, whole_module_survivors) -> subprocess.CompletedProcess:
     """With an Airflow of its own."""
-    with ListenerWatch(lambda: listening_with(f"TRAINYARD_HOME={trainyard.folder}"), seconds=0.5) as trainyard.listeners:
+    with ListenerWatch(trainyard.listening, seconds=0.5) as trainyard.listeners:
         process = trainyard.run(environment=whole_module_survivors.environment)
     whole_module_survivors.wait_for_none(0.0)
     return process

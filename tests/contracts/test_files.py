@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,25 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from small_disks import DISK_BYTES
 
 from pipeline_ops.contracts.errors import DataError, MachineError
 from pipeline_ops.contracts.files import copy_file, exclusive_lock, link_file, read_json, staging_folder, write_json, write_whole
 from pipeline_ops.contracts.registry import Registry
-
-DISK_BYTES = 64 << 10
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A folder on a file system of 64 KiB of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)], capture_output=True, text=True) \
-        if shutil.which("mount") else None
-    if mounted is None or mounted.returncode:
-        pytest.skip(f"a file system can't be mounted here: {mounted.stderr.strip() if mounted else 'there is no mount'}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from pages import SCRIPT, Page
+from small_disks import DISK_BYTES
 from workshop import read_examples
 
 from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode
@@ -173,6 +176,21 @@ def test_a_model_that_a_format_can_not_hold_is_the_configs_affair(workshop, tmp_
     assert ended.returncode == ExitCode.CONFIG, ended.stderr
     assert ended.stderr.splitlines()[-1].startswith("export.formats: the model can't be converted to TFLite:")
     assert not (folder / "formats").exists()
+
+
+@pytest.mark.parametrize("full", ["formats", "temporary"])
+def test_a_full_disk_is_a_reason_to_try_again(published, dataset, small_disk, tmp_path, full):
+    """Where a format is written, and where the converter keeps its own files."""
+    folder = tmp_path / "model"
+    shutil.copytree(published, folder, ignore=shutil.ignore_patterns("formats", "manifest.json"))
+    (small_disk / "filler").write_bytes(bytes(DISK_BYTES - 4096))
+    (folder / "formats").symlink_to(small_disk) if full == "formats" else (folder / "formats").mkdir()
+    command = [sys.executable, "-m", "pipeline_ops.export.convert", "--folder", str(folder), "--dataset", dataset, "--examples", "10",
+               "--classes", "10", "tflite"]
+    environment = {**os.environ, "TMPDIR": str(small_disk if full == "temporary" else tmp_path)}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ended.returncode == ExitCode.RETRY, ended.stderr
+    assert "No space left on device" in ended.stderr.splitlines()[-1]
 
 
 def test_without_the_training_data_eight_bits_can_not_be_made_and_the_shard_is_named(dataset, saved_models, tmp_path):

@@ -144,6 +144,7 @@ def test_a_client_on_loopback_without_credentials_gets_nothing(ui, route):
     """F5."""
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{ui[0]}{route}", timeout=60)
+    refused.value.close()
     assert refused.value.code in (401, 403)
 
 

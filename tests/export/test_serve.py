@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import shutil
@@ -60,7 +59,8 @@ class Server:
             with urllib.request.urlopen(request, timeout=60) as reply:
                 return reply.status, json.load(reply)
         except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+            with error:
+                return error.code, json.load(error)
 
     def wait_for_version(self, number: int) -> None:
         deadline = time.monotonic() + 120
@@ -344,11 +344,10 @@ def test_before_anything_is_published_it_says_that_and_waits(tmp_path):
     command = [sys.executable, "-m", "pipeline_ops.cli.main", "serve", "digits@canary", "--registry", str(tmp_path), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         address = process.stdout.readline().strip()
-        with contextlib.suppress(urllib.error.HTTPError):
-            deadline = time.monotonic() + 120
-            while "no version has the alias canary" not in (said := _health(address))[1]["problem"]:
-                assert time.monotonic() < deadline, said
-            assert said[0] == 503 and said[1]["status"] == "loading"
+        deadline = time.monotonic() + 120
+        while "no version has the alias canary" not in (said := _health(address))[1]["problem"]:
+            assert time.monotonic() < deadline, said
+        assert said[0] == 503 and said[1]["status"] == "loading"
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         assert "Traceback" not in process.stderr.read()
@@ -359,7 +358,8 @@ def _health(address: str) -> tuple[int, dict]:
         with urllib.request.urlopen(f"{address}health") as reply:
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+        with error:
+            return error.code, json.load(error)
 
 
 def test_a_port_in_use_is_told(server, tmp_path):

@@ -20,15 +20,15 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_jobs.beam_log import keep_warnings_only
-from beam_jobs.plan import ShardPlan
+from beam_jobs.output.shard import Order
+from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.processes import workers_for
+from beam_jobs.progress_counter import Tally, stop_workers
 from beam_jobs.runner import engine_of, threads_of
-from beam_jobs.shard import Order
 from beam_jobs.statistics.summary import ShardSummary
-from beam_jobs.tally import Tally, stop_workers
 from beam_jobs.work import SUMMARY, TALLY, Done, Work, raise_what_workers_left, write_plans
-from pipeline_ops.contracts.config_preprocess import BeamRunner
-from pipeline_ops.contracts.errors import MachineError, TrainyardError
+from pipeline_ops.config.preprocess import BeamRunner
+from pipeline_ops.errors import MachineError, TrainyardError
 
 _REPORT_SECONDS = 0.5
 _STOP_SECONDS = 5.0  # the time to end the image in work

@@ -17,13 +17,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from beam_jobs.balance import class_weights
 from beam_jobs.beam_log import quiet_import
-from beam_jobs.delta import Delta, plan_delta
-from beam_jobs.describe import describe, read_reference
-from beam_jobs.duplicates import Decision, decide_collection, is_removed_copy
-from beam_jobs.empty_splits import cause_in_shards
-from beam_jobs.generations import (
+from beam_jobs.io.raw import file_of, read_beginning, read_raw
+from beam_jobs.output.describe import describe, read_reference
+from beam_jobs.output.quarantine import MAX_BYTES, FragmentWriter, check_rejects, write_quarantine
+from beam_jobs.output.shard import Order
+from beam_jobs.planning.balance import class_weights
+from beam_jobs.planning.delta import Delta, plan_delta
+from beam_jobs.planning.duplicates import Decision, decide_collection, is_removed_copy
+from beam_jobs.planning.empty_splits import cause_in_shards
+from beam_jobs.planning.generations import (
     DataSetBefore,
     entries_of,
     entries_of_kept_out,
@@ -33,13 +36,10 @@ from beam_jobs.generations import (
     read_base,
     summaries_of_unchanged,
 )
-from beam_jobs.index import write_index
-from beam_jobs.pictures import PictureOrder, pictures_of, plan_blocks
-from beam_jobs.plan import ShardPlan, check_labels, class_names_of, task_of
+from beam_jobs.planning.index import write_index
+from beam_jobs.planning.perceptual_hash import PictureOrder, pictures_of, plan_blocks
+from beam_jobs.planning.plan import ShardPlan, check_labels, class_names_of, task_of
 from beam_jobs.processes import worker_processes
-from beam_jobs.quarantine import MAX_BYTES, FragmentWriter, check_rejects, write_quarantine
-from beam_jobs.raw import file_of, read_beginning, read_raw
-from beam_jobs.shard import Order
 from beam_jobs.sources import read_records, validate_listing
 from beam_jobs.sources.collect import Found
 from beam_jobs.stages import bind_stages, check_data, check_stages
@@ -47,16 +47,17 @@ from beam_jobs.stages.stage import BoundStage, class_names_after
 from beam_jobs.statistics.dataset import collect_statistics, find_duplicates
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary, count_labels, figures_of
 from beam_jobs.trial import shape_for, validate_plan
-from pipeline_ops.contracts.config_preprocess import Preprocess
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import DataError, ExitCode, MachineError
-from pipeline_ops.contracts.files import remove_own, write_json
-from pipeline_ops.contracts.job import ArtifactDraft, Job, run_job
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.listing import Listing
-from pipeline_ops.contracts.model_check import validate_training
-from pipeline_ops.contracts.raw_folder import list_folder, raw_folder
-from pipeline_ops.contracts.shards import CLASS_WEIGHTS, INDEX, DatasetFigures, Task
+from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS, INDEX, DatasetFigures
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import DataError, ExitCode, MachineError
+from pipeline_ops.jobs.model_check import validate_training
+from pipeline_ops.jobs.runner import ArtifactDraft, Job, run_job
+from pipeline_ops.raw_data.folder import list_folder, raw_folder
+from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.storage.atomic import remove_own, write_json
 
 _log = logging.getLogger("beam_jobs.preprocess")
 

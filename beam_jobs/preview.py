@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 import cv2
 from PIL import Image, ImageDraw, ImageFont
 
-from beam_jobs.plan import class_names_of, task_of
-from beam_jobs.raw import read_raw
+from beam_jobs.io.raw import read_raw
+from beam_jobs.planning.plan import class_names_of, task_of
 from beam_jobs.sources import read_records, validate_listing
 from beam_jobs.stages import bind_stages, check_data
 from beam_jobs.stages.stage import BoundStage, Box, Example, Rejected, run_stages
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.config_text import nearest
-from pipeline_ops.contracts.errors import ConfigError, DataError
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.raw_folder import list_folder
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.raw_data.folder import find_raw_folder, list_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +70,7 @@ def preview(config: PipelineConfig, stage: str | None, num_examples: int) -> Pre
     """
     stages = config.preprocess.stages
     place = _place_of(stage, [each.name for each in stages])
-    listing = list_folder(config.raw_folder, Layout(config.root, config.pipeline).listings)
+    listing = list_folder(find_raw_folder(config), Layout(config.root, config.pipeline).listings)
     validate_listing(config.preprocess, listing, config.file)
     records = read_records(config.preprocess.source, listing).records
     if not records:

@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.plan import ShardPlan
+from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.work import Done, give_up
-from pipeline_ops.contracts.config_preprocess import BeamRunner
-from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.config.preprocess import BeamRunner
+from pipeline_ops.errors import MachineError
 
 _END_SECONDS = 5.0
 _BYTES_PER_WORKER, _BYTES_PER_RECORD = 20e6, 10e3

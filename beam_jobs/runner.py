@@ -18,8 +18,8 @@ from apache_beam.runners import create_runner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner
 
-from pipeline_ops.contracts.config_preprocess import BeamRunner
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.config.preprocess import BeamRunner
+from pipeline_ops.errors import ConfigError
 
 _BEAMS_NAMES = {"portable": "PortableRunner", "flink": "FlinkRunner", "spark": "SparkRunner", "dataflow": "DataflowRunner"}
 

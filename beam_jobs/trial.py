@@ -1,7 +1,7 @@
 """A trial of a pipeline's data and model before any work.
 
 The source is listed and read, the splits are planned, one image runs through the stages, and the
-model is built for what comes out (`contracts/model_check.py`). Called by the preprocess job and by
+model is built for what comes out (`jobs/model_check.py`). Called by the preprocess job and by
 `trainyard validate --deep`. Nothing is written but indexes of listings and the verdict.
 """
 
@@ -11,22 +11,23 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from beam_jobs.duplicates import Decision, decide_collection
-from beam_jobs.empty_splits import cause_in_plan
-from beam_jobs.plan import Record, check_labels, class_names_of, planned_labels, task_of
-from beam_jobs.raw import read_raw
+from beam_jobs.io.raw import read_raw
+from beam_jobs.planning.duplicates import Decision, decide_collection
+from beam_jobs.planning.empty_splits import cause_in_plan
+from beam_jobs.planning.plan import Record, check_labels, class_names_of, planned_labels, task_of
 from beam_jobs.sources import read_records, validate_listing
 from beam_jobs.stages import bind_stages, check_data
 from beam_jobs.stages.stage import BoundStage, Example, Rejected, class_names_after, run_stages
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.config_preprocess import Preprocess
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.model_check import needs_a_process, validate_training
-from pipeline_ops.contracts.model_data import image_size
-from pipeline_ops.contracts.planned_training import PlannedTraining
-from pipeline_ops.contracts.raw_folder import RawFolder, list_folder, refuse_interval
-from pipeline_ops.contracts.shards import Task
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.config.model_data_rules import image_size
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.config.train import Train
+from pipeline_ops.jobs.model_check import needs_a_process, validate_training
+from pipeline_ops.jobs.planned_training import PlannedTraining
+from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, refuse_interval
+from pipeline_ops.raw_data.listing import RawFolder
 
 _MOST_TRIED = 50
 
@@ -43,7 +44,7 @@ def validate_deeply(config: PipelineConfig, python: str) -> dict[str, int]:
     """
     refuse_interval(config)
     preprocess, layout = config.preprocess, Layout(config.root, config.pipeline)
-    listing = list_folder(config.raw_folder, layout.listings)
+    listing = list_folder(find_raw_folder(config), layout.listings)
     validate_listing(preprocess, listing, config.file)
     records = read_records(preprocess.source, listing).records
     task = task_of(records)

@@ -13,17 +13,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beam_jobs.plan import ShardPlan
-from beam_jobs.plan_file import read_plan, write_plan
-from beam_jobs.tally import Stopped, stop_workers
-from pipeline_ops.contracts.errors import ExitCode, MachineError, TrainyardError, error_of
-from pipeline_ops.contracts.files import write_whole
-from pipeline_ops.contracts.parsing import read_json_as
-from pipeline_ops.contracts.request import Status
+from beam_jobs.planning.plan import ShardPlan
+from beam_jobs.planning.plan_file import read_plan, write_plan
+from beam_jobs.progress_counter import Stopped, stop_workers
+from pipeline_ops.errors import ExitCode, MachineError, TrainyardError, error_of
+from pipeline_ops.jobs.request import Status
+from pipeline_ops.storage.atomic import write_whole
+from pipeline_ops.storage.parsing import read_json_as
 
 if TYPE_CHECKING:
-    from beam_jobs.pictures import PictureOrder
-    from beam_jobs.shard import Order
+    from beam_jobs.output.shard import Order
+    from beam_jobs.planning.perceptual_hash import PictureOrder
 
 TALLY, PLAN, SUMMARY, ERROR = "tally", ".plan", ".json", ".error"  # in the scratch folder, the last three by shard
 Done = tuple[int, int]

@@ -38,7 +38,8 @@ def main() -> None:
     _die_with_driver()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a Ctrl-C the driver decides what becomes
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    from beam_jobs import pictures, shard  # noqa: F401  while the driver imports Beam
+    from beam_jobs.output import shard  # noqa: F401  while the driver imports Beam
+    from beam_jobs.planning import perceptual_hash  # noqa: F401
 
     with contextlib.suppress(EOFError, ConnectionError):  # the driver is done
         serve(Connection(int(sys.argv[1])))

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.fingerprint import Fingerprint
-from pipeline_ops.contracts.job import Job
-from pipeline_ops.contracts.layout import Attempt
-from pipeline_ops.contracts.manifest import Manifest, list_files, read_manifest, write_manifest
-from pipeline_ops.contracts.plan import plan_job
-from pipeline_ops.contracts.progress import ProgressWriter
-from pipeline_ops.contracts.request import write_request
-from pipeline_ops.contracts.scratch import own_temporary_folder
-from pipeline_ops.contracts.shards import CLASS_WEIGHTS, ENCODED, KEY, LABEL, DatasetFigures, shard_name
+from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS, ENCODED, KEY, LABEL, DatasetFigures, shard_name
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.artifacts.manifest import Manifest, list_files, read_manifest, write_manifest
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.jobs.progress import ProgressWriter
+from pipeline_ops.jobs.request import write_request
+from pipeline_ops.jobs.runner import Job
+from pipeline_ops.planning.plan import plan_job
+from pipeline_ops.system.temp_dirs import own_temporary_folder
 
 pytest_plugins = ["workshop", "publishers", "scenes", "small_disks", "log_tails"]
 

@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from beam_jobs.stages.stage import Example
-from pipeline_ops.contracts.shards import (
+from pipeline_ops.artifacts.dataset import (
     BOX_IS_CROWD,
     BOX_IS_DIFFICULT,
     BOX_LABEL,

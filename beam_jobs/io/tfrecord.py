@@ -14,8 +14,8 @@ from types import TracebackType
 
 import google_crc32c
 
-from pipeline_ops.contracts.errors import MachineError
-from pipeline_ops.contracts.files import could_not_write
+from pipeline_ops.errors import MachineError
+from pipeline_ops.storage.atomic import could_not_write
 
 _BUFFER_BYTES = 1 << 20
 _MOST_PARTS = 512  # the kernel takes 1024 at once

@@ -12,11 +12,11 @@ from typing import Any
 
 from beam_jobs.sources import coco, csv, image_folder, jsonl, tfds, tfrecord, voc
 from beam_jobs.sources.collect import Found
-from pipeline_ops.contracts.config_preprocess import Preprocess
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.listing import Listing
-from pipeline_ops.contracts.remote_files import RemoteFolder
-from pipeline_ops.contracts.sources import AnySource, ImageFolderSource
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.config.sources import AnySource, ImageFolderSource
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.remote import RemoteFolder
 
 CATALOGUE: Mapping[str, Callable[[Any, Listing], Found]] = {
     # the `type` in the YAML, which is the name of the file; then its reader

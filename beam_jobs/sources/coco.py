@@ -12,12 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from beam_jobs.plan import Record
+from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, Files, Found, make_box, number, size_of
 from beam_jobs.stages.stage import Box, Reject
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.listing import Listing
-from pipeline_ops.contracts.sources import CocoPart, CocoSource
+from pipeline_ops.config.sources import CocoPart, CocoSource
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.listing import Listing
 
 _LISTS = ("images", "categories", "annotations")
 

@@ -13,13 +13,14 @@ import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from beam_jobs.plan import Record
-from beam_jobs.raw import read_raw
+from beam_jobs.io.raw import read_raw
+from beam_jobs.planning.plan import Record
 from beam_jobs.stages.given_boxes import Size, check_given
 from beam_jobs.stages.stage import Box, Reject
 from beam_jobs.statistics.summary import RejectedRecord
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.listing import Listing, RawFile, key_of
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.raw_file import RawFile, key_of
 
 
 class Found(NamedTuple):

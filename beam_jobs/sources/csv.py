@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from beam_jobs.sources.collect import Collector, Files, Found, make_box
 from beam_jobs.sources.manifest import CORNERS, Entry, add_entry, key_or_place
 from beam_jobs.stages.stage import Box, Reject
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.listing import Listing
-from pipeline_ops.contracts.sources import CsvSource
+from pipeline_ops.config.sources import CsvSource
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.listing import Listing
 
 _COLUMNS = {"classification": ("path", "label"), "detection": ("path", "xmin", "ymin", "xmax", "ymax", "label")}
 _OF_THE_IMAGE = ("split", "group", "width", "height")

@@ -7,8 +7,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from beam_jobs.sources import digit_scenes
-from beam_jobs.sources.digit_scenes import NUM_SCENES, SIDE_PIXELS, draw_scene
+from beam_jobs.sources.digit_scene import NUM_SCENES, SIDE_PIXELS, draw_scene
 
 
 class DigitScenes(tfds.core.GeneratorBasedBuilder):
@@ -23,7 +22,7 @@ class DigitScenes(tfds.core.GeneratorBasedBuilder):
         objects = {"bbox": tfds.features.BBoxFeature(), "label": tfds.features.ClassLabel(names=[str(digit) for digit in range(10)])}
         features = {"image": tfds.features.Image(shape=(SIDE_PIXELS, SIDE_PIXELS, 1), encoding_format="png"),
                     "objects": tfds.features.Sequence(objects)}
-        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features), description=digit_scenes.__doc__)
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features), description=DigitScenes.__doc__)
 
     def _split_generators(self, dl_manager: Any, pipeline: Any) -> dict[str, Any]:
         return {split: self._generate_examples(pipeline, split) for split in NUM_SCENES}

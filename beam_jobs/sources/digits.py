@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline_ops.contracts.errors import DataError, TrainyardError
-from pipeline_ops.contracts.files import exclusive_lock, staging_folder
+from pipeline_ops.errors import DataError, TrainyardError
+from pipeline_ops.storage.atomic import exclusive_lock, staging_folder
 
 _SIDE_PIXELS = 28
 _WHITE = 16  # the brightest value in the raw 8x8 images

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from beam_jobs.plan import Record
+from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, Found
 from beam_jobs.stages.stage import Reject
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.listing import Listing
-from pipeline_ops.contracts.sources import ImageFolderSource
+from pipeline_ops.config.sources import ImageFolderSource
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.listing import Listing
 
 _SPLITS = {
     "train": "train",

@@ -15,8 +15,8 @@ from typing import Any
 from beam_jobs.sources.collect import Collector, Files, Found, make_box
 from beam_jobs.sources.manifest import CORNERS, Entry, add_entry, key_or_place
 from beam_jobs.stages.stage import Box, Reject
-from pipeline_ops.contracts.listing import Listing
-from pipeline_ops.contracts.sources import JsonlSource
+from pipeline_ops.config.sources import JsonlSource
+from pipeline_ops.raw_data.listing import Listing
 
 _MAX_LINE_BYTES = 16 << 20
 

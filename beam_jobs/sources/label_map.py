@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.errors import DataError
 
 _Field = descriptor_pb2.FieldDescriptorProto
 

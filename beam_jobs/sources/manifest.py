@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from beam_jobs.plan import Record
+from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, Files, size_of, split_named, text
 from beam_jobs.stages.given_boxes import FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
-from pipeline_ops.contracts.sources import ManifestSource
+from pipeline_ops.config.sources import ManifestSource
 
 CORNERS = ("ymin", "xmin", "ymax", "xmax")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from beam_jobs.io.example import parse
+from beam_jobs.io.raw import PackedImage, digest_image
 from beam_jobs.io.tfrecord_reader import Damaged, scan_records
-from beam_jobs.plan import Record
-from beam_jobs.raw import PackedImage, digest_image
+from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector
 from beam_jobs.stages.stage import Reject
-from pipeline_ops.contracts.errors import MachineError
-from pipeline_ops.contracts.listing import RawFile
+from pipeline_ops.errors import MachineError
+from pipeline_ops.raw_data.raw_file import RawFile
 
 Features = Mapping[str, list[Any]]
 

@@ -20,16 +20,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.plan import Record
-from beam_jobs.raw import read_raw
+from beam_jobs.io.raw import read_raw
+from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, Files, Found, make_box
 from beam_jobs.sources.packed import Features, add_containers, flags, floats, integers, packed_image
 from beam_jobs.stages.given_boxes import FRACTIONS
 from beam_jobs.stages.stage import Reject
-from pipeline_ops.contracts.config_text import nearest
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.listing import Listing, RawFile
-from pipeline_ops.contracts.sources import TfdsPart, TfdsSource
+from pipeline_ops.config.sources import TfdsPart, TfdsSource
+from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.raw_file import RawFile
 
 _IMAGE, _LABEL, _OBJECTS = "image", "label", "objects"
 _FEATURES, _MAX_FEATURES_BYTES = "features.json", 4 << 20

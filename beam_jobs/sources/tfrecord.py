@@ -1,6 +1,6 @@
 """TFRecords that are there already: shards of ours, and what the scripts of the TensorFlow Object Detection API write.
 
-The features are those of `contracts/shards.py`, which are the API's, and `image/class/text`, `image/object/class/text`.
+The features are those of `artifacts/dataset.py`, which are the API's, and `image/class/text`, `image/object/class/text`.
 A class is named by its text; by its number in the label map; or, in shards of ours, by its index in `class_names` of the
 manifest.json beside them. The key of a record is its `image/key`, `image/filename` or `image/source_id`, the first that
 is there, and otherwise its place: `<file>#<index>`.
@@ -13,17 +13,19 @@ import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from beam_jobs.plan import Record
-from beam_jobs.raw import read_raw
+from beam_jobs.io.raw import read_raw
+from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, Files, Found, make_box
 from beam_jobs.sources.label_map import parse_label_map
 from beam_jobs.sources.packed import Features, add_containers, flags, floats, integers, packed_image
 from beam_jobs.stages.given_boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Box, Reject
-from pipeline_ops.contracts import manifest, shards
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.listing import Listing, RawFile
-from pipeline_ops.contracts.sources import TfrecordSource
+from pipeline_ops.artifacts import dataset as shards
+from pipeline_ops.artifacts import manifest
+from pipeline_ops.config.sources import TfrecordSource
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.raw_file import RawFile
 
 _KEYS = (shards.KEY, "image/filename", "image/source_id")
 _TEXT, _BOX_TEXT = "image/class/text", "image/object/class/text"

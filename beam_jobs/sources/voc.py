@@ -15,14 +15,15 @@ import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from typing import NoReturn
 
-from beam_jobs.plan import Record
-from beam_jobs.raw import Reader, read_raw
+from beam_jobs.io.raw import Reader, read_raw
+from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, Files, Found, flag, make_box, size_of
 from beam_jobs.stages.given_boxes import Size
 from beam_jobs.stages.stage import Box, Reject
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.listing import Listing, RawFile, key_of
-from pipeline_ops.contracts.sources import ImageSets, VocSource
+from pipeline_ops.config.sources import ImageSets, VocSource
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.raw_file import RawFile, key_of
 
 _IMAGES, _ANNOTATIONS, _LISTS = "JPEGImages/", "Annotations/", "ImageSets/Main/"
 _CORNERS = ("ymin", "xmin", "ymax", "xmax")

@@ -11,11 +11,11 @@ from pathlib import Path
 from beam_jobs.stages import augment, checks, clip_boxes, decode, encode, equalize, filter, map_classes, resize, tile
 from beam_jobs.stages.foreign import load_stage
 from beam_jobs.stages.stage import BoundStage, Stage, class_names_after
-from pipeline_ops.contracts.config_preprocess import Preprocess
-from pipeline_ops.contracts.config_preprocess import Stage as StageConfig
-from pipeline_ops.contracts.config_text import nearest
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.foreign import published_names
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.config.preprocess import Stage as StageConfig
+from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.user_code.stages import published_names
 
 CATALOGUE: dict[str, Stage] = {
     # the name in the YAML, which is the name of the file; then its parameters and its function

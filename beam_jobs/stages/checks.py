@@ -10,10 +10,10 @@ from typing import Any
 import pydantic
 
 from beam_jobs.stages.stage import Stage
-from pipeline_ops.contracts.config_preprocess import Stage as StageConfig
-from pipeline_ops.contracts.config_text import nearest, place_in
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.type_messages import describe_type
+from pipeline_ops.config.preprocess import Stage as StageConfig
+from pipeline_ops.config.type_messages import describe_type
+from pipeline_ops.config.yaml_source import nearest, place_in
+from pipeline_ops.errors import ConfigError
 
 _FIRST, _LAST = "decode", "encode"
 _Problem = tuple[tuple[str | int, ...], str]

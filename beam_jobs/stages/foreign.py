@@ -1,4 +1,4 @@
-"""Loads a stage from somebody else's package. What its code has to do with fingerprints is in `contracts/foreign.py`."""
+"""Loads a stage from somebody else's package. What its code has to do with fingerprints is in `user_code/stages.py`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import typing
 from typing import Any
 
 from beam_jobs.stages.stage import Stage
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.foreign import module_path
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.user_code.stages import module_path
 
 
 @functools.lru_cache

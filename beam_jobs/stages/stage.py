@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pydantic
 import pydantic.dataclasses
 
-from pipeline_ops.contracts.config_text import nearest
-from pipeline_ops.contracts.errors import ConfigError, TrainyardError
+from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.errors import ConfigError, TrainyardError
 
 if TYPE_CHECKING:
     import numpy as np

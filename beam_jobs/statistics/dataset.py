@@ -8,14 +8,14 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from beam_jobs.plan import Record
+from beam_jobs.planning.plan import Record
 from beam_jobs.statistics.drift import Distance
 from beam_jobs.statistics.histogram import FEATURES
 from beam_jobs.statistics.measure import Measured, merge_measured
 from beam_jobs.statistics.schema import Violation
 from beam_jobs.statistics.summary import ShardSummary
-from pipeline_ops.contracts.config_preprocess import Drift
-from pipeline_ops.contracts.shards import SPLITS, DatasetFigures
+from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
+from pipeline_ops.config.preprocess import Drift
 
 _NAMED_GROUPS = 50
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel
 
 from beam_jobs.statistics.histogram import FEATURES, Histogram
-from pipeline_ops.contracts.config_preprocess import Drift
+from pipeline_ops.config.preprocess import Drift
 
 LABELS = "labels"
 

@@ -18,8 +18,7 @@ from beam_jobs.statistics.measure import NO_BOXES, NO_LABEL, Measured
 from beam_jobs.statistics.plots import distance_chart, histogram_chart
 from beam_jobs.statistics.schema import DataSchema
 from beam_jobs.statistics.thumbnail import thumbnail
-from pipeline_ops.contracts.page import render_page
-from pipeline_ops.contracts.shards import (
+from pipeline_ops.artifacts.dataset import (
     QUARANTINE_CONTENT,
     QUARANTINE_DETAIL,
     QUARANTINE_KEY,
@@ -29,6 +28,7 @@ from pipeline_ops.contracts.shards import (
     SPLITS,
     DatasetFigures,
 )
+from pipeline_ops.pages.page import render_page
 
 _MAX_CLASSES = 100
 _GROUPS = {"raw": "Raw files, as they were decoded", "example": "Examples, as they are stored", "box": "Boxes"}

@@ -1,4 +1,4 @@
-"""The drawings of the data page, made of the parts in `contracts/svg.py`: histograms, and distances against a threshold."""
+"""The drawings of the data page, made of the parts in `pages/svg.py`: histograms, and distances against a threshold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from beam_jobs.statistics.histogram import FEATURES, Histogram
-from pipeline_ops.contracts.svg import Axis, line, round_ticks, short, text
+from pipeline_ops.pages.svg import Axis, line, round_ticks, short, text
 
 _WIDTH, _HEIGHT = 330, 158
 _LEFT, _RIGHT, _TOP, _BOTTOM = 42, 16, 8, 22

@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import BaseModel
 
 from beam_jobs.statistics.measure import Measured
-from pipeline_ops.contracts.config_preprocess import SchemaRules
-from pipeline_ops.contracts.shards import DatasetFigures
+from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.config.preprocess import SchemaRules
 
 
 class DataSchema(BaseModel, frozen=True):

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from beam_jobs.statistics.measure import Measured
-from pipeline_ops.contracts.shards import SPLITS, DatasetFigures, Task
+from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
+from pipeline_ops.config.model_catalogue import Task
 
 
 class RejectedRecord(BaseModel, frozen=True):

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
-from pipeline_ops.contracts.config_notify import check_notifiers
-from pipeline_ops.contracts.config_text import parse_value, place_in
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.model_data import validate_model_for_data
-from pipeline_ops.contracts.own_code import code_of, validate_names
-from pipeline_ops.contracts.raw_folder import validate_folder
+from pipeline_ops.config.model_data_rules import validate_model_for_data
+from pipeline_ops.config.notify import check_notifiers
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.config.yaml_source import parse_value, place_in
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.raw_data.folder import validate_folder
+from pipeline_ops.user_code.models import code_of, validate_names
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pipeline_ops.cli import compare, explain, import_od_api, models, new_stage, plan, preview, reference, run, serve, stages, ui, validate
-from pipeline_ops.cli.stopping import Stopped
-from pipeline_ops.contracts.errors import TrainyardError
-from pipeline_ops.contracts.scratch import own_temporary_folder
+from pipeline_ops.cli.commands import compare, explain, import_od_api, models, new_stage, plan, preview, reference, run, serve, stages, ui, validate
+from pipeline_ops.cli.local_airflow.stopping import Stopped
+from pipeline_ops.errors import TrainyardError
+from pipeline_ops.system.temp_dirs import own_temporary_folder
 
 _INTERRUPTED, _BROKEN_PIPE = 130, 141
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures, shards_of
+from pipeline_ops.artifacts.input_names import WARM_START
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import Manifest, read_manifest
+from pipeline_ops.artifacts.results import EvaluationFigures, ModelFigures, TrainingFigures
 from pipeline_ops.cli.watch import RunView, TaskView
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.figures import EvaluationFigures, ModelFigures, TrainingFigures
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.manifest import Manifest, read_manifest
-from pipeline_ops.contracts.records import find_report
-from pipeline_ops.contracts.registry import Registry
-from pipeline_ops.contracts.search import read_search
-from pipeline_ops.contracts.shards import SPLITS, DatasetFigures, shards_of
-from pipeline_ops.contracts.warm_start import WARM_START
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.jobs.task_record import find_report
+from pipeline_ops.planning.trials import read_search
+from pipeline_ops.registry.registry import Registry
 
 
 def summarise(config: PipelineConfig, run: RunView) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _model(config: PipelineConfig, manifest: Manifest | None) -> dict[str, Any]:
     if manifest is None:
         return {"name": config.export.model, "version": None, "uri": None}
     figures = ModelFigures.model_validate(manifest.figures)
-    return {"name": figures.name, "version": figures.version, "uri": Registry(config.registry).shelf.uri(figures.version)}
+    return {"name": figures.name, "version": figures.version, "uri": Registry(config.registry).store.uri(figures.version)}
 
 
 def _report(run: RunView) -> str | None:

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.cli.airflow_api import AirflowApi, seconds_since_1970
-from pipeline_ops.contracts.layout import Attempt, Layout
-from pipeline_ops.contracts.plan import JOBS
-from pipeline_ops.contracts.progress import Progress, ProgressReader
-from pipeline_ops.contracts.records import TaskRecord, read_record
-from pipeline_ops.contracts.search import trial_name
+from pipeline_ops.artifacts.layout import Attempt, Layout, trial_name
+from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, seconds_since_1970
+from pipeline_ops.jobs.progress import Progress, ProgressReader
+from pipeline_ops.jobs.task_record import TaskRecord, read_record
+from pipeline_ops.planning.plan import JOBS
 
 FINISHED = ("success", "failed")
 _ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")

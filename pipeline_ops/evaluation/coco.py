@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline_ops.contracts.errors import ConfigError, DataError
+from pipeline_ops.errors import ConfigError, DataError
 
 _ANY_SIZE, _SMALL, _MEDIUM, _LARGE = range(4)
 _IOU_50, _IOU_75 = 0, 5

@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.figures import METRICS, TEST_SPLIT, EvaluationFigures, TrainingFigures
-from pipeline_ops.contracts.files import read_json
-from pipeline_ops.contracts.manifest import Manifest, read_manifest
-from pipeline_ops.contracts.page import render_page
-from pipeline_ops.contracts.records import read_record
-from pipeline_ops.contracts.shards import SPLITS, DatasetFigures
+from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
+from pipeline_ops.artifacts.manifest import Manifest, read_manifest
+from pipeline_ops.artifacts.results import METRICS, TEST_SPLIT, EvaluationFigures, TrainingFigures
+from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.lineage import told
 from pipeline_ops.evaluation.report_rows import metric_title, sense_of
 from pipeline_ops.evaluation.scores import RECALLS
 from pipeline_ops.evaluation.svg import Line, line_chart, share_chart
+from pipeline_ops.jobs.task_record import read_record
+from pipeline_ops.pages.page import render_page
+from pipeline_ops.storage.atomic import read_json
 
 _JOBS = ("preprocess", "train", "evaluate")
 _MAX_CLASSES = 100

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline_ops.contracts.config_evaluate import Evaluate
-from pipeline_ops.contracts.errors import DataError, ExitCode
-from pipeline_ops.contracts.figures import METRICS, REPORT, ClassFigures, EvaluationFigures, ModelEvaluation
-from pipeline_ops.contracts.files import write_json, write_whole
-from pipeline_ops.contracts.job import Job
+from pipeline_ops.artifacts.results import METRICS, REPORT, ClassFigures, EvaluationFigures, ModelEvaluation
+from pipeline_ops.config.evaluate import Evaluate
+from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.evaluation.coco import DetectionEvaluation, Detections, Truths, evaluate_detections
 from pipeline_ops.evaluation.detector_page import DetectorData, pictures, render_detector
 from pipeline_ops.evaluation.gate import NO_CHAMPION, Evidence, judge
@@ -26,7 +24,9 @@ from pipeline_ops.evaluation.matching import Answer, areas, match, size_of
 from pipeline_ops.evaluation.measures import largest_drift, latencies_milliseconds, read_drift
 from pipeline_ops.evaluation.report import read_rejected
 from pipeline_ops.input.detections import OUTPUTS, TrueBoxes, read_true_boxes
-from pipeline_ops.input.served import EncodedBatch, ServedModel
+from pipeline_ops.input.saved_model_client import EncodedBatch, ServedModel
+from pipeline_ops.jobs.runner import Job
+from pipeline_ops.storage.atomic import write_json, write_whole
 
 _NAMES = {"map": "ap", "map_50": "ap_50", "map_75": "ap_75", "map_small": "ap_small", "map_medium": "ap_medium", "map_large": "ap_large",
           "mar_1": "ar_1", "mar_10": "ar_10", "mar_100": "ar_100", "mar_small": "ar_small", "mar_medium": "ar_medium", "mar_large": "ar_large"}

@@ -13,12 +13,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pipeline_ops.contracts.config_evaluate import Evaluate
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.figures import METRICS, REPORT, EvaluationFigures, ModelEvaluation
-from pipeline_ops.contracts.files import write_json, write_whole
-from pipeline_ops.contracts.job import Job, run_job
-from pipeline_ops.evaluation.answers import Answers, Shown, ask
+from pipeline_ops.artifacts.results import METRICS, REPORT, EvaluationFigures, ModelEvaluation
+from pipeline_ops.config.evaluate import Evaluate
+from pipeline_ops.errors import ExitCode
 from pipeline_ops.evaluation.detector import evaluate_detector
 from pipeline_ops.evaluation.gate import NO_CHAMPION, Evidence, judge
 from pipeline_ops.evaluation.groups import Group, slice_groups, whole_group
@@ -27,9 +24,12 @@ from pipeline_ops.evaluation.leaks import Leaks, find_leaks
 from pipeline_ops.evaluation.lineage import trace
 from pipeline_ops.evaluation.measures import largest_drift, latencies_milliseconds, read_drift
 from pipeline_ops.evaluation.metrics import Comparison, Curves, compare, evaluate_model
+from pipeline_ops.evaluation.predictions import Answers, Shown, ask
 from pipeline_ops.evaluation.report import ReportData, read_rejected, render
 from pipeline_ops.evaluation.slices import wanted_features
-from pipeline_ops.input.served import ServedModel, read_encoded
+from pipeline_ops.input.saved_model_client import ServedModel, read_encoded
+from pipeline_ops.jobs.runner import Job, run_job
+from pipeline_ops.storage.atomic import write_json, write_whole
 
 
 @dataclasses.dataclass(frozen=True)

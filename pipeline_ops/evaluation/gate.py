@@ -15,10 +15,10 @@ from typing import get_args
 
 import numpy as np
 
-from pipeline_ops.contracts.config_evaluate import LOWER_IS_BETTER, ClassMetric, Measure, Rule
-from pipeline_ops.contracts.config_text import nearest
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.figures import ClassFigures, ModelEvaluation, RuleVerdict
+from pipeline_ops.artifacts.results import ClassFigures, ModelEvaluation, RuleVerdict
+from pipeline_ops.config.evaluate import LOWER_IS_BETTER, ClassMetric, Measure, Rule
+from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.groups import Group
 
 _NOISE = 1e-9

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline_ops.contracts.config_evaluate import Bootstrap
-from pipeline_ops.contracts.figures import ModelEvaluation, SliceFigures
+from pipeline_ops.artifacts.results import ModelEvaluation, SliceFigures
+from pipeline_ops.config.evaluate import Bootstrap
 from pipeline_ops.evaluation.bootstrap import Draws, ModelAnswers, draw, interval
 from pipeline_ops.evaluation.metrics import ModelAnswer, evaluate_answers, wilson_interval_95
 

@@ -11,12 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.figures import SAVED_MODEL, TEST_SPLIT, ModelFigures, TrainingFigures, files_of_saved_model
-from pipeline_ops.contracts.manifest import Manifest, read_input, refuse_damage
-from pipeline_ops.contracts.registry import fetched
-from pipeline_ops.contracts.request import Request
-from pipeline_ops.contracts.shards import (
+from pipeline_ops.artifacts.dataset import (
     INDEX,
     QUARANTINE,
     STATISTICS,
@@ -26,6 +21,11 @@ from pipeline_ops.contracts.shards import (
     shards_of,
     split_digest,
 )
+from pipeline_ops.artifacts.manifest import Manifest, read_input, refuse_damage
+from pipeline_ops.artifacts.results import SAVED_MODEL, TEST_SPLIT, ModelFigures, TrainingFigures, files_of_saved_model
+from pipeline_ops.errors import DataError
+from pipeline_ops.jobs.request import Request
+from pipeline_ops.registry.registry import fetched
 
 _SAVED_MODEL_PARTS = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
 """A version's folder may hold other formats beside them."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.places import Place, read_places
-from pipeline_ops.contracts.shards import INDEX
+from pipeline_ops.artifacts.dataset import INDEX
+from pipeline_ops.artifacts.dataset_index import Place, read_places
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import Champion, Dataset
 
 _NAMED = 3

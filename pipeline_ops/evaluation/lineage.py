@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.figures import LAST_EVALUATION, EvaluationFigures
-from pipeline_ops.contracts.fingerprint import Fingerprint
-from pipeline_ops.contracts.manifest import Input, Manifest, read_manifest
-from pipeline_ops.contracts.request import Request
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
+from pipeline_ops.artifacts.results import LAST_EVALUATION, EvaluationFigures
+from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import Inputs
+from pipeline_ops.jobs.request import Request
 
 _MAX_LINE = 200
 

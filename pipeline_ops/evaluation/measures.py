@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.files import read_json
-from pipeline_ops.input.served import ServedModel
+from pipeline_ops.errors import DataError
+from pipeline_ops.input.saved_model_client import ServedModel
+from pipeline_ops.storage.atomic import read_json
 
 _WARM_UPS, _CALLS = 5, 50
 

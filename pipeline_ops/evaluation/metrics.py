@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline_ops.contracts.figures import ClassFigures, ModelEvaluation
+from pipeline_ops.artifacts.results import ClassFigures, ModelEvaluation
 from pipeline_ops.evaluation.scores import Ranking, calibration, calibration_error
 
 _Z_95 = 1.959963984540054  # 97.5 % quantile of the normal distribution

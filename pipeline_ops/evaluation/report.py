@@ -16,14 +16,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipeline_ops.contracts.figures import PUBLICATION, EvaluationFigures, RuleVerdict, TrainingFigures
-from pipeline_ops.contracts.page import render_page
-from pipeline_ops.contracts.shards import SPLITS, DatasetFigures
-from pipeline_ops.evaluation.answers import Shown
+from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
+from pipeline_ops.artifacts.results import PUBLICATION, EvaluationFigures, RuleVerdict, TrainingFigures
 from pipeline_ops.evaluation.leaks import Leaks
 from pipeline_ops.evaluation.lineage import Lineage
 from pipeline_ops.evaluation.metrics import Comparison, Curves, wilson_interval_95
 from pipeline_ops.evaluation.pictures import data_uri
+from pipeline_ops.evaluation.predictions import Shown
 from pipeline_ops.evaluation.report_rows import (
     MAX_CLASS_ROWS,
     class_rows,
@@ -35,6 +34,7 @@ from pipeline_ops.evaluation.report_rows import (
     slice_tables,
     training_charts,
 )
+from pipeline_ops.pages.page import render_page
 
 _MAX_REJECTED = 50
 _MAX_MATRIX_CLASSES = 30

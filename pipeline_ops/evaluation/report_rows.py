@@ -7,8 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipeline_ops.contracts.config_evaluate import LOWER_IS_BETTER
-from pipeline_ops.contracts.figures import CalibrationBin, ClassFigures, Epoch, EvaluationFigures, ModelEvaluation, TrainingFigures
+from pipeline_ops.artifacts.results import CalibrationBin, ClassFigures, Epoch, EvaluationFigures, ModelEvaluation, TrainingFigures
+from pipeline_ops.config.evaluate import LOWER_IS_BETTER
 from pipeline_ops.evaluation.metrics import Curves
 from pipeline_ops.evaluation.scores import RECALLS
 from pipeline_ops.evaluation.svg import Line, interval_chart, line_chart, share_chart

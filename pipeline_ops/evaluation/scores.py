@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline_ops.contracts.figures import CalibrationBin
+from pipeline_ops.artifacts.results import CalibrationBin
 
 RECALLS = np.linspace(0.0, 1.0, 101)
 """Where precision-recall curves are read off, as COCO does it."""

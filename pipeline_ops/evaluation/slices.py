@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline_ops.contracts.config_evaluate import Slice
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.input.served import EncodedBatch
+from pipeline_ops.config.evaluate import Slice
+from pipeline_ops.errors import DataError
+from pipeline_ops.input.saved_model_client import EncodedBatch
 
 _BUILT_IN = ("folder", "image_bytes")
 _MAX_VALUES = 100

@@ -1,4 +1,4 @@
-"""The drawings of the report, made of the parts in `contracts/svg.py`. Colours are CSS classes; the style sheets have them."""
+"""The drawings of the report, made of the parts in `pages/svg.py`. Colours are CSS classes; the style sheets have them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from pipeline_ops.contracts.svg import Axis, Point, line, round_ticks, short, text
+from pipeline_ops.pages.svg import Axis, Point, line, round_ticks, short, text
 
 _WIDTH, _HEIGHT = 330, 212  # about the size on a wide screen, so that text has the size that the style sheet says
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 20, 36

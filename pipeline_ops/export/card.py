@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.contracts.config_export import Card, Export
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.figures import EvaluationFigures, FormatFigures, TrainingFigures
-from pipeline_ops.contracts.files import write_json, write_whole
-from pipeline_ops.contracts.manifest import Input, Manifest, read_manifest
-from pipeline_ops.contracts.shards import DatasetFigures
+from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
+from pipeline_ops.artifacts.results import EvaluationFigures, FormatFigures, TrainingFigures
+from pipeline_ops.config.export import Card, Export
+from pipeline_ops.errors import DataError
+from pipeline_ops.storage.atomic import write_json, write_whole
 
 JSON, MARKDOWN = "model_card.json", "MODEL_CARD.md"
 _OF_FORMATS = {"name", "path", "num_bytes", "num_checked", "max_difference", "tolerance", "top1_agreement", "min_top1_agreement"}

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.contracts.config_export import Export
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.figures import LEAST_SCORE, REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, FormatFigures
-from pipeline_ops.contracts.shards import Task
-from pipeline_ops.contracts.unreadable import unreadable
+from pipeline_ops.artifacts.results import LEAST_SCORE, REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, FormatFigures
+from pipeline_ops.config.export import Export
+from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.errors import DataError
 from pipeline_ops.export.formats import PATHS, load_format
 from pipeline_ops.input import detections
-from pipeline_ops.input.served import ServedModel, read_encoded, read_serialized
+from pipeline_ops.input.saved_model_client import ServedModel, read_encoded, read_serialized
+from pipeline_ops.storage.read_errors import unreadable
 
 _BATCH = 64
 _SCORE = 4  # of box, score and class

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from pipeline_ops.contracts.config_export import Export
-from pipeline_ops.contracts.errors import MachineError, error_of
+from pipeline_ops.config.export import Export
+from pipeline_ops.errors import MachineError, error_of
 
 
 class Conversion:

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.contracts.errors import ConfigError, DataError, TrainyardError
-from pipeline_ops.contracts.files import names_file
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.shards import removed_positions, shard_paths
-from pipeline_ops.contracts.unreadable import exit_code_of
+from pipeline_ops.artifacts.dataset import removed_positions, shard_paths
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.export.formats import INPUT, PATHS, PORTABLE, SIGNATURE
-from pipeline_ops.input.served import ServedModel, read_encoded
+from pipeline_ops.input.saved_model_client import ServedModel, read_encoded
 from pipeline_ops.input.tensorflow_start import import_tensorflow
+from pipeline_ops.storage.atomic import names_file
+from pipeline_ops.storage.read_errors import exit_code_of
 
 _BATCH = 32
 _OPSET = 18

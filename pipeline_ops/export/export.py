@@ -13,10 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.contracts.aliases import CHAMPION
-from pipeline_ops.contracts.config_export import Export
-from pipeline_ops.contracts.errors import DataError, ExitCode
-from pipeline_ops.contracts.figures import (
+from pipeline_ops.artifacts.manifest import NAME, SIGNATURE, Input, Manifest, list_files, read_input, refuse_damage, write_manifest
+from pipeline_ops.artifacts.results import (
     REFERENCE_EXAMPLES,
     REFERENCE_OUTPUTS,
     SAVED_MODEL,
@@ -26,14 +24,9 @@ from pipeline_ops.contracts.figures import (
     TrainingFigures,
     files_of_saved_model,
 )
-from pipeline_ops.contracts.files import copy_file, link_file, remove_own, write_whole
-from pipeline_ops.contracts.fingerprint import digest_of
-from pipeline_ops.contracts.job import Job, run_job
-from pipeline_ops.contracts.manifest import NAME, SIGNATURE, Input, Manifest, list_files, read_input, refuse_damage, write_manifest
-from pipeline_ops.contracts.minisign import read_secret_key
-from pipeline_ops.contracts.registry import Registry, Version, fetched
-from pipeline_ops.contracts.request import Request
-from pipeline_ops.contracts.shards import Task
+from pipeline_ops.config.export import Export
+from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.export.card import make_card, write_card
 from pipeline_ops.export.check import References, check_format, check_saved_model
 from pipeline_ops.export.conversion import Conversion
@@ -41,6 +34,13 @@ from pipeline_ops.export.formats import PATHS
 from pipeline_ops.export.publication import write_report
 from pipeline_ops.export.serving_check import check_serving
 from pipeline_ops.export.warmup import write_warmup
+from pipeline_ops.jobs.request import Request
+from pipeline_ops.jobs.runner import Job, run_job
+from pipeline_ops.registry.aliases import CHAMPION
+from pipeline_ops.registry.minisign import read_secret_key
+from pipeline_ops.registry.registry import Registry, Version, fetched
+from pipeline_ops.storage.atomic import copy_file, link_file, remove_own, write_whole
+from pipeline_ops.storage.digest import digest_of
 
 _WARMUP_BATCHES = (1, 8)
 """Numbers of images in the requests that TensorFlow Serving warms a version up with."""

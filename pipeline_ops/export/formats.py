@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 SIGNATURE, PORTABLE, INPUT = "images", "portable", "images"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.figures import METRICS, PUBLICATION, REPORT, ModelFigures
-from pipeline_ops.contracts.files import read_json, write_json, write_whole
-from pipeline_ops.contracts.page import render_part
-from pipeline_ops.contracts.shards import Task
+from pipeline_ops.artifacts.results import METRICS, PUBLICATION, REPORT, ModelFigures
+from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.errors import DataError
+from pipeline_ops.pages.page import render_part
+from pipeline_ops.storage.atomic import read_json, write_json, write_whole
 
 _NAMES = {"saved_model": "SavedModel", "tflite": "TFLite", "tflite_int8": "TFLite, eight bits", "onnx": "ONNX"}
 

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.contracts.config_export import Export
-from pipeline_ops.contracts.errors import DataError, MachineError
+from pipeline_ops.config.export import Export
+from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.export.check import References, Rule, compare
-from pipeline_ops.export.follow import LoadedModel, StillModel
-from pipeline_ops.export.serve import Server
-from pipeline_ops.export.service import Service
+from pipeline_ops.export.serving.model_reloader import LoadedModel, StillModel
+from pipeline_ops.export.serving.server import Server
+from pipeline_ops.export.serving.service import Service
 
 _ANSWER_SECONDS = 60.0
 _NUM_ASKED = 16

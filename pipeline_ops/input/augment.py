@@ -13,10 +13,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pipeline_ops.contracts.config_input import Augment
-from pipeline_ops.input.draws import Draws
+from pipeline_ops.config.input import Augment
+from pipeline_ops.input.image_transforms import Part, Window, show
+from pipeline_ops.input.stateless_random import Draws
 from pipeline_ops.input.tensorflow_start import import_tensorflow
-from pipeline_ops.input.windows import Part, Window, show
 
 tf = import_tensorflow()
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pipeline_ops.contracts.config_input import Augment
+from pipeline_ops.config.input import Augment
 from pipeline_ops.input.augment import Load, as_pixels, change_colours, moves, windows
-from pipeline_ops.input.draws import Draws
+from pipeline_ops.input.image_transforms import Window, show
 from pipeline_ops.input.mosaic import QUARTERS, Mosaics
+from pipeline_ops.input.stateless_random import Draws
 from pipeline_ops.input.tensorflow_start import import_tensorflow
-from pipeline_ops.input.windows import Window, show
 
 tf = import_tensorflow()
 

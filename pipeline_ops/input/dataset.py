@@ -11,13 +11,13 @@ Legend: B global batch, b this worker's part of it.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from pipeline_ops.input.augment import Changes
-from pipeline_ops.input.draws import Draws
 from pipeline_ops.input.records import read_records
 from pipeline_ops.input.sources import EncodedSource, Parse, Source
+from pipeline_ops.input.split import Slice, Split
+from pipeline_ops.input.stateless_random import Draws
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 tf = import_tensorflow()
@@ -25,34 +25,6 @@ tf = import_tensorflow()
 _FOREVER = 1 << 40
 _CIPHER = 498_247_692, 4
 """The first word of the key, and the rounds, of the cipher that permutes: what `tf.random.experimental.index_shuffle` takes."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Slice:
-    """Which part of each global batch is this worker's: `[start, end)`."""
-
-    start: int
-    end: int
-
-    @classmethod
-    def of(cls, worker: int, workers: int, global_batch: int) -> Slice:
-        return cls(worker * global_batch // workers, (worker + 1) * global_batch // workers)
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """The shards of one split, as the manifest lists them."""
-
-    paths: tuple[str, ...]
-    num_examples: int
-    num_bytes: int
-    removed: tuple[tuple[int, ...], ...] = ()
-    """For each shard the positions of records that don't count; `num_examples` is without them. Empty: none anywhere."""
-
-    def end_of_epoch(self, epoch: int, global_batch: int) -> int:
-        """The step before which the last example of an epoch has been used; epochs count from 0. The batch that holds it may
-        go on with the next epoch, so epochs differ by a step at most."""
-        return -(-self.num_examples * (epoch + 1) // global_batch)
 
 
 def training_batches(split: Split, source: Source, global_batch: int, part: Slice, seed: int, start_step: int,

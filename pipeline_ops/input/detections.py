@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.contracts.shards import BOX_IS_CROWD, BOX_LABEL, BOX_XMAX, BOX_XMIN, BOX_YMAX, BOX_YMIN, ENCODED, KEY
-from pipeline_ops.contracts.unreadable import unreadable
+from pipeline_ops.artifacts.dataset import BOX_IS_CROWD, BOX_LABEL, BOX_XMAX, BOX_XMIN, BOX_YMAX, BOX_YMIN, ENCODED, KEY
 from pipeline_ops.input.tensorflow_start import import_tensorflow
+from pipeline_ops.storage.read_errors import unreadable
 
 OUTPUTS = ("boxes", "scores", "classes", "num_detections")
 """Of a detector's `serving_default`; `figures.SAVED_MODEL` says what they are."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pipeline_ops.input.draws import Draws
+from pipeline_ops.input.image_transforms import Part, Window
+from pipeline_ops.input.stateless_random import Draws
 from pipeline_ops.input.tensorflow_start import import_tensorflow
-from pipeline_ops.input.windows import Part, Window
 
 tf = import_tensorflow()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.errors import MachineError
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 tf = import_tensorflow()

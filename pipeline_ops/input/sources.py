@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from pipeline_ops.contracts.config_input import Input
-from pipeline_ops.contracts.files import names_file
-from pipeline_ops.contracts.fingerprint import digest_of
-from pipeline_ops.contracts.host_cache import HostCache
+from pipeline_ops.config.input import Input
 from pipeline_ops.input.records import read_at, read_records, record_offsets
 from pipeline_ops.input.tensorflow_start import import_tensorflow
+from pipeline_ops.storage.atomic import names_file
+from pipeline_ops.storage.digest import digest_of
+from pipeline_ops.system.disk_cache import HostCache
 
 if TYPE_CHECKING:
-    from pipeline_ops.input.dataset import Split
+    from pipeline_ops.input.split import Split
 
 tf = import_tensorflow()
 

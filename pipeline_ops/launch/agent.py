@@ -28,14 +28,25 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline_ops.contracts.descendants import adopt_orphans, die_with_parent, end_descendants
-from pipeline_ops.contracts.errors import ConfigError, MachineError
-from pipeline_ops.contracts.files import read_json, write_json
-from pipeline_ops.contracts.fingerprint import CODE_ROOT, digest_of
-from pipeline_ops.contracts.gang import BEAT_SECONDS, BEATS_VARIABLE, PRELOADED, PRELOADED_MODULE, RUN_VARIABLE, AgentSpec, Event, HostReport, Order
-from pipeline_ops.contracts.processes import ProcessIdentity, is_stopped
-from pipeline_ops.contracts.scratch import Scratch, folder_of, sweep, try_to_hold
+from pipeline_ops.artifacts.fingerprint import CODE_ROOT
+from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.jobs.gang_protocol import (
+    BEAT_SECONDS,
+    BEATS_VARIABLE,
+    PRELOADED,
+    PRELOADED_MODULE,
+    RUN_VARIABLE,
+    AgentSpec,
+    Event,
+    HostReport,
+    Order,
+)
 from pipeline_ops.launch.isolation import leave_network
+from pipeline_ops.storage.atomic import read_json, write_json
+from pipeline_ops.storage.digest import digest_of
+from pipeline_ops.system.descendants import adopt_orphans, die_with_parent, end_descendants
+from pipeline_ops.system.processes import ProcessIdentity, is_stopped
+from pipeline_ops.system.temp_dirs import Scratch, folder_of, sweep, try_to_hold
 
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pydantic")
 _HOLDER = "holder.json"

@@ -18,17 +18,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError, MachineError, TrainyardError
-from pipeline_ops.contracts.files import write_json
-from pipeline_ops.contracts.gang import Order
-from pipeline_ops.contracts.layout import Attempt
-from pipeline_ops.contracts.progress import Progress
-from pipeline_ops.launch.budget import RestartBudget
-from pipeline_ops.launch.fleet import Fleet
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.jobs.gang_protocol import Order
+from pipeline_ops.jobs.progress import Progress
 from pipeline_ops.launch.gang_log import GangLog
+from pipeline_ops.launch.host_pool import Fleet
 from pipeline_ops.launch.plan import LaunchPlan, build_launch_plan, gang_size, needs_ports, seats_of, spec_file, status_file
-from pipeline_ops.launch.watch import Failure, Watch
+from pipeline_ops.launch.restart_policy import RestartBudget
+from pipeline_ops.launch.worker_monitor import Failure, Watch
+from pipeline_ops.storage.atomic import write_json
 
 _log = logging.getLogger(__name__)
 

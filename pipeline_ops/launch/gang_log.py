@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from pipeline_ops.contracts.layout import Attempt
-from pipeline_ops.contracts.progress import ProgressReader
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.jobs.progress import ProgressReader
 
 _MAX_BYTES = 1 << 20
 """Of one log at a time, so that a worker that writes without end does not hold the supervisor up."""

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pipeline_ops.contracts.errors import ConfigError, MachineError, TrainyardError
-from pipeline_ops.contracts.fingerprint import CODE_ROOT
-from pipeline_ops.contracts.gang import AgentSpec
-from pipeline_ops.contracts.hosts import KubernetesHosts
+from pipeline_ops.artifacts.fingerprint import CODE_ROOT
+from pipeline_ops.config.hosts import KubernetesHosts
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.jobs.gang_protocol import AgentSpec
 from pipeline_ops.launch.launcher import agent_command
 from pipeline_ops.launch.plan import Place
 
@@ -126,7 +126,7 @@ def _pod(hosts: KubernetesHosts, name: str, run: str) -> dict[str, Any]:
     resources = {"cpu": hosts.cpus, "memory": hosts.memory} | ({"nvidia.com/gpu": str(hosts.gpus)} if hosts.gpus else {})
     container = {
         "name": "host", "image": hosts.image,
-        "command": [hosts.python or sys.executable, "-m", "pipeline_ops.launch.keeper", run, str(_KEEP_SECONDS)],
+        "command": [hosts.python or sys.executable, "-m", "pipeline_ops.launch.allocation_holder", run, str(_KEEP_SECONDS)],
         "env": [{"name": "PYTHONSAFEPATH", "value": "1"}, {"name": "PYTHONPATH", "value": hosts.code or str(CODE_ROOT)},
                 {"name": "HOME", "value": "/tmp"}],  # noqa: S108 (a volume of the pod)
         "resources": {"requests": resources, "limits": resources},

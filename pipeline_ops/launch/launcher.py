@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable
 from typing import Protocol
 
-from pipeline_ops.contracts.fingerprint import CODE_ROOT
-from pipeline_ops.contracts.gang import AGENT_MODULE, AgentSpec
-from pipeline_ops.contracts.hosts import Hosts
-from pipeline_ops.contracts.processes import SAFE_PATH
+from pipeline_ops.artifacts.fingerprint import CODE_ROOT
+from pipeline_ops.config.hosts import Hosts
+from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.launch.plan import Place
+from pipeline_ops.system.processes import SAFE_PATH
 
 
 class Launcher(Protocol):

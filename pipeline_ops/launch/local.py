@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from pipeline_ops.contracts.gang import AGENT_MODULE, AgentSpec
+from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.launch.plan import Place
 
 

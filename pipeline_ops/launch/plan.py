@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.gang import Fork, Role, WorkerSpec, worker_name
-from pipeline_ops.contracts.layout import Attempt
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.config.train import Train
+from pipeline_ops.jobs.gang_protocol import Fork, Role, WorkerSpec, worker_name
 
 _DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline_ops.contracts.errors import ConfigError, MachineError, TrainyardError
-from pipeline_ops.contracts.gang import AgentSpec
-from pipeline_ops.contracts.hosts import SlurmHosts
+from pipeline_ops.config.hosts import SlurmHosts
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.jobs.gang_protocol import AgentSpec
 from pipeline_ops.launch.launcher import agent_command, our_path
 from pipeline_ops.launch.plan import Place
 
@@ -92,7 +92,7 @@ def sbatch_command(hosts: SlurmHosts, name: str, run: Path) -> list[str]:
 
 def batch_script(hosts: SlurmHosts, run: Path) -> str:
     """Pure. See `keeper.py`. Every word is quoted for the shell: a path may contain any character."""
-    keeper = [hosts.python or sys.executable, "-m", "pipeline_ops.launch.keeper", str(run), str(_KEEP_SECONDS)]
+    keeper = [hosts.python or sys.executable, "-m", "pipeline_ops.launch.allocation_holder", str(run), str(_KEEP_SECONDS)]
     return f"#!/bin/sh\nexec {shlex.join([*our_path(hosts), *keeper])}\n"
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
-from pipeline_ops.contracts.gang import AgentSpec
-from pipeline_ops.contracts.hosts import SshHosts
+from pipeline_ops.config.hosts import SshHosts
+from pipeline_ops.jobs.gang_protocol import AgentSpec
 from pipeline_ops.launch.launcher import agent_command
 from pipeline_ops.launch.plan import Place
 

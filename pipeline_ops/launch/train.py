@@ -11,27 +11,27 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.contracts.figures import DIVERGED, TENSORBOARD, TrainingFigures
-from pipeline_ops.contracts.files import opened_folder, read_json, write_json
-from pipeline_ops.contracts.fingerprint import digest_of
-from pipeline_ops.contracts.gang import STATE, CandidateSpec, Fork, Isolation, Order, worker_digest_name
-from pipeline_ops.contracts.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts, parse_hosts
-from pipeline_ops.contracts.job import Job, run_job
-from pipeline_ops.contracts.local_dataset import host_cache, local_dataset
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.model_catalogue import task_of
-from pipeline_ops.contracts.own_folders import empty_folder
-from pipeline_ops.contracts.request import Status
-from pipeline_ops.contracts.shards import DatasetFigures
-from pipeline_ops.launch.fleet import Fleet
+from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD, TrainingFigures
+from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts, parse_hosts
+from pipeline_ops.config.model_catalogue import task_of
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
+from pipeline_ops.jobs.gang_protocol import STATE, CandidateSpec, Fork, Isolation, Order, worker_digest_name
+from pipeline_ops.jobs.local_copy import host_cache, local_dataset
+from pipeline_ops.jobs.request import Status
+from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.launch.gang import Gang, Stop
+from pipeline_ops.launch.host_pool import Fleet
 from pipeline_ops.launch.kubernetes import KubernetesLauncher
 from pipeline_ops.launch.launcher import Launcher
 from pipeline_ops.launch.local import LocalLauncher
 from pipeline_ops.launch.slurm import SlurmLauncher
 from pipeline_ops.launch.ssh import SshLauncher
+from pipeline_ops.storage.atomic import opened_folder, read_json, write_json
+from pipeline_ops.storage.digest import digest_of
+from pipeline_ops.storage.own_folders import empty_folder
 
 _CANDIDATE_SECONDS = 600
 

@@ -1,4 +1,4 @@
-"""Models and tasks. The names are in `contracts/model_catalogue.py`; each module there has `build(image_shape, num_classes, **parameters)`.
+"""Models and tasks. The names are in `config/model_catalogue.py`; each module there has `build(image_shape, num_classes, **parameters)`.
 
 A model takes float32 images in 0..255, shape [batch, height, width, channels], scales them itself, and returns logits
 [batch, num_classes]. The same is asked of a function of the user's own. A detector returns what its head takes, and its module has
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import keras
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.model_catalogue import CATALOGUE, is_own, task_of
+from pipeline_ops.config.model_catalogue import CATALOGUE, is_own, task_of
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.detection import Head
 from pipeline_ops.models.outputs import validate_outputs
 from pipeline_ops.models.own import load_function

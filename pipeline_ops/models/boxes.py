@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.contracts.figures import LEAST_SCORE
+from pipeline_ops.artifacts.results import LEAST_SCORE
 
 MAX_DETECTIONS = 100
 """Of an image, as COCO's figures count them."""

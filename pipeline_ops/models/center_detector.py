@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from keras import Input, KerasTensor, Model, initializers, layers
 
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.centers import REACH_PIXELS, STRIDE, CenterHead
 
 _DEEPEST_STRIDE = 16

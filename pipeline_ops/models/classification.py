@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.shards import ENCODED, LABEL
+from pipeline_ops.artifacts.dataset import ENCODED, LABEL
+from pipeline_ops.errors import ConfigError
 
 PerExample = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """A loss or a metric of the user's own: labels int64 [b] and logits float32 [b, classes] to float32 [b], a value for each example."""

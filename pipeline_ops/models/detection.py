@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from pipeline_ops.contracts.shards import BOX_IS_CROWD, BOX_LABEL, BOX_XMAX, BOX_XMIN, BOX_YMAX, BOX_YMIN, ENCODED
+from pipeline_ops.artifacts.dataset import BOX_IS_CROWD, BOX_LABEL, BOX_XMAX, BOX_XMIN, BOX_YMAX, BOX_YMIN, ENCODED
 from pipeline_ops.models.boxes import Boxes, Detections
 
 _EDGES = (BOX_YMIN, BOX_XMIN, BOX_YMAX, BOX_XMAX)

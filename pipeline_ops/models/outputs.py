@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.errors import ConfigError
 
 _SQUASHING = ("softmax", "sigmoid")
 _PASSING = (keras.layers.Activation, keras.layers.Reshape, keras.layers.Flatten)

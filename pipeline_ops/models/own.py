@@ -1,7 +1,7 @@
 """Functions of the user's own: models, losses and metrics, named as `my_package.my_module:function`.
 
 Their module is found as Python finds any, and beside the config file. What of their code belongs into a fingerprint is in
-`contracts/own_code.py`.
+`user_code/models.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import keras
 
-from pipeline_ops.contracts.config_text import nearest
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.errors import ConfigError
 
 _CURE_PER_EXAMPLE = ("Write a function of labels and logits that returns a value for each example: def loss(labels, logits): return "
                      "keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)")

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import keras
 from keras import Input, KerasTensor, Model, initializers, layers
 
-from pipeline_ops.contracts.config_text import nearest
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.anchor_head import AnchorHead, BoxLoss
 from pipeline_ops.models.anchors import PER_CELL
 from pipeline_ops.models.backbones import preprocessed

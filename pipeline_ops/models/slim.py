@@ -21,7 +21,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import nn_ops, variable_scope
 
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.errors import ConfigError
 
 v1 = tf.compat.v1
 

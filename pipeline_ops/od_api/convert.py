@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.data import image_size, read_records
 from pipeline_ops.od_api.model import check_num_classes, multiple_of, nearest_model
 from pipeline_ops.od_api.reader import Leaf, Reader

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_jobs.sources.label_map import parse_label_map
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.reader import Reader
 
 _SHARDED = re.compile(r"(?P<name>.+)@(?P<count>\d+)(?P<rest>[^/]*)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.reader import Reader
 
 _BACKBONES = {"resnet50": "ResNet50", "resnet101": "ResNet101", "resnet152": "ResNet101", "mobilenet": "MobileNetV2",

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.text_proto import Field, Message, Scalar
 
 

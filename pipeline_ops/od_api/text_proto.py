@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.errors import ConfigError
 
 _MAX_DEPTH = 100
 _TOKEN = re.compile(r"""

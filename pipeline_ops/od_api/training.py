@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.reader import Reader
 
 _OPTIMIZERS = {"momentum_optimizer": "sgd", "adam_optimizer": "adam", "rms_prop_optimizer": "adam"}

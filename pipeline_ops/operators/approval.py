@@ -13,15 +13,15 @@ from typing import Any
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.config_evaluate import Approval
-from pipeline_ops.contracts.errors import TrainyardError
-from pipeline_ops.contracts.figures import EvaluationFigures
-from pipeline_ops.contracts.plan import KINDS, plan_job
-from pipeline_ops.contracts.run_config import run_config
+from pipeline_ops.artifacts.results import EvaluationFigures
+from pipeline_ops.config.evaluate import Approval
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.run_config import run_config
+from pipeline_ops.errors import TrainyardError
 from pipeline_ops.operators.chain import APPROVE, record_unpublished, skip_unless_passed
 from pipeline_ops.operators.handover import manifests_of
 from pipeline_ops.operators.notices import link_of_report
+from pipeline_ops.planning.plan import KINDS, plan_job
 
 
 class ApproveOperator(ApprovalOperator):

@@ -15,13 +15,14 @@ from typing import Any
 
 from airflow.sdk import Asset, AssetAlias, AssetAny, AssetOrTimeSchedule, AssetWatcher, CronDataIntervalTimetable, CronTriggerTimetable
 
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.config_schedule import Schedule
-from pipeline_ops.contracts.figures import ModelFigures
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.manifest import Manifest, read_manifest
-from pipeline_ops.contracts.shards import DatasetFigures
+from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import Manifest, read_manifest
+from pipeline_ops.artifacts.results import ModelFigures
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.operators.raw_files import RawFilesTrigger
+from pipeline_ops.raw_data.folder import find_raw_folder
 
 
 def asset_of(config: PipelineConfig, job: str) -> Asset | None:
@@ -64,7 +65,7 @@ def _clock(schedule: Schedule) -> CronTriggerTimetable:
 
 def _watched(config: PipelineConfig, every_seconds: int) -> Asset:
     """The raw files, with an event when they have changed."""
-    trigger = RawFilesTrigger(str(config.raw_folder), str(Layout(config.root, config.pipeline).watched), every_seconds)
+    trigger = RawFilesTrigger(str(find_raw_folder(config)), str(Layout(config.root, config.pipeline).watched), every_seconds)
     return Asset(f"{config.pipeline}.raw", watchers=[AssetWatcher(name=f"{config.pipeline}.raw", trigger=trigger)])
 
 

@@ -9,21 +9,21 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.figures import EvaluationFigures
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.model_check import validate_training
-from pipeline_ops.contracts.model_data import validate_model_for_data
-from pipeline_ops.contracts.plan import JobPlan
-from pipeline_ops.contracts.planned_training import PlannedTraining
-from pipeline_ops.contracts.records import TaskRecord, write_record
-from pipeline_ops.contracts.shards import DatasetFigures
-from pipeline_ops.contracts.storage_probe import check_storage
-from pipeline_ops.contracts.warm_start import check_warm_start
+from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.results import EvaluationFigures
+from pipeline_ops.config.model_data_rules import validate_model_for_data
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.model_check import validate_training
+from pipeline_ops.jobs.planned_training import PlannedTraining
+from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.operators.job_operator import JobOperator
 from pipeline_ops.operators.notices import tell_drift, tell_gate
+from pipeline_ops.planning.plan import JobPlan
+from pipeline_ops.planning.storage_probe import check_storage
+from pipeline_ops.planning.warm_start import check_warm_start
 
 
 class PreprocessOperator(JobOperator):

@@ -17,15 +17,15 @@ from pathlib import Path
 
 from airflow.sdk import DAG
 
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.config_preprocess import Preprocess
-from pipeline_ops.contracts.config_text import nearest, place_in
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.plan import JOBS
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.config.yaml_source import nearest, place_in
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.operators.broken import make_broken_dag
 from pipeline_ops.operators.factory import make_dag
 from pipeline_ops.operators.models_dag import DAG_ID, make_models_dag
 from pipeline_ops.operators.reading import ANY_ERROR, Pipeline, explain, read_pipelines
+from pipeline_ops.planning.plan import JOBS
 
 _CheckStages = Callable[[Preprocess, Path], None]
 _Places = Iterable[str | os.PathLike]

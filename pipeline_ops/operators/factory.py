@@ -11,9 +11,9 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.section import TaskSection
-from pipeline_ops.contracts.yaml_view import without_secrets
+from pipeline_ops.config.base import TaskSection
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.yaml_view import without_secrets
 from pipeline_ops.operators.assets import outlets_of, timetable_of
 from pipeline_ops.operators.chain import OPERATORS, TrainOperator
 from pipeline_ops.operators.form import form_params

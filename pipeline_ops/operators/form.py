@@ -1,6 +1,6 @@
 """The trigger form: the fields that a run may set, with the names, types, bounds and help of the config's own classes.
 
-A field is named by its dotted path in the YAML, so what the form sends is a conf as `contracts/overrides.py` checks it.
+A field is named by its dotted path in the YAML, so what the form sends is a conf as `config/overrides.py` checks it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from airflow.sdk import Param
 
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.leaves import Leaf, leaves_of, value_at
-from pipeline_ops.contracts.opened import is_glob
-from pipeline_ops.contracts.overrides import settable_keys
-from pipeline_ops.contracts.section import Section
+from pipeline_ops.config.base import Section
+from pipeline_ops.config.fields import Leaf, leaves_of, value_at
+from pipeline_ops.config.overrides import settable_keys
+from pipeline_ops.config.per_run import is_glob
+from pipeline_ops.config.pipeline import PipelineConfig
 
 _SCALARS = ("integer", "number", "boolean", "string")
 _SHOWN = ("enum", "pattern", "minLength", "maxLength")

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.records import recorded_manifest
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.errors import DataError
+from pipeline_ops.jobs.task_record import recorded_manifest
 
 _SHOWN = 200
 

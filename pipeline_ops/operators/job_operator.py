@@ -5,7 +5,7 @@ a few seconds in the task, because many jobs take no longer, and then from the t
 is the URI of a manifest.
 
 A job is claimed before it is started, so no process is ever started that Airflow does not know of; and one that is not wanted
-any more is ended, whoever of Airflow's programs has been killed meanwhile (`contracts/wanted.py`).
+any more is ended, whoever of Airflow's programs has been killed meanwhile (`jobs/cancellation.py`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any, NoReturn
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferralTimeout
 
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode, TrainyardError
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.plan import KINDS, JobPlan, plan_job
-from pipeline_ops.contracts.records import TaskRecord, recorded_manifest, write_record
-from pipeline_ops.contracts.request import Status
-from pipeline_ops.contracts.run_config import run_config
-from pipeline_ops.contracts.wanted import STORE_KEY, Claim, StoredJob
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.run_config import run_config
+from pipeline_ops.errors import ConfigError, DataError, ExitCode, TrainyardError
+from pipeline_ops.jobs.cancellation import STORE_KEY, Claim, StoredJob
+from pipeline_ops.jobs.request import Status
+from pipeline_ops.jobs.task_record import TaskRecord, recorded_manifest, write_record
 from pipeline_ops.operators.assets import tell
 from pipeline_ops.operators.handover import manifests_of
 from pipeline_ops.operators.process import JobHandle, ProgressLog, prepare_job, start_job
 from pipeline_ops.operators.trigger import JobTrigger
+from pipeline_ops.planning.plan import KINDS, JobPlan, plan_job
 
 _POLL_SECONDS = 0.1
 _DEADLINE_SLACK_SECONDS = 300

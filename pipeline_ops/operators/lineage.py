@@ -13,10 +13,11 @@ from airflow.providers.openlineage.extractors import OperatorLineage
 from openlineage.client.event_v2 import InputDataset, OutputDataset
 from openlineage.client.facet_v2 import dataset_version_dataset, output_statistics_output_dataset
 
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.figures import LAST_EVALUATION, ModelFigures
-from pipeline_ops.contracts.generations import RAW_FILES
-from pipeline_ops.contracts.manifest import Input, Manifest, read_manifest
+from pipeline_ops.artifacts.input_names import RAW_FILES
+from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
+from pipeline_ops.artifacts.results import LAST_EVALUATION, ModelFigures
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.raw_data.folder import find_raw_folder
 
 
 def lineage_of(config: PipelineConfig, uri: str) -> OperatorLineage:
@@ -24,7 +25,7 @@ def lineage_of(config: PipelineConfig, uri: str) -> OperatorLineage:
     manifest = read_manifest(uri)
     inputs = [_input(config, entry) for name, entry in manifest.inputs.items() if name != LAST_EVALUATION]  # that one is only told of
     if digest := manifest.fingerprint.inputs.get(RAW_FILES):
-        inputs.append(InputDataset(*_place(str(config.raw_folder)), facets=_version(digest)))
+        inputs.append(InputDataset(*_place(str(find_raw_folder(config))), facets=_version(digest)))
     return OperatorLineage(inputs=inputs, outputs=[_output(config, uri, manifest)])
 
 

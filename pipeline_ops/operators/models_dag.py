@@ -14,10 +14,10 @@ from typing import Any
 from airflow.sdk import DAG, BaseOperator, Param
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
-from pipeline_ops.contracts.config_text import nearest
-from pipeline_ops.contracts.errors import ConfigError, TrainyardError
-from pipeline_ops.contracts.registry import Registry
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.errors import ConfigError, TrainyardError
+from pipeline_ops.registry.registry import Registry
 
 DAG_ID = "trainyard_models"
 ROLL_BACK, PROMOTE = "roll back", "promote"
@@ -64,7 +64,7 @@ class MoveChampionOperator(BaseOperator):
             number = _move(registry, params["action"], params["version"], _reason(context))
         except TrainyardError as error:
             raise (AirflowException if error.exit_code.is_retried else AirflowFailException)(str(error)) from None
-        self.log.info("version %d is in service: %s", number, registry.shelf.uri(number))
+        self.log.info("version %d is in service: %s", number, registry.store.uri(number))
         return number
 
 

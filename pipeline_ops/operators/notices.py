@@ -21,17 +21,17 @@ from airflow.sdk import AsyncCallback, DeadlineAlert, DeadlineReference
 from airflow.sdk.configuration import conf
 from asgiref.sync import sync_to_async
 
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.config_notify import Event, Notify
-from pipeline_ops.contracts.errors import DataError, MachineError
-from pipeline_ops.contracts.figures import EvaluationFigures, RuleVerdict
-from pipeline_ops.contracts.files import create_whole, exclusive_lock, write_whole
-from pipeline_ops.contracts.fingerprint import digest_of
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.notices import Notice, drifted, failure_of, finished_tasks, rules_of
-from pipeline_ops.contracts.parsing import read_json_as
-from pipeline_ops.contracts.run_config import run_config_or_author
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.results import EvaluationFigures, RuleVerdict
+from pipeline_ops.config.notify import Event, Notify
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.run_config import run_config_or_author
+from pipeline_ops.errors import DataError, MachineError
+from pipeline_ops.operators.run_summary import Notice, drifted, failure_of, finished_tasks, rules_of
+from pipeline_ops.storage.atomic import create_whole, exclusive_lock, write_whole
+from pipeline_ops.storage.digest import digest_of
+from pipeline_ops.storage.parsing import read_json_as
 
 _REPORT = "{base}/dags/{dag}/runs/{run}/plugin/trainyard_report"
 _LOCK_SECONDS = 120.0

@@ -16,18 +16,18 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline_ops.contracts.errors import DataError, ExitCode, TrainyardError
-from pipeline_ops.contracts.files import remove_by_rename, write_json
-from pipeline_ops.contracts.fingerprint import CODE_ROOT
-from pipeline_ops.contracts.layout import Attempt, Layout
-from pipeline_ops.contracts.own_folders import owners_below, remove_folder
-from pipeline_ops.contracts.plan import KINDS, JobPlan
-from pipeline_ops.contracts.processes import ATTEMPT_VARIABLE, SAFE_PATH, ProcessIdentity, kill_group, start_detached
-from pipeline_ops.contracts.progress import Progress, ProgressReader
-from pipeline_ops.contracts.request import Status, read_request, read_status, write_request
-from pipeline_ops.contracts.safe_paths import UnsafePath, folder_below, open_below
-from pipeline_ops.contracts.scratch import sweep
-from pipeline_ops.contracts.wanted import GRACE_SECONDS, ask_to_end, reason_to_end
+from pipeline_ops.artifacts.fingerprint import CODE_ROOT
+from pipeline_ops.artifacts.layout import Attempt, Layout
+from pipeline_ops.errors import DataError, ExitCode, TrainyardError
+from pipeline_ops.jobs.cancellation import GRACE_SECONDS, ask_to_end, reason_to_end
+from pipeline_ops.jobs.progress import Progress, ProgressReader
+from pipeline_ops.jobs.request import Status, read_request, read_status, write_request
+from pipeline_ops.planning.plan import KINDS, JobPlan
+from pipeline_ops.storage.atomic import remove_by_rename, write_json
+from pipeline_ops.storage.own_folders import owners_below, remove_folder
+from pipeline_ops.storage.safe_paths import UnsafePath, folder_below, open_below
+from pipeline_ops.system.processes import ATTEMPT_VARIABLE, SAFE_PATH, ProcessIdentity, kill_group, start_detached
+from pipeline_ops.system.temp_dirs import sweep
 
 _LAST_LOOK_SECONDS = 0.5
 _LOG_TAIL_BYTES = 2000

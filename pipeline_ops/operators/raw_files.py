@@ -16,10 +16,10 @@ from typing import Annotated, Any
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from pydantic import Field, RootModel
 
-from pipeline_ops.contracts.errors import DataError, TrainyardError
-from pipeline_ops.contracts.files import write_json
-from pipeline_ops.contracts.parsing import read_json_as
-from pipeline_ops.contracts.raw_folder import glance, raw_folder
+from pipeline_ops.errors import DataError, TrainyardError
+from pipeline_ops.raw_data.folder import glance, raw_folder
+from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.parsing import read_json_as
 
 Glance = tuple[Annotated[str, Field(max_length=1000)], Annotated[int, Field(ge=0, lt=2**63)]]
 """The version of what is there, and the number of files."""

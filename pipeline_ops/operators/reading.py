@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
-from pipeline_ops.contracts.config_files import config_files
-from pipeline_ops.contracts.config_notify import check_notifiers
-from pipeline_ops.contracts.config_preprocess import Preprocess
-from pipeline_ops.contracts.config_text import ConfigText, place_in
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.text_file import read_text
+from pipeline_ops.config.notify import check_notifiers
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.config.pipeline_files import config_files
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.config.text_file import read_text
+from pipeline_ops.config.yaml_source import ConfigText, place_in
+from pipeline_ops.errors import ConfigError
 
 ANY_ERROR = (Exception, SystemExit)
 """What a file can raise that imports code of its author. Airflow's own time limit is none of them and passes."""

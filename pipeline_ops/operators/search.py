@@ -14,14 +14,14 @@ from typing import Any
 from airflow.sdk import BaseOperator, TriggerRule
 from airflow.sdk.exceptions import AirflowFailException
 
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode
-from pipeline_ops.contracts.files import write_json
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.records import TaskRecord, read_record, recorded_manifest, write_record
-from pipeline_ops.contracts.run_config import run_config
-from pipeline_ops.contracts.search import Result, SearchResult, Trial, check_trials, choose, monitor_of, plan_trials, result_of, trial_config
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.run_config import run_config
+from pipeline_ops.errors import ConfigError, DataError, ExitCode
+from pipeline_ops.jobs.task_record import TaskRecord, read_record, recorded_manifest, write_record
 from pipeline_ops.operators.chain import TrainOperator
+from pipeline_ops.planning.trials import Result, SearchResult, Trial, check_trials, choose, monitor_of, plan_trials, result_of, trial_config
+from pipeline_ops.storage.atomic import write_json
 
 
 class SearchOperator(BaseOperator):

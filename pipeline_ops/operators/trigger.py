@@ -2,7 +2,7 @@
 
 `cleanup` is called on every exit of the triggerer, also on a mere restart, and therefore does not touch the job;
 `on_kill` is called when a person marks the task failed or clears it, and ends the job. Not always: a trigger that had not begun
-when that happened is never called. What is missed here is found by the API server (`ui/custodian.py`).
+when that happened is never called. What is missed here is found by the API server (`reaper/orphan_reaper.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.operators.process import JobHandle, ProgressLog
 
 _POLL_SECONDS = 0.5

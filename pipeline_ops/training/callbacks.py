@@ -7,9 +7,9 @@ if nothing had happened. Keras's own callbacks forget it: they reset themselves 
 
 from __future__ import annotations
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.figures import Epoch
-from pipeline_ops.training.state import TrainingState
+from pipeline_ops.artifacts.results import Epoch
+from pipeline_ops.config.train import Train
+from pipeline_ops.training.checkpointing.state import TrainingState
 
 
 def end_epoch(config: Train, state: TrainingState, epoch: Epoch) -> None:

@@ -1,6 +1,6 @@
 """The check of a model on one batch: `python -m pipeline_ops.training.check ANSWER`, question on stdin.
 
-Started by `contracts/model_check.py`, which says why. It builds the model, the loss, the metrics
+Started by `jobs/model_check.py`, which says why. It builds the model, the loss, the metrics
 and the callbacks, and computes one batch of random pixels. The answer is a JSON file with `fault`,
 which begins with a key of the config, or with `missing`, which says why nothing could be checked.
 An empty object means that all is well.
@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.files import write_json
-from pipeline_ops.contracts.model_catalogue import is_own
-from pipeline_ops.contracts.model_check import ModelQuestion
+from pipeline_ops.config.model_catalogue import is_own
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.tensorflow_start import import_tensorflow
+from pipeline_ops.jobs.model_check import ModelQuestion
+from pipeline_ops.storage.atomic import write_json
 
 if TYPE_CHECKING:
     import keras
@@ -52,7 +52,7 @@ def _check_classifier(
     import tensorflow as tf
 
     from pipeline_ops.models.outputs import validate_logits
-    from pipeline_ops.training.trainee import own_functions
+    from pipeline_ops.training.builders import own_functions
 
     images, labels = _images(question), tf.range(_IMAGES, dtype=tf.int64) % question.num_classes
     with _blamed_on(f"train.model: {config.model}", is_own(config.model)):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.files import remove_own
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.storage.atomic import remove_own
 
 DUMP = "debugger"
 """In TensorBoard's folder; a folder for each worker in it, because TensorBoard's debugger reads the records of one process only."""

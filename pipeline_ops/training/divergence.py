@@ -13,12 +13,12 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.files import write_json
-from pipeline_ops.contracts.shards import KEY
-from pipeline_ops.training.loop import Taken
-from pipeline_ops.training.state import Diverged, TrainingState
+from pipeline_ops.artifacts.dataset import KEY
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.training.checkpointing.state import Diverged, TrainingState
+from pipeline_ops.training.loops.synchronous import Taken
 
 
 class DivergedError(Exception):

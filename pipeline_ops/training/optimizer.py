@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from pipeline_ops.contracts.config_optimizer import AnySchedule, Constant, Cosine, Exponential, Optimizer, Piecewise
+from pipeline_ops.config.optimizer import AnySchedule, Constant, Cosine, Exponential, Optimizer, Piecewise
 
 
 def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimizers.Optimizer:

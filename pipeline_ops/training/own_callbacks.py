@@ -19,10 +19,10 @@ from typing import Any
 
 import keras
 
-from pipeline_ops.contracts.errors import ConfigError, TrainyardError
-from pipeline_ops.contracts.figures import Epoch
+from pipeline_ops.artifacts.results import Epoch
+from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.models.own import load_object
-from pipeline_ops.training.state import TrainingState
+from pipeline_ops.training.checkpointing.state import TrainingState
 
 
 class Run:

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common.name_scope import current_path  # where in the model a variable is being made; keras is pinned
 
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.errors import ConfigError
 
 
 def device_of(layer: str, placement: Mapping[str, str]) -> str | None:

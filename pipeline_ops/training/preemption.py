@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.errors import MachineError
 
 
 class Preempted(MachineError):

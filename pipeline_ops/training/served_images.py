@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from pipeline_ops.contracts.shards import ENCODED
+from pipeline_ops.artifacts.dataset import ENCODED
 from pipeline_ops.training.image_limits import MAX_PIXELS_AT_ONCE, checked
 
 _DECODED_AT_ONCE = 10

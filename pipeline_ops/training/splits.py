@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.request import Request
-from pipeline_ops.contracts.shards import DatasetFigures, removed_positions, shard_paths, shards_of
-from pipeline_ops.input.dataset import Split
+from pipeline_ops.artifacts.dataset import DatasetFigures, removed_positions, shard_paths, shards_of
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import DataError
+from pipeline_ops.input.split import Split
+from pipeline_ops.jobs.request import Request
 
 
 def open_splits(request: Request) -> tuple[Split, Split, DatasetFigures]:

@@ -10,11 +10,11 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.eager import context
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.gang import WorkerSpec
-from pipeline_ops.training.ring import join_ring
-from pipeline_ops.training.ring_strategy import RingStrategy
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.jobs.gang_protocol import WorkerSpec
+from pipeline_ops.training.collectives.ring import join_ring
+from pipeline_ops.training.collectives.ring_strategy import RingStrategy
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,12 +17,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.figures import WEIGHTS
-from pipeline_ops.contracts.manifest import NAME
-from pipeline_ops.contracts.unreadable import unreadable
-from pipeline_ops.training.saved_variables import Named, read_variables
-from pipeline_ops.training.state import Arrays, read_arrays
+from pipeline_ops.artifacts.manifest import NAME
+from pipeline_ops.artifacts.results import WEIGHTS
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.storage.read_errors import unreadable
+from pipeline_ops.training.checkpointing.saved_variables import Named, read_variables
+from pipeline_ops.training.checkpointing.state import Arrays, read_arrays
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,34 +11,35 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.figures import DIVERGED, TENSORBOARD, Epoch
-from pipeline_ops.contracts.files import write_json, write_whole
-from pipeline_ops.contracts.fingerprint import digest_of
-from pipeline_ops.contracts.gang import STATE, TRAINED, WorkerSpec, worker_digest_name
-from pipeline_ops.contracts.local_dataset import host_cache, with_local_dataset
-from pipeline_ops.contracts.progress import ProgressWriter
-from pipeline_ops.contracts.request import Request, read_request
-from pipeline_ops.contracts.warm_start import WARM_START
-from pipeline_ops.input.changes import make_changes
-from pipeline_ops.input.dataset import Slice, evaluation_batches, examples_of_step, training_batches
+from pipeline_ops.artifacts.input_names import WARM_START
+from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD, Epoch
+from pipeline_ops.config.train import Train
+from pipeline_ops.input.augmentation import make_changes
+from pipeline_ops.input.dataset import evaluation_batches, examples_of_step, training_batches
 from pipeline_ops.input.sources import EncodedSource, open_source
+from pipeline_ops.input.split import Slice
+from pipeline_ops.jobs.gang_protocol import STATE, TRAINED, WorkerSpec, worker_digest_name
+from pipeline_ops.jobs.local_copy import host_cache, with_local_dataset
+from pipeline_ops.jobs.progress import ProgressWriter
+from pipeline_ops.jobs.request import Request, read_request
 from pipeline_ops.models.task import means
-from pipeline_ops.training.agreement import restore_together
-from pipeline_ops.training.all_reduce import make_gather
+from pipeline_ops.storage.atomic import write_json, write_whole
+from pipeline_ops.storage.digest import digest_of
+from pipeline_ops.training.builders import make_board, make_loop, make_task, warm_start_of
 from pipeline_ops.training.callbacks import end_epoch
-from pipeline_ops.training.checkpoints import Checkpoints
+from pipeline_ops.training.checkpointing.checkpoints import Checkpoints
+from pipeline_ops.training.checkpointing.consensus import restore_together
+from pipeline_ops.training.checkpointing.state import Arrays, TrainingState, digest_of_weights, write_arrays
+from pipeline_ops.training.collectives.all_reduce import make_gather
 from pipeline_ops.training.debugging import debugging
 from pipeline_ops.training.divergence import DivergedError, batch_file, decide, is_sound, loss_of, save_batch
-from pipeline_ops.training.loop import Taken, snapshot
+from pipeline_ops.training.loops.parameter_server import serve
+from pipeline_ops.training.loops.synchronous import Taken, snapshot
 from pipeline_ops.training.optimizer import schedule_factor
 from pipeline_ops.training.own_callbacks import OwnCallbacks
-from pipeline_ops.training.parameter_server import serve
 from pipeline_ops.training.preemption import Preempted, StopRequest, report_stop
 from pipeline_ops.training.splits import open_splits, refuse_small
-from pipeline_ops.training.state import Arrays, TrainingState, digest_of_weights, write_arrays
 from pipeline_ops.training.strategy import ChosenStrategy, cluster_resolver, make_strategy, use_threads
-from pipeline_ops.training.trainee import make_board, make_loop, make_task, warm_start_of
 
 _REPORT_SECONDS = 0.25
 

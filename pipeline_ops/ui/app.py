@@ -22,12 +22,12 @@ from airflow.models.log import Log
 from fastapi import Depends, FastAPI, Form, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from pipeline_ops.contracts.errors import TrainyardError
-from pipeline_ops.contracts.records import find_report, recorded_manifest
-from pipeline_ops.contracts.registry import Registry
-from pipeline_ops.contracts.safe_paths import read_below
-from pipeline_ops.contracts.shards import DATA_PAGE
-from pipeline_ops.ui.access import NotFound, Run, find_pipeline, find_pipelines, find_run
+from pipeline_ops.airflow_runs import NotFound, Run, find_pipeline, find_pipelines, find_run
+from pipeline_ops.artifacts.dataset import DATA_PAGE
+from pipeline_ops.errors import TrainyardError
+from pipeline_ops.jobs.task_record import find_report, recorded_manifest
+from pipeline_ops.registry.registry import Registry
+from pipeline_ops.storage.safe_paths import read_below
 from pipeline_ops.ui.models import ModelView, view_model
 from pipeline_ops.ui.pages import HEADERS, SANDBOX, SCRIPT, STYLE_SHEET, icon, render
 from pipeline_ops.ui.progress import view_tasks

@@ -1,4 +1,4 @@
-"""The drawings of the plugin's pages, made of the parts in `contracts/svg.py`. Colours are CSS classes; `ui.css` has them."""
+"""The drawings of the plugin's pages, made of the parts in `pages/svg.py`. Colours are CSS classes; `ui.css` has them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from markupsafe import Markup
 
-from pipeline_ops.contracts.svg import Axis, Point, line, round_ticks, short, text
+from pipeline_ops.pages.svg import Axis, Point, line, round_ticks, short, text
 
 _WIDTH, _HEIGHT = 460, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 14, 12, 38

@@ -14,9 +14,9 @@ from airflow.models.dagrun import DagRun
 from airflow.utils.session import create_session
 from sqlalchemy import event
 
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.run_config import run_config
-from pipeline_ops.ui.access import NotFound, find_config_file
+from pipeline_ops.airflow_runs import NotFound, find_config_file
+from pipeline_ops.config.run_config import run_config
+from pipeline_ops.errors import ConfigError
 
 
 def start() -> None:

@@ -11,9 +11,9 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline_ops.contracts.layout import Attempt
-from pipeline_ops.contracts.progress import Progress, ProgressReader
-from pipeline_ops.contracts.svg import Point
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.jobs.progress import Progress, ProgressReader
+from pipeline_ops.pages.svg import Point
 
 _MAX_POINTS = 400
 _MAX_NOTES = 8

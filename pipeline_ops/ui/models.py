@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 
-from pipeline_ops.contracts.aliases import CHAMPION, PREVIOUS, Move
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.figures import ModelFigures
-from pipeline_ops.contracts.registry import Registry, Version
-from pipeline_ops.contracts.svg import Point
+from pipeline_ops.artifacts.results import ModelFigures
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.errors import DataError
+from pipeline_ops.pages.svg import Point
+from pipeline_ops.registry.aliases import CHAMPION, PREVIOUS, Move
+from pipeline_ops.registry.registry import Registry, Version
 from pipeline_ops.ui.charts import Chart, Curve, drawable, line_chart, metric_title
 
 _MAX_VERSIONS = 200

@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from pipeline_ops.contracts.page import STYLE
+from pipeline_ops.pages.page import STYLE
 from pipeline_ops.ui.charts import metric_title
 from pipeline_ops.ui.models import describe_move
 from pipeline_ops.ui.progress import as_duration

@@ -27,7 +27,8 @@ class WithCustodian:
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] == "lifespan":
-            from pipeline_ops.ui import conf_check, custodian
+            from pipeline_ops.reaper import orphan_reaper as custodian
+            from pipeline_ops.ui import conf_check
 
             custodian.start()
             conf_check.start()

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline_ops.contracts.errors import TrainyardError
-from pipeline_ops.contracts.layout import Attempt
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.progress import Progress, last_moment
-from pipeline_ops.contracts.records import TaskRecord, read_record
-from pipeline_ops.contracts.shards import DatasetFigures, shards_of
-from pipeline_ops.ui.access import Run, TaskState
+from pipeline_ops.airflow_runs import Run, TaskState
+from pipeline_ops.artifacts.dataset import DatasetFigures, shards_of
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.errors import TrainyardError
+from pipeline_ops.jobs.progress import Progress, last_moment
+from pipeline_ops.jobs.task_record import TaskRecord, read_record
 from pipeline_ops.ui.charts import Chart, charts_of_metrics
 from pipeline_ops.ui.curves import Curves, curves_of
 

@@ -21,16 +21,16 @@ import pytest
 import yaml
 
 from beam_jobs.preprocess import preprocess
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.job import run_request
-from pipeline_ops.contracts.layout import Attempt
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.plan import JobPlan, plan_job
-from pipeline_ops.contracts.processes import ATTEMPT_VARIABLE
-from pipeline_ops.contracts.progress import ProgressReader
-from pipeline_ops.contracts.request import read_status, write_request
-from pipeline_ops.contracts.shards import QUARANTINE_SHARD
+from pipeline_ops.artifacts.dataset import QUARANTINE_SHARD
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.jobs.request import read_status, write_request
+from pipeline_ops.jobs.runner import run_request
+from pipeline_ops.planning.plan import JobPlan, plan_job
+from pipeline_ops.system.processes import ATTEMPT_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG = {

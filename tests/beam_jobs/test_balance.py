@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from beam_jobs.balance import class_weights
+from beam_jobs.planning.balance import class_weights
 
 
 @pytest.mark.parametrize("counts, wanted", [

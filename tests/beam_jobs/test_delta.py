@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from beam_jobs.delta import Base, Delta, plan_delta
-from beam_jobs.index import Entry, annotation_digest
-from beam_jobs.plan import Record
-from beam_jobs.splits import split_records
+from beam_jobs.planning.delta import Base, Delta, plan_delta
+from beam_jobs.planning.index import Entry, annotation_digest
+from beam_jobs.planning.plan import Record
+from beam_jobs.planning.splits import split_records
 from beam_jobs.stages.stage import Box
-from pipeline_ops.contracts.config_preprocess import Preprocess
-from pipeline_ops.contracts.listing import RawFile
-from pipeline_ops.contracts.shards import generation_of
+from pipeline_ops.artifacts.dataset import generation_of
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.raw_data.raw_file import RawFile
 
 CLASSES = ["a", "b"]
 

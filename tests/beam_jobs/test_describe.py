@@ -10,11 +10,11 @@ import cv2
 import numpy as np
 import pytest
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.fingerprint import Fingerprint
-from pipeline_ops.contracts.manifest import Input, Manifest, read_manifest, write_manifest
-from pipeline_ops.contracts.registry import Registry
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest, write_manifest
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.registry.registry import Registry
 
 ALLOW_ALL = {"new_classes": "allow", "missing_classes": "allow", "task": "allow", "channels": "allow"}
 

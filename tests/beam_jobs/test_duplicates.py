@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from beam_jobs.duplicates import remove_duplicates
-from beam_jobs.plan import Record
+from beam_jobs.planning.duplicates import remove_duplicates
+from beam_jobs.planning.plan import Record
 from beam_jobs.stages.stage import Box
-from pipeline_ops.contracts.listing import RawFile
+from pipeline_ops.raw_data.raw_file import RawFile
 
 
 def record(key: str, content: str, label: str = "cat", **keys) -> Record:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs.empty_splits import cause_in_plan, cause_in_shards
-from beam_jobs.plan import Record
-from beam_jobs.splits import split_records
+from beam_jobs.planning.empty_splits import cause_in_plan, cause_in_shards
+from beam_jobs.planning.plan import Record
+from beam_jobs.planning.splits import split_records
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
-from pipeline_ops.contracts.config_preprocess import Split
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.listing import RawFile
-from pipeline_ops.contracts.shards import SPLITS
+from pipeline_ops.artifacts.dataset import SPLITS
+from pipeline_ops.config.preprocess import Split
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.raw_data.raw_file import RawFile
 
 NONE = {split: [] for split in SPLITS}
 

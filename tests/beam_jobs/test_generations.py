@@ -10,12 +10,12 @@ import threading
 
 import pytest
 
-from beam_jobs.index import read_index
-from beam_jobs.quarantine import read_quarantine
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.processes import group_members
-from pipeline_ops.contracts.progress import ProgressReader
-from pipeline_ops.contracts.shards import KEY, QUARANTINE_SHARD, SPLITS, DatasetFigures, removed_positions, shards_of
+from beam_jobs.output.quarantine import read_quarantine
+from beam_jobs.planning.index import read_index
+from pipeline_ops.artifacts.dataset import KEY, QUARANTINE_SHARD, SPLITS, DatasetFigures, removed_positions, shards_of
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.system.processes import group_members
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import gzip
 
 import pytest
 
-from beam_jobs.index import Entry, annotation_digest, read_index, write_index
-from beam_jobs.plan import Record
+from beam_jobs.planning.index import Entry, annotation_digest, read_index, write_index
+from beam_jobs.planning.plan import Record
 from beam_jobs.stages.stage import Box
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.listing import RawFile
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.raw_file import RawFile
 
 ENTRIES = [
     Entry("cat/2.png", "c2", "a1", "train", "train-00000-of-00001.tfrecord", 4, 3, {"cat": 2, "dog": 1}, "00ff00ff00ff00ff"),

@@ -12,12 +12,12 @@ import threading
 
 import pytest
 
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.files import write_json
-from pipeline_ops.contracts.processes import ProcessIdentity, group_members
-from pipeline_ops.contracts.progress import ProgressReader
-from pipeline_ops.contracts.request import read_status
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.jobs.request import read_status
 from pipeline_ops.operators.process import JobHandle
+from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.system.processes import ProcessIdentity, group_members
 
 
 def num_done(attempt) -> int:

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from beam_jobs.plan import Record, check_labels, class_names_of, num_shards_of, plan_data_set, plan_shards, planned_labels, task_of
+from beam_jobs.planning.plan import Record, check_labels, class_names_of, num_shards_of, plan_data_set, plan_shards, planned_labels, task_of
 from beam_jobs.stages.stage import Box
-from pipeline_ops.contracts.config_preprocess import Preprocess
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.listing import RawFile
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.raw_file import RawFile
 
 
 def records(count: int, num_bytes=lambda index: 1000) -> list[Record]:

@@ -8,13 +8,13 @@ import pickle
 import numpy as np
 import pytest
 
-from beam_jobs.plan import Record, ShardPlan
-from beam_jobs.plan_file import read_plan, write_plan
-from beam_jobs.raw import PackedImage
+from beam_jobs.io.raw import PackedImage
+from beam_jobs.planning.plan import Record, ShardPlan
+from beam_jobs.planning.plan_file import read_plan, write_plan
 from beam_jobs.stages.stage import Box
 from beam_jobs.work import ERROR, PLAN, TALLY, Work, give_up, raise_what_workers_left
-from pipeline_ops.contracts.errors import ConfigError, DataError, MachineError, TrainyardError
-from pipeline_ops.contracts.listing import RawFile
+from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError
+from pipeline_ops.raw_data.raw_file import RawFile
 
 
 def records() -> tuple[Record, ...]:

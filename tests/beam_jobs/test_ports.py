@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from listeners import ListenerWatch
 
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.processes import group_members
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.system.processes import group_members
 
 
 @pytest.mark.parametrize("runner", [

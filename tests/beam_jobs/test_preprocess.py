@@ -17,8 +17,8 @@ import yaml
 from beam_jobs.io.example import encode_png
 from beam_jobs.stages import CATALOGUE
 from beam_jobs.stages.stage import Stage, parameters
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.shards import QUARANTINE_SHARD, DatasetFigures, shard_paths
+from pipeline_ops.artifacts.dataset import QUARANTINE_SHARD, DatasetFigures, shard_paths
+from pipeline_ops.errors import ExitCode
 
 MODES = [("in_memory", 1), ("multi_threading", 1), ("multi_threading", 3), ("multi_processing", 2)]
 
@@ -240,7 +240,7 @@ def test_tensorflow_reads_what_was_written(animals, tmp_path: Path):
     paths = [path for split in ("train", "validation", "test") for path in shard_paths(outcome.artifact / "manifest.json", outcome.manifest, split)]
     code = """
 import sys, tensorflow as tf
-from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL
+from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
 features = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64), KEY: tf.io.FixedLenFeature([], tf.string)}
 batch = tf.io.parse_example(next(iter(tf.data.TFRecordDataset(sys.argv[1:]).batch(1000))), features)
 for encoded, label, key in zip(batch[ENCODED].numpy(), batch[LABEL].numpy(), batch[KEY].numpy()):

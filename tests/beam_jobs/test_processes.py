@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from beam_jobs.plan import Record, ShardPlan
+from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.processes import num_processes
-from pipeline_ops.contracts.config_preprocess import BeamRunner
-from pipeline_ops.contracts.descendants import descendants
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.listing import RawFile
+from pipeline_ops.config.preprocess import BeamRunner
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.raw_data.raw_file import RawFile
+from pipeline_ops.system.descendants import descendants
 
 CORES = len(os.sched_getaffinity(0))
 

@@ -7,15 +7,15 @@ import json
 
 import pytest
 
-from beam_jobs.plan import Record
-from beam_jobs.quarantine import MAX_BYTES, FragmentWriter, lost_classes, read_quarantine, write_quarantine
+from beam_jobs.output.quarantine import MAX_BYTES, FragmentWriter, lost_classes, read_quarantine, write_quarantine
+from beam_jobs.planning.plan import Record
 from beam_jobs.stages import bind_stages
 from beam_jobs.stages.stage import Box
 from beam_jobs.statistics.summary import RejectedRecord
-from pipeline_ops.contracts.config_preprocess import Rejects, Stage
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.listing import RawFile
-from pipeline_ops.contracts.shards import QUARANTINE, QUARANTINE_SHARD
+from pipeline_ops.artifacts.dataset import QUARANTINE, QUARANTINE_SHARD
+from pipeline_ops.config.preprocess import Rejects, Stage
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.raw_data.raw_file import RawFile
 
 
 def rejected(key: str) -> RejectedRecord:

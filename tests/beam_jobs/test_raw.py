@@ -9,10 +9,10 @@ import time
 import pytest
 
 from beam_jobs.io.example import _TrainExample
+from beam_jobs.io.raw import PackedImage, digest_image, read_raw
 from beam_jobs.io.tfrecord import frame
-from beam_jobs.raw import PackedImage, digest_image, read_raw
-from pipeline_ops.contracts.errors import MachineError
-from pipeline_ops.contracts.listing import list_raw_files
+from pipeline_ops.errors import MachineError
+from pipeline_ops.raw_data.local import list_raw_files
 
 
 def packed(image: bytes) -> bytes:

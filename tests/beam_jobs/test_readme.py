@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.stages import CATALOGUE
-from pipeline_ops.cli.new_stage import add_to_catalogue
+from pipeline_ops.cli.commands.new_stage import add_to_catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "beam_jobs" / "README.md").read_text()

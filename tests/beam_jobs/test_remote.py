@@ -10,11 +10,11 @@ import sys
 import fsspec
 import pytest
 
-from beam_jobs.raw import Reader
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode, MachineError
-from pipeline_ops.contracts.raw_folder import raw_folder
-from pipeline_ops.contracts.remote_files import RemoteFolder
+from beam_jobs.io.raw import Reader
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ConfigError, DataError, ExitCode, MachineError
+from pipeline_ops.raw_data.folder import raw_folder
+from pipeline_ops.raw_data.remote import RemoteFolder
 
 
 class Store:
@@ -116,7 +116,7 @@ def test_equal_objects_are_duplicates(remote, encode):
 
 
 def test_objects_are_fetched_a_few_ahead_and_some_may_be_left_out(remote):
-    files = remote[1].folder.list_files().files
+    files = remote[1].folder.list_files()
     assert len(files) == 60
     reader = Reader(files, remote[1].folder)
     assert [reader.read(file) for file in files[::7]] == [remote[1].files.cat_file(f"{remote[1].uri}/{file.key}") for file in files[::7]]
@@ -126,7 +126,7 @@ def test_a_name_is_taken_as_it_is_and_an_object_may_be_empty(store):
     contents = {"a[1].png": b"brackets", "a1.png": b"one", "b*?.png": b"star", "empty.png": b"", "per%20cent+.png": b"signs"}
     for name, content in contents.items():
         store.put(name, content)
-    files = store.folder.list_files().files
+    files = store.folder.list_files()
     assert sorted(store.folder.read(files)) == sorted(contents.values())
     assert store.folder.read([]) == []
 
@@ -136,7 +136,7 @@ def test_a_name_is_taken_as_it_is_and_an_object_may_be_empty(store):
 
 def test_an_object_that_was_written_anew_since_the_listing_is_a_reason_to_retry(remote, encode):
     animals, store = remote
-    files = store.folder.list_files().files
+    files = store.folder.list_files()
     store.put("cat/001.png", encode(seed=90)[:-1] + b"x")
     store.remove("cat/003.png")
     with pytest.raises(MachineError, match="cat/001.png has changed since the run started; retry"):
@@ -148,7 +148,7 @@ def test_an_object_that_was_written_anew_since_the_listing_is_a_reason_to_retry(
 def test_an_object_in_parts_has_no_md5_and_is_asked_for_once_more(store):
     with store.files.open(f"{store.uri}/large.bin", "wb", block_size=5 << 20) as file:
         file.write(bytes(6 << 20))
-    [large] = store.folder.list_files().files
+    [large] = store.folder.list_files()
     assert "-" in large.version
     assert store.folder.read([large]) == [bytes(6 << 20)]
     store.put("large.bin", bytes(6 << 20))  # the same content in one part: another mark, so another object
@@ -179,8 +179,8 @@ def test_a_store_that_does_not_answer_is_a_reason_to_retry(store, monkeypatch):
 def test_without_credentials_the_message_says_where_they_are_looked_for(store):
     """In a process of its own, whose driver has never seen any."""
     code = """
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.remote_files import RemoteFolder
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.raw_data.remote import RemoteFolder
 try:
     RemoteFolder("s3://trainyard/raw").list_files()
 except ConfigError as error:
@@ -211,7 +211,7 @@ def test_any_store_of_fsspec_will_do():
     files = fsspec.filesystem("memory")
     files.pipe_file("/animals/cat/1.png", b"one")
     folder = RemoteFolder("memory://animals")
-    [file] = folder.list_files().files
+    [file] = folder.list_files()
     assert (file.key, folder.read([file])) == ("cat/1.png", [b"one"])
     files.pipe_file("/animals/cat/1.png", b"two")
     with pytest.raises(MachineError, match="cat/1.png has changed"):

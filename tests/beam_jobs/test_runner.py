@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline_ops.contracts.config_preprocess import BeamRunner
-from pipeline_ops.contracts.errors import ConfigError, ExitCode
+from pipeline_ops.config.preprocess import BeamRunner
+from pipeline_ops.errors import ConfigError, ExitCode
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.plan import Record, ShardPlan
-from beam_jobs.shard import Order, ShardBuilder
-from beam_jobs.tally import Stopped, Tally, stop_workers
-from pipeline_ops.contracts.config_preprocess import Stage
-from pipeline_ops.contracts.errors import MachineError
-from pipeline_ops.contracts.listing import list_raw_files
+from beam_jobs.output.shard import Order, ShardBuilder
+from beam_jobs.planning.plan import Record, ShardPlan
+from beam_jobs.progress_counter import Stopped, Tally, stop_workers
+from pipeline_ops.config.preprocess import Stage
+from pipeline_ops.errors import MachineError
+from pipeline_ops.raw_data.local import list_raw_files
 
 
 class Bench:

@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
-from beam_jobs.plan import Record
-from beam_jobs.splits import split_of, split_records
+from beam_jobs.planning.plan import Record
+from beam_jobs.planning.splits import split_of, split_records
 from beam_jobs.stages.stage import Box
-from pipeline_ops.contracts.config_preprocess import Split
-from pipeline_ops.contracts.errors import ConfigError, DataError
-from pipeline_ops.contracts.listing import RawFile
+from pipeline_ops.config.preprocess import Split
+from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.raw_data.raw_file import RawFile
 
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 PLAIN = Split(**SHARES, seed=7)

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.shards import DatasetFigures
+from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.errors import ExitCode
 
 DECODE = {"decode": {"channels": 1}}
 

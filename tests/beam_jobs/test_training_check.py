@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from beam_jobs.trial import sample_shape
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.planned_training import PlannedTraining
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.planned_training import PlannedTraining
 
 
 def run_for(pipeline, *, python: str = sys.executable, preprocess: dict | None = None, **train):
@@ -73,11 +73,11 @@ def test_an_interpreter_that_cannot_be_started_is_named(own_package, animals):
 def test_the_shape_is_that_of_an_image_that_the_stages_keep(animals):
     from beam_jobs.sources import read_records
     from beam_jobs.stages import bind_stages
-    from pipeline_ops.contracts.raw_folder import list_folder
+    from pipeline_ops.raw_data.folder import find_raw_folder, list_folder
 
     config = load_config(animals.config_file)
     (animals.raw / "cat" / "0.png").write_bytes(b"no image")
-    listing = list_folder(config.raw_folder, animals.folder / "listings")
+    listing = list_folder(find_raw_folder(config), animals.folder / "listings")
     records = read_records(config.preprocess.source, listing).records
     stages = bind_stages(config.preprocess.stages)
     assert sample_shape(records, stages, listing.folder) == (8, 8, 1)

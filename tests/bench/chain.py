@@ -19,12 +19,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.layout import Attempt, Layout
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.plan import JOBS, KINDS, plan_job
-from pipeline_ops.contracts.request import read_status, write_request
+from pipeline_ops.artifacts.layout import Attempt, Layout
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.request import read_status, write_request
+from pipeline_ops.planning.plan import JOBS, KINDS, plan_job
 
 HERE = Path(__file__).resolve().parent
 DIGITS = HERE.parents[1] / "configs" / "digits.yaml"

@@ -24,11 +24,11 @@ from pathlib import Path
 
 import yaml
 
-from pipeline_ops.cli.airflow_api import AirflowApi
-from pipeline_ops.cli.embedded import USER, Home
-from pipeline_ops.cli.ready import wait_for_dag, wait_until_healthy
-from pipeline_ops.cli.server import embedded_airflow
-from pipeline_ops.contracts.descendants import descendants
+from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
+from pipeline_ops.cli.local_airflow.embedded import USER, Home
+from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
+from pipeline_ops.cli.local_airflow.server import embedded_airflow
+from pipeline_ops.system.descendants import descendants
 
 ROOT = Path(__file__).resolve().parents[2]
 _READ = """

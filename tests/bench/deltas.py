@@ -23,16 +23,16 @@ from pathlib import Path
 
 import yaml
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.layout import Attempt
-from pipeline_ops.contracts.plan import JobPlan, plan_job
-from pipeline_ops.contracts.request import read_status, write_request
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.request import read_status, write_request
+from pipeline_ops.planning.plan import JobPlan, plan_job
 
 _LIST = """
 import resource, sys, time
 from pathlib import Path
-from pipeline_ops.contracts.listing import list_raw_files
+from pipeline_ops.raw_data.listing import list_raw_files
 start, cpu = time.monotonic(), time.process_time()
 listing = list_raw_files(Path(sys.argv[1]), Path(sys.argv[2]))
 digest = listing.digest

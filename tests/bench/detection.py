@@ -20,13 +20,13 @@ import numpy as np
 import yaml
 from chain import measure
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
-from pipeline_ops.contracts.figures import TrainingFigures
-from pipeline_ops.contracts.layout import Attempt, Layout
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.plan import JOBS, KINDS, plan_job
-from pipeline_ops.contracts.request import read_status, write_request
-from pipeline_ops.contracts.shards import DatasetFigures, shard_paths
+from pipeline_ops.artifacts.dataset import DatasetFigures, shard_paths
+from pipeline_ops.artifacts.layout import Attempt, Layout
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.results import TrainingFigures
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.jobs.request import read_status, write_request
+from pipeline_ops.planning.plan import JOBS, KINDS, plan_job
 
 
 def main() -> None:
@@ -97,7 +97,7 @@ def print_curve(config: PipelineConfig, dataset: str, files: list[Path], count: 
     from pipeline_ops.evaluation.detector import _answers, _evaluate
     from pipeline_ops.input.detections import read_true_boxes
     from pipeline_ops.models import build_model, make_head
-    from pipeline_ops.training.state import read_arrays
+    from pipeline_ops.training.checkpointing.state import read_arrays
 
     manifest = read_manifest(dataset)
     figures = DatasetFigures.model_validate(manifest.figures)

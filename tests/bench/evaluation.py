@@ -20,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.contracts.config_evaluate import Bootstrap, Slice
-from pipeline_ops.evaluation.answers import ask
+from pipeline_ops.config.evaluate import Bootstrap, Slice
 from pipeline_ops.evaluation.coco import Detections, Truths, evaluate_detections
 from pipeline_ops.evaluation.groups import slice_groups, whole_group
 from pipeline_ops.evaluation.metrics import evaluate_model
-from pipeline_ops.input.served import ServedModel, read_encoded
+from pipeline_ops.evaluation.predictions import ask
+from pipeline_ops.input.saved_model_client import ServedModel, read_encoded
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 BATCH, SHAPE, CLASSES, TOP_K = 256, (28, 28, 1), 10, 5
@@ -77,7 +77,7 @@ def make_model():
 
 
 def save_as_served(model, folder: Path) -> Path:
-    from pipeline_ops.training.candidate import ServedClassifier
+    from pipeline_ops.training.saved_model_export import ServedClassifier
 
     served = ServedClassifier(model, SHAPE)
     import_tensorflow().saved_model.save(served, str(folder), signatures={"serving_default": served.serving_default, "images": served.images})

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from chain import DIGITS, Cost, measure
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.figures import FormatFigures, ModelFigures
-from pipeline_ops.contracts.layout import Attempt, Layout
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.plan import JOBS, KINDS, plan_job
-from pipeline_ops.contracts.request import read_status, write_request
+from pipeline_ops.artifacts.layout import Attempt, Layout
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.results import FormatFigures, ModelFigures
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.request import read_status, write_request
+from pipeline_ops.planning.plan import JOBS, KINDS, plan_job
 
 OTHERS = ("tflite", "tflite_int8", "onnx")
 

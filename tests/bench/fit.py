@@ -17,8 +17,8 @@ import keras
 import tensorflow as tf
 from nets import build_cnn, build_dense
 
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.shards import ENCODED, LABEL, DatasetFigures, shard_paths
+from pipeline_ops.artifacts.dataset import ENCODED, LABEL, DatasetFigures, shard_paths
+from pipeline_ops.artifacts.manifest import read_manifest
 
 FEATURES = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64)}
 

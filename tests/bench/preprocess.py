@@ -23,12 +23,12 @@ from pathlib import Path
 import yaml
 from photographs import SIZES, make_photographs, path_of, size_of
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.layout import Attempt
-from pipeline_ops.contracts.plan import plan_job
-from pipeline_ops.contracts.progress import ProgressReader
-from pipeline_ops.contracts.request import read_status, write_request
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.jobs.request import read_status, write_request
+from pipeline_ops.planning.plan import plan_job
 
 HERE = Path(__file__).resolve().parent
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -29,12 +29,12 @@ import psutil
 import yaml
 from sklearn.datasets import load_digits
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.layout import Attempt
-from pipeline_ops.contracts.plan import KINDS, plan_job
-from pipeline_ops.contracts.progress import Progress, ProgressReader
-from pipeline_ops.contracts.request import read_status, write_request
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.progress import Progress, ProgressReader
+from pipeline_ops.jobs.request import read_status, write_request
+from pipeline_ops.planning.plan import KINDS, plan_job
 
 HERE = Path(__file__).resolve().parent
 NUM_IMAGES = 24_000

@@ -27,15 +27,16 @@ tf = import_tensorflow()
 import numpy as np  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
-from pipeline_ops.contracts.config_train import Train  # noqa: E402
-from pipeline_ops.contracts.shards import ENCODED, KEY, LABEL  # noqa: E402
-from pipeline_ops.input.dataset import Slice, Split, training_batches  # noqa: E402
+from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL  # noqa: E402
+from pipeline_ops.config.train import Train  # noqa: E402
+from pipeline_ops.input.dataset import training_batches
 from pipeline_ops.input.sources import EncodedSource, MemorySource  # noqa: E402
+from pipeline_ops.input.split import Slice, Split
 from pipeline_ops.models import build_model  # noqa: E402
 from pipeline_ops.models.classification import Classification  # noqa: E402
-from pipeline_ops.training.checkpoints import Checkpoints  # noqa: E402
-from pipeline_ops.training.loop import SynchronousLoop, snapshot  # noqa: E402
-from pipeline_ops.training.state import TrainingState  # noqa: E402
+from pipeline_ops.training.checkpointing.checkpoints import Checkpoints  # noqa: E402
+from pipeline_ops.training.checkpointing.state import TrainingState  # noqa: E402
+from pipeline_ops.training.loops.synchronous import SynchronousLoop, snapshot  # noqa: E402
 
 ROUNDS, STEPS_BETWEEN, BATCH = 7, 10, 64
 SHAPE = (28, 28, 1)

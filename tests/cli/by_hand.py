@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.figures import REPORT
-from pipeline_ops.contracts.manifest import Manifest, list_files, read_manifest, write_manifest
-from pipeline_ops.contracts.plan import JOBS, KINDS, plan_job
-from pipeline_ops.contracts.registry import Registry
-from pipeline_ops.contracts.shards import shard_name
+from pipeline_ops.artifacts.dataset import shard_name
+from pipeline_ops.artifacts.manifest import Manifest, list_files, read_manifest, write_manifest
+from pipeline_ops.artifacts.results import REPORT
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.planning.plan import JOBS, KINDS, plan_job
+from pipeline_ops.registry.registry import Registry
 
 _METRICS = {
     "accuracy": 0.98,

@@ -14,7 +14,7 @@ import yaml
 from cli import by_hand
 from processes import Stopwatch, ask, below, kill, lives
 
-from pipeline_ops.contracts.config import load_config
+from pipeline_ops.config.pipeline import load_config
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 _TAG = "TRAINYARD_TEST_TAG"

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline_ops.cli.embedded import Home
-from pipeline_ops.cli.server import check_alive, embedded_airflow
-from pipeline_ops.cli.stopping import Stopped, stop_signals
-from pipeline_ops.contracts.errors import TrainyardError
+from pipeline_ops.cli.local_airflow.embedded import Home
+from pipeline_ops.cli.local_airflow.server import check_alive, embedded_airflow
+from pipeline_ops.cli.local_airflow.stopping import Stopped, stop_signals
+from pipeline_ops.errors import TrainyardError
 
 
 def say(text: str) -> None:

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from airflow_ui import Person, wait_for
 
-from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
 
 
 def assert_refused(person: Person, form, api: AirflowApi) -> None:

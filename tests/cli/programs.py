@@ -21,12 +21,12 @@ import psutil
 import yaml
 from processes import at_work_on, below, command_line, left_below
 
-from pipeline_ops.cli.airflow_api import AirflowApi, new_run_id
-from pipeline_ops.cli.author_overrides import keep_overrides
-from pipeline_ops.cli.embedded import MIGRATE, PROGRAMS, USER, Home, Secrets, airflow_command, airflow_environment
-from pipeline_ops.cli.ports import free_port
-from pipeline_ops.contracts.fingerprint import CODE_ROOT
-from pipeline_ops.contracts.layout import Attempt, Layout
+from pipeline_ops.artifacts.fingerprint import CODE_ROOT
+from pipeline_ops.artifacts.layout import Attempt, Layout
+from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, new_run_id
+from pipeline_ops.cli.local_airflow.author_overrides import keep_overrides
+from pipeline_ops.cli.local_airflow.embedded import MIGRATE, PROGRAMS, USER, Home, Secrets, airflow_command, airflow_environment
+from pipeline_ops.cli.local_airflow.ports import free_port
 
 DIGITS = CODE_ROOT / "configs" / "digits.yaml"
 SOON = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30", "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",

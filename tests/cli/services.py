@@ -18,7 +18,7 @@ from pathlib import Path
 
 from processes import left_below, let_other_users_pass
 
-from pipeline_ops.cli.ports import free_port
+from pipeline_ops.cli.local_airflow.ports import free_port
 
 _START_SECONDS = 60
 _PACKAGES = {"celery", "psycopg2-binary", "asyncpg", "redis", "apache-airflow-providers-celery"}

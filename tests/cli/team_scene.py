@@ -24,8 +24,8 @@ from cli.teams import CANARY, Member, Team, TeamRun, Teams
 from cli.touching import TouchWatch, state_of
 from processes import at_work_on, lives
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.layout import Attempt
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.config.pipeline import load_config
 
 SECRET = f"{CANARY}\n".encode()
 APPROVAL = {"timeout_seconds": 1, "without_answer": "reject"}

@@ -22,11 +22,11 @@ import httpx
 import yaml
 from cli.programs import DIGITS, SOON, Programs, wait_until
 
-from pipeline_ops.cli.airflow_api import AirflowApi
-from pipeline_ops.cli.embedded import PROGRAMS, Home, Secrets, airflow_environment, write_private
-from pipeline_ops.cli.ports import free_port
-from pipeline_ops.contracts.fingerprint import CODE_ROOT
-from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.artifacts.fingerprint import CODE_ROOT
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
+from pipeline_ops.cli.local_airflow.embedded import PROGRAMS, Home, Secrets, airflow_environment, write_private
+from pipeline_ops.cli.local_airflow.ports import free_port
 
 CANARY = "canary-7f3a9b"
 """Stands in every kind of file of team B: nothing that team A is shown or left may have it."""

@@ -10,20 +10,20 @@ import pytest
 import yaml
 from airflow_ui import running_airflow, wait_for
 
-from pipeline_ops.cli.airflow_api import AirflowApi, new_run_id
-from pipeline_ops.cli.author_overrides import keep_overrides
-from pipeline_ops.cli.embedded import USER, Home
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.records import read_record
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, new_run_id
+from pipeline_ops.cli.local_airflow.author_overrides import keep_overrides
+from pipeline_ops.cli.local_airflow.embedded import USER, Home
+from pipeline_ops.jobs.task_record import read_record
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 _DAG = """
 import datetime as dt, json
 from pathlib import Path
 from airflow.sdk import DAG, task
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.records import TaskRecord, write_record
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.operators.approval import ApproveOperator
 from pipeline_ops.operators.chain import ExportOperator
 

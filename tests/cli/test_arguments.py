@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from pipeline_ops.cli.arguments import parse_overrides
-from pipeline_ops.cli.author_overrides import split_overrides
+from pipeline_ops.cli.commands.models import with_default_action
+from pipeline_ops.cli.local_airflow.author_overrides import split_overrides
 from pipeline_ops.cli.main import main
-from pipeline_ops.cli.models import with_default_action
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ConfigError, ExitCode
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ConfigError, ExitCode
 
 
 def test_an_override_is_read_as_yaml_reads_it():

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 from airflow_ui import needs_chromium, person_at_browser
-from contracts.broken_yamls import ALL
+from config.broken_yamls import ALL
 
-from pipeline_ops.cli.airflow_api import AirflowApi
-from pipeline_ops.cli.embedded import USER, Home, Secrets, Server, airflow_command, airflow_environment
-from pipeline_ops.cli.ready import wait_for_dag, wait_until_healthy
-from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
+from pipeline_ops.cli.local_airflow.embedded import USER, Home, Secrets, Server, airflow_command, airflow_environment
+from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
+from pipeline_ops.errors import MachineError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

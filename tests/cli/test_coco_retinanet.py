@@ -9,10 +9,10 @@ import pytest
 import yaml
 from carrying_out import carry_out
 
+from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.cli.main import main
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.shards import DatasetFigures
+from pipeline_ops.config.pipeline import load_config
 
 COCO = Path(__file__).resolve().parents[2] / "configs" / "coco_retinanet.yaml"
 

@@ -133,7 +133,7 @@ def test_of_a_gate_that_was_not_passed_nobody_is_asked(config_file, make_artifac
 
 
 def test_the_ui_says_which_schedules_run_and_which_are_paused():
-    from pipeline_ops.cli.ui import schedule_lines
+    from pipeline_ops.cli.commands.ui import schedule_lines
 
     dags = [{"dag_id": "nightly", "timetable_summary": "0 3 * * *", "is_paused": False},
             {"dag_id": "held", "timetable_summary": "Asset", "is_paused": True},

@@ -17,9 +17,9 @@ from cli import services
 from cli.programs import Airflow, Run, make_pipeline, wait_until
 from processes import command_line, lives
 
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.records import read_record
-from pipeline_ops.contracts.request import read_status
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.jobs.request import read_status
+from pipeline_ops.jobs.task_record import read_record
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -11,10 +11,10 @@ import psutil
 import pytest
 from processes import ask
 
-from pipeline_ops.cli.airflow_api import AirflowApi
-from pipeline_ops.cli.embedded import USER, Home, Server
-from pipeline_ops.cli.ready import wait_for_dag, wait_until_healthy
-from pipeline_ops.contracts.errors import ConfigError, MachineError
+from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
+from pipeline_ops.cli.local_airflow.embedded import USER, Home, Server
+from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
+from pipeline_ops.errors import ConfigError, MachineError
 
 _DAG = """
 import datetime as dt

@@ -23,14 +23,14 @@ from cli.journey import approve, assert_refused, fill_in, read_report, roll_back
 from listeners import ListenerWatch, beyond_loopback, listening_with
 from processes import Stopwatch, below, lives
 
-from pipeline_ops.cli.airflow_api import AirflowApi
-from pipeline_ops.contracts.descendants import descendants
-from pipeline_ops.contracts.figures import TrainingFigures
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.plan import JOBS
-from pipeline_ops.contracts.records import read_record
-from pipeline_ops.contracts.registry import Registry
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.results import TrainingFigures
+from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
+from pipeline_ops.jobs.task_record import read_record
+from pipeline_ops.planning.plan import JOBS
+from pipeline_ops.registry.registry import Registry
+from pipeline_ops.system.descendants import descendants
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 

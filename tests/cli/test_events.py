@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline_ops.cli.airflow_api import AirflowApi
-from pipeline_ops.cli.embedded import USER, Home, Server
-from pipeline_ops.cli.ready import wait_for_dag, wait_until_healthy
+from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
+from pipeline_ops.cli.local_airflow.embedded import USER, Home, Server
+from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 
 ROOT = Path(__file__).resolve().parents[2]
 _DAGS = """

@@ -12,9 +12,9 @@ import publishers
 import pytest
 import yaml
 
+from pipeline_ops.artifacts.manifest import find_damage, read_manifest
 from pipeline_ops.cli.main import main
-from pipeline_ops.contracts.manifest import find_damage, read_manifest
-from pipeline_ops.contracts.registry import Registry
+from pipeline_ops.registry.registry import Registry
 
 
 def test_an_empty_registry_says_so(config_file, capsys):

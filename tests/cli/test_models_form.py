@@ -9,14 +9,14 @@ import yaml
 from airflow_ui import Person, needs_chromium, person_at_browser, running_airflow, wait_for
 from publishers import publish
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.registry import Registry
+from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.operators.models_dag import DAG_ID
+from pipeline_ops.registry.registry import Registry
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 _DAG = """
 from airflow.sdk import DAG
-from pipeline_ops.contracts.config import load_config
+from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.operators.models_dag import make_models_dag
 
 models = make_models_dag([load_config({config!r})])

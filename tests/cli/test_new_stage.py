@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline_ops.cli.commands.new_stage import add_to_catalogue
 from pipeline_ops.cli.main import main
-from pipeline_ops.cli.new_stage import add_to_catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 
-from pipeline_ops.cli.ports import free_port, is_listening, listener
+from pipeline_ops.cli.local_airflow.ports import free_port, is_listening, listener
 
 
 def test_a_free_port_can_be_had():

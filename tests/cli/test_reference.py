@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from pipeline_ops.artifacts.fingerprint import CODE_ROOT
+from pipeline_ops.cli.commands.reference import reference_page
 from pipeline_ops.cli.main import main
-from pipeline_ops.cli.reference import reference_page
-from pipeline_ops.contracts.config import PipelineConfig
-from pipeline_ops.contracts.fingerprint import CODE_ROOT
-from pipeline_ops.contracts.leaves import leaves_of
+from pipeline_ops.config.fields import leaves_of
+from pipeline_ops.config.pipeline import PipelineConfig
 
 
 def test_the_reference_beside_the_configs_is_current():

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from processes import Stopwatch, command_line, kill
 
-from pipeline_ops.cli.embedded import Home, Secrets, Server, airflow_environment
+from pipeline_ops.cli.local_airflow.embedded import Home, Secrets, Server, airflow_environment
 
 HERE = Path(__file__).parent
 END_SECONDS = 5.0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline_ops.cli.run import exit_status
+from pipeline_ops.cli.commands.run import exit_status
 from pipeline_ops.cli.summary import summarise
 from pipeline_ops.cli.watch import RunView, TaskView
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.plan import JOBS
-from pipeline_ops.contracts.records import TaskRecord
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.jobs.task_record import TaskRecord
+from pipeline_ops.planning.plan import JOBS
 
 SHAPE = {
     "pipeline": None, "run_id": None, "state": None, "seconds": None,

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from contracts.broken_yamls import ALL, GOOD
+from config.broken_yamls import ALL, GOOD
 
 MAX_SECONDS, MAX_MIB = 1.0, 200
 _VALIDATE_EACH = """

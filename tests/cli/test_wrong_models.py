@@ -63,7 +63,7 @@ def test_a_folder_without_raw_data_is_refused_before_anything_runs(
 def test_a_folder_that_cannot_be_read_is_refused(config_file):
     code = (
         "import os, sys; from pipeline_ops.cli.arguments import validate_folder; from "
-        "pipeline_ops.contracts.config import load_config; "
+        "pipeline_ops.config.pipeline import load_config; "
         "config = load_config(sys.argv[1], {'preprocess.source.path': '/root'}); os.getuid() or "
         "os.setuid(65534); validate_folder(config)"
     )
@@ -233,9 +233,9 @@ def test_validate_takes_less_than_two_seconds_of_a_core_and_no_tensorflow(config
 
 
 def test_the_smallest_images_of_the_catalogue_are_those_that_the_models_can_be_built_for():
-    from pipeline_ops.contracts.config_train import Train
-    from pipeline_ops.contracts.errors import ConfigError
-    from pipeline_ops.contracts.model_catalogue import CATALOGUE
+    from pipeline_ops.config.model_catalogue import CATALOGUE
+    from pipeline_ops.config.train import Train
+    from pipeline_ops.errors import ConfigError
     from pipeline_ops.models import build_model
 
     for name, entry in CATALOGUE.items():
@@ -251,8 +251,8 @@ def test_the_smallest_images_of_the_catalogue_are_those_that_the_models_can_be_b
     ["digits_cnn", "center_detector", "inception_v3", "mobilenet_v3_small", "resnet50", "xception"],
 )
 def test_a_model_can_be_built_for_the_smallest_images(name):
-    from pipeline_ops.contracts.config_train import Train
-    from pipeline_ops.contracts.model_catalogue import CATALOGUE
+    from pipeline_ops.config.model_catalogue import CATALOGUE
+    from pipeline_ops.config.train import Train
     from pipeline_ops.models import build_model
 
     size = CATALOGUE[name].min_size

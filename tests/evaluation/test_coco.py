@@ -10,7 +10,7 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.coco import Detections, Truths, evaluate_detections
 
 NAMES = ("ap", "ap_50", "ap_75", "ap_small", "ap_medium", "ap_large", "ar_1", "ar_10", "ar_100", "ar_small", "ar_medium", "ar_large")

@@ -11,9 +11,9 @@ import pytest
 from pages import SCRIPT, Page
 from workshop import Workshop, copy_dataset
 
+from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.cli.main import main
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.records import TaskRecord, write_record
+from pipeline_ops.jobs.task_record import TaskRecord, write_record
 
 
 def leave_run(shop: Workshop, run_id: str, model: str, **overrides) -> Path:

@@ -16,16 +16,16 @@ import pytest
 from airflow_ui import CHROMIUM
 from scenes import DIGIT_SCENES, scene_example
 
+from pipeline_ops.artifacts.dataset import shard_paths
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.artifacts.manifest import NAME, read_manifest
+from pipeline_ops.artifacts.results import METRICS, REPORT, SAVED_MODEL, EvaluationFigures, ModelFigures
 from pipeline_ops.cli.main import main
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.config_export import Export
-from pipeline_ops.contracts.figures import METRICS, REPORT, SAVED_MODEL, EvaluationFigures, ModelFigures
-from pipeline_ops.contracts.layout import Attempt
-from pipeline_ops.contracts.manifest import NAME, read_manifest
-from pipeline_ops.contracts.plan import KINDS, plan_job
-from pipeline_ops.contracts.records import TaskRecord, write_record
-from pipeline_ops.contracts.request import write_request
-from pipeline_ops.contracts.shards import shard_paths
+from pipeline_ops.config.export import Export
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.jobs.request import write_request
+from pipeline_ops.jobs.task_record import TaskRecord, write_record
+from pipeline_ops.planning.plan import KINDS, plan_job
 
 pytestmark = pytest.mark.slow
 

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from workshop import copy_dataset, read_examples, remove_from_tests, write_model
 
-from beam_jobs.index import Entry, write_index
-from pipeline_ops.contracts.errors import DataError, ExitCode
-from pipeline_ops.contracts.figures import METRICS, REPORT, EvaluationFigures
-from pipeline_ops.contracts.manifest import NAME, find_damage, list_files, read_manifest, write_manifest
-from pipeline_ops.contracts.progress import ProgressReader
-from pipeline_ops.contracts.request import read_status
-from pipeline_ops.contracts.shards import INDEX, KEY, DatasetFigures, shard_paths
+from beam_jobs.planning.index import Entry, write_index
+from pipeline_ops.artifacts.dataset import INDEX, KEY, DatasetFigures, shard_paths
+from pipeline_ops.artifacts.manifest import NAME, find_damage, list_files, read_manifest, write_manifest
+from pipeline_ops.artifacts.results import METRICS, REPORT, EvaluationFigures
+from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.evaluation.inputs import Dataset
 from pipeline_ops.evaluation.leaks import find_leaks
-from pipeline_ops.input.served import ServedModel, read_encoded
+from pipeline_ops.input.saved_model_client import ServedModel, read_encoded
+from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.jobs.request import read_status
 
 LENIENT = [{"metric": "accuracy", "at_least": 0.5, "not_worse_than_champion_by_more_than": 0.05}]
 STRICT = [{"metric": "accuracy", "at_least": 0.99}]
@@ -173,7 +173,7 @@ def test_a_model_of_another_image_size_is_asked_about_the_images_as_they_are_and
     import tensorflow as tf
 
     from pipeline_ops.models.digits_cnn import build
-    from pipeline_ops.training.candidate import ServedClassifier
+    from pipeline_ops.training.saved_model_export import ServedClassifier
 
     served = ServedClassifier(build((28, 28, 1), 10), (28, 28, 1))  # the images have 16 x 16
     tf.saved_model.save(served, str(tmp_path), signatures={"serving_default": served.serving_default})
@@ -297,8 +297,8 @@ def test_what_is_new_since_the_last_run_is_told_and_does_not_decide(workshop):
 def test_a_disk_without_room_for_the_probabilities_is_an_error_and_not_a_signal(tmp_path):
     program = """
 import pathlib, resource, sys
-from pipeline_ops.contracts.errors import MachineError
-from pipeline_ops.evaluation.answers import ask
+from pipeline_ops.errors import MachineError
+from pipeline_ops.evaluation.predictions import ask
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 try:
     ask([None], [], 1_000_000, 100, [], 0, pathlib.Path(sys.argv[1]), print)

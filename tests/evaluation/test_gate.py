@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipeline_ops.contracts.config_evaluate import Bootstrap, Evaluate, Rule
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.figures import ClassFigures, ModelEvaluation
+from pipeline_ops.artifacts.results import ClassFigures, ModelEvaluation
+from pipeline_ops.config.evaluate import Bootstrap, Evaluate, Rule
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.bootstrap import Draws
 from pipeline_ops.evaluation.gate import NO_CHAMPION, Evidence, judge
 from pipeline_ops.evaluation.groups import Group, slice_groups, whole_group

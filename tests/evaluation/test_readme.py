@@ -8,7 +8,7 @@ from typing import get_args
 
 import yaml
 
-from pipeline_ops.contracts.config_evaluate import Evaluate, Rule
+from pipeline_ops.config.evaluate import Evaluate, Rule
 
 PAGE = (Path(__file__).resolve().parents[2] / "pipeline_ops" / "evaluation" / "README.md").read_text()
 

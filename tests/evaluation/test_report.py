@@ -13,16 +13,16 @@ import pytest
 from pages import BREAKOUT, SCRIPT, TEMPLATE, Page
 from workshop import Workshop, copy_dataset, training_figures
 
-from pipeline_ops.contracts.config_evaluate import Bootstrap
-from pipeline_ops.contracts.figures import REPORT, EvaluationFigures, RuleVerdict
-from pipeline_ops.contracts.fingerprint import Fingerprint
-from pipeline_ops.contracts.manifest import Manifest, read_manifest
-from pipeline_ops.contracts.shards import DatasetFigures
-from pipeline_ops.evaluation.answers import DrawnBox, Shown
+from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.manifest import Manifest, read_manifest
+from pipeline_ops.artifacts.results import REPORT, EvaluationFigures, RuleVerdict
+from pipeline_ops.config.evaluate import Bootstrap
 from pipeline_ops.evaluation.groups import slice_groups, whole_group
 from pipeline_ops.evaluation.leaks import Leaks
 from pipeline_ops.evaluation.lineage import Lineage, Since
 from pipeline_ops.evaluation.metrics import ModelAnswer, compare, evaluate_model
+from pipeline_ops.evaluation.predictions import DrawnBox, Shown
 from pipeline_ops.evaluation.report import ReportData, render
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")

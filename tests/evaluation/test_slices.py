@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline_ops.contracts.config_evaluate import Slice
-from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.config.evaluate import Slice
+from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.groups import _in_order
 from pipeline_ops.evaluation.slices import NOTHING, join_values, values_of, wanted_features
-from pipeline_ops.input.served import EncodedBatch
+from pipeline_ops.input.saved_model_client import EncodedBatch
 
 
 def batch(keys=("a/b/1.png", "2.png"), sizes=(3, 40), **features) -> EncodedBatch:

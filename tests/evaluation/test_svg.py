@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipeline_ops.contracts.svg import short
 from pipeline_ops.evaluation.svg import Line, interval_chart, line_chart, round_ticks
+from pipeline_ops.pages.svg import short
 
 
 def parse(markup) -> ElementTree.Element:

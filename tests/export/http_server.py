@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from pipeline_ops.export.http_limits import Limits
-from pipeline_ops.export.rest import Spec
-from pipeline_ops.export.serve import Server
-from pipeline_ops.export.service import Service
+from pipeline_ops.export.serving.http_limits import Limits
+from pipeline_ops.export.serving.rest import Spec
+from pipeline_ops.export.serving.server import Server
+from pipeline_ops.export.serving.service import Service
 
 BODY = b'{"instances": ["x"]}'
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

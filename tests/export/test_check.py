@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from pipeline_ops.contracts.config_export import Export
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.figures import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL
+from pipeline_ops.artifacts.results import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL
+from pipeline_ops.config.export import Export
+from pipeline_ops.errors import DataError
 from pipeline_ops.export.check import References, Rule, check_saved_model, compare
 
 REFERENCES = np.array([[0.9, 0.1], [0.2, 0.8]], np.float32)

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from signing_keys import make_pair
 
-from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode
-from pipeline_ops.contracts.figures import REFERENCE_OUTPUTS, ModelFigures
-from pipeline_ops.contracts.manifest import NAME, Input, find_damage, list_files, read_manifest, write_manifest
-from pipeline_ops.contracts.minisign import read_public_key
-from pipeline_ops.contracts.plan import JobPlan
-from pipeline_ops.contracts.progress import ProgressReader
-from pipeline_ops.contracts.registry import Registry
-from pipeline_ops.contracts.request import read_status
+from pipeline_ops.artifacts.manifest import NAME, Input, find_damage, list_files, read_manifest, write_manifest
+from pipeline_ops.artifacts.results import REFERENCE_OUTPUTS, ModelFigures
+from pipeline_ops.errors import ConfigError, DataError, ExitCode
+from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.jobs.request import read_status
+from pipeline_ops.planning.plan import JobPlan
+from pipeline_ops.registry.minisign import read_public_key
+from pipeline_ops.registry.registry import Registry
 
 STRICT = [{"metric": "accuracy", "at_least": 0.99}]
 
@@ -272,5 +272,5 @@ def test_a_registry_on_s3_is_published_to_compared_with_and_promoted_in(workshop
     evaluation = workshop.evaluate(train, **place)
     again = workshop.plan("export", train, evaluation, **place)
     assert again.is_cached and numbers(workshop) == []
-    registry.shelf.remove(2)
+    registry.store.remove(2)
     assert workshop.plan("export", train, evaluation, **place).damage == ("version 2 of the model digits is gone",)

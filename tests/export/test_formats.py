@@ -16,10 +16,10 @@ from pages import SCRIPT, Page
 from small_disks import DISK_BYTES
 from workshop import read_examples
 
-from pipeline_ops.contracts.errors import ConfigError, DataError, ExitCode
-from pipeline_ops.contracts.figures import METRICS, PUBLICATION, REPORT, ModelFigures
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.shards import shard_paths
+from pipeline_ops.artifacts.dataset import shard_paths
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.results import METRICS, PUBLICATION, REPORT, ModelFigures
+from pipeline_ops.errors import ConfigError, DataError, ExitCode
 from pipeline_ops.export.formats import PATHS, load_format
 
 ALL = ["saved_model", "tflite", "tflite_int8", "onnx"]

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from pipeline_ops.export.rest import BadRequest, Spec, answer, parse_question
+from pipeline_ops.export.serving.rest import BadRequest, Spec, answer, parse_question
 
 IMAGES = Spec(np.dtype(np.float32), (None, 2, 1))
 BYTES = Spec(np.dtype(object), (None,))

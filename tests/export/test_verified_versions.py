@@ -11,12 +11,12 @@ import yaml
 from publishers import publish
 from signing_keys import make_pair
 
+from pipeline_ops.artifacts.manifest import NAME, SIGNATURE
 from pipeline_ops.cli.main import main
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.manifest import NAME, SIGNATURE
-from pipeline_ops.contracts.minisign import read_public_key, read_secret_key
-from pipeline_ops.contracts.registry import Registry
-from pipeline_ops.export.follow import AliasSource
+from pipeline_ops.errors import DataError
+from pipeline_ops.export.serving.model_reloader import AliasSource
+from pipeline_ops.registry.minisign import read_public_key, read_secret_key
+from pipeline_ops.registry.registry import Registry
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -32,11 +32,11 @@ def put(registry: Registry, path: str, content: bytes) -> None:
     if isinstance(registry.place, Path):
         (registry.place / path).write_bytes(content)
     else:
-        registry.shelf._files.pipe_file(f"{registry.place}/{path}", content)
+        registry.store._files.pipe_file(f"{registry.place}/{path}", content)
 
 
 def change_manifest(registry: Registry, **changes) -> None:
-    value = json.loads(registry.shelf.manifest(1))
+    value = json.loads(registry.store.manifest(1))
     value["files"][0] |= changes
     put(registry, f"1/{NAME}", json.dumps(value).encode())
 
@@ -53,7 +53,7 @@ def refusals(registry: Registry, tmp_path: Path, key=None) -> list[str]:
 
 
 def sign(registry: Registry, secret: Path) -> None:
-    put(registry, f"1/{SIGNATURE}", read_secret_key(secret).sign(registry.shelf.manifest(1), NAME))
+    put(registry, f"1/{SIGNATURE}", read_secret_key(secret).sign(registry.store.manifest(1), NAME))
 
 
 @pytest.mark.parametrize("path", ["../../../../dags/x.py", "{outside}/x.py"])

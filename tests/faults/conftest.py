@@ -15,11 +15,11 @@ from carrying_out import carry_out
 from faults.harness import Forker, Page, Scene, compile_shim
 from workshop import Workshop
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.fingerprint import digest_of
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.plan import plan_job
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.planning.plan import plan_job
+from pipeline_ops.storage.digest import digest_of
 
 IMAGES_PER_CLASS = 10
 _TINY = {

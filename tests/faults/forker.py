@@ -13,15 +13,15 @@ import os
 import sys
 
 _PRELOADED = {
-    "preprocess": ["beam_jobs.pipeline", "beam_jobs.pictures", "beam_jobs.shard"],
+    "preprocess": ["beam_jobs.pipeline", "beam_jobs.planning.perceptual_hash", "beam_jobs.output.shard"],
     "train": [],
-    "evaluate": ["pipeline_ops.input.served"],
-    "export": ["pipeline_ops.input.served"],
+    "evaluate": ["pipeline_ops.input.saved_model_client"],
+    "export": ["pipeline_ops.input.saved_model_client"],
 }
 
 
 def main() -> None:
-    from pipeline_ops.contracts.plan import KINDS
+    from pipeline_ops.planning.plan import KINDS
 
     job = sys.argv[1]
     if job in ("evaluate", "export"):
@@ -72,7 +72,7 @@ def _entry(module, job: str) -> None:
     if job == "preprocess":
         module.main()
     else:
-        from pipeline_ops.contracts.job import run_job
+        from pipeline_ops.jobs.runner import run_job
 
         run_job(getattr(module, job))
 

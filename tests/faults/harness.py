@@ -22,14 +22,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.files import remove_by_rename, write_json
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.plan import JobPlan
-from pipeline_ops.contracts.processes import ProcessIdentity, kill_group
-from pipeline_ops.contracts.request import Status
-from pipeline_ops.contracts.wanted import GRACE_SECONDS
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.cancellation import GRACE_SECONDS
+from pipeline_ops.jobs.request import Status
 from pipeline_ops.operators.process import prepare_job
+from pipeline_ops.planning.plan import JobPlan
+from pipeline_ops.storage.atomic import remove_by_rename, write_json
+from pipeline_ops.system.processes import ProcessIdentity, kill_group
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]

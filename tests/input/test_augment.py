@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline_ops.contracts.config_input import Augment, Scale
+from pipeline_ops.config.input import Augment, Scale
 
 ALL = Augment(flip_left_right=True, flip_top_bottom=True, shift=0.2, scale={"least": 0.8, "most": 1.5}, brightness=0.2, contrast=0.3, saturation=0.2)
 
@@ -18,7 +18,7 @@ def changed(config: Augment, batch: np.ndarray, first: int = 0, epoch: int = 0, 
     import tensorflow as tf
 
     from pipeline_ops.input.augment import ImageChanges
-    from pipeline_ops.input.draws import Draws
+    from pipeline_ops.input.stateless_random import Draws
 
     count = len(batch)
     draws = Draws(seed, tf.fill([count], np.int64(epoch)), tf.range(first, first + count, dtype=tf.int64))

@@ -7,7 +7,7 @@ from math import ceil, floor
 import numpy as np
 import pytest
 
-from pipeline_ops.contracts.config_input import Augment
+from pipeline_ops.config.input import Augment
 
 HEIGHT, WIDTH = 48, 64
 NUM_SCENES = 40
@@ -63,8 +63,8 @@ def changed(scenes, options, epoch=0, examples=range(NUM_SCENES), seed=1, max_bo
     """Images, and for each the boxes in pixels with their classes and whether they are to be left alone."""
     import tensorflow as tf
 
-    from pipeline_ops.input.changes import make_changes
-    from pipeline_ops.input.draws import Draws
+    from pipeline_ops.input.augmentation import make_changes
+    from pipeline_ops.input.stateless_random import Draws
 
     draws = Draws(seed, tf.fill([len(examples)], np.int64(epoch)), tf.constant(list(examples), tf.int64))
     images, labels = make_changes(Augment(**options), "detection", NUM_SCENES, max_boxes).load(load_from(scenes, max_boxes), draws)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from workshop import remove_from_tests
 
-from pipeline_ops.contracts.config_input import Input
-from pipeline_ops.contracts.errors import MachineError
-from pipeline_ops.contracts.host_cache import HostCache
-from pipeline_ops.contracts.manifest import read_manifest, write_manifest
-from pipeline_ops.contracts.shards import DatasetFigures, shard_paths, shards_of
+from pipeline_ops.artifacts.dataset import DatasetFigures, shard_paths, shards_of
+from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
+from pipeline_ops.config.input import Input
+from pipeline_ops.errors import MachineError
+from pipeline_ops.system.disk_cache import HostCache
 
 BATCH = 60
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
@@ -27,7 +27,7 @@ SOURCES = ("encoded in memory", "encoded on disk", "decoded in memory", "decoded
 @pytest.fixture(params=["whole", "with removals"])
 def split(request, dataset):
     """The train split, whole and after removals."""
-    from pipeline_ops.input.dataset import Split
+    from pipeline_ops.input.split import Split
 
     manifest = read_manifest(dataset)
     figures = DatasetFigures.model_validate(manifest.figures)
@@ -65,8 +65,9 @@ def source_of(name, split, cache):
 
 def batches(split, count, worker=0, workers=1, start_step=0, seed=3, source=None, changes=None):
     """Images and labels of the first batches."""
-    from pipeline_ops.input.dataset import Slice, training_batches
+    from pipeline_ops.input.dataset import training_batches
     from pipeline_ops.input.sources import EncodedSource
+    from pipeline_ops.input.split import Slice
 
     part, source = Slice.of(worker, workers, BATCH), source or EncodedSource(split, parse())
     return [(x.numpy(), y.numpy()) for x, y in training_batches(split, source, BATCH, part, seed, start_step, changes).take(count)]
@@ -123,7 +124,7 @@ def test_every_example_comes_exactly_once_in_each_epoch_whatever_the_number_of_w
 def labels_of(examples) -> np.ndarray:
     import tensorflow as tf
 
-    from pipeline_ops.contracts.shards import LABEL
+    from pipeline_ops.artifacts.dataset import LABEL
 
     return tf.io.parse_example(examples, {LABEL: tf.io.FixedLenFeature([], tf.int64)})[LABEL].numpy()
 
@@ -131,7 +132,7 @@ def labels_of(examples) -> np.ndarray:
 @pytest.mark.parametrize(("num_examples", "batch", "ends"), [(700, 60, [12, 24, 35]), (660, 60, [11, 22, 33]), (61, 60, [2, 3, 4]),
                                                             (60, 60, [1, 2, 3])])
 def test_an_epoch_ends_with_the_step_that_uses_its_last_example(num_examples, batch, ends):
-    from pipeline_ops.input.dataset import Split
+    from pipeline_ops.input.split import Split
 
     split = Split((), num_examples, 0)
     assert [split.end_of_epoch(epoch, batch) for epoch in range(3)] == ends
@@ -198,7 +199,7 @@ def test_what_is_removed_is_read_by_nobody(split):
     """Training, evaluation, and what a served model is asked, against the shards as they are."""
     from pipeline_ops.input.dataset import evaluation_batches
     from pipeline_ops.input.records import read_records
-    from pipeline_ops.input.served import read_encoded
+    from pipeline_ops.input.saved_model_client import read_encoded
 
     every = [list(read_records([path]).as_numpy_iterator()) for path in split.paths]
     removed = split.removed or ((),) * len(every)
@@ -213,7 +214,7 @@ def test_what_is_removed_is_read_by_nobody(split):
 def test_training_never_sees_an_image_that_is_removed(split):
     import tensorflow as tf
 
-    from pipeline_ops.contracts.shards import ENCODED
+    from pipeline_ops.artifacts.dataset import ENCODED
 
     def images(examples) -> set[bytes]:
         parsed = tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})[ENCODED].numpy()
@@ -225,8 +226,8 @@ def test_training_never_sees_an_image_that_is_removed(split):
 
 def test_training_opens_a_data_set_without_what_was_removed_from_it(dataset, tmp_path):
     """The splits of a worker, as its manifest says them."""
-    from pipeline_ops.contracts.config import load_config
-    from pipeline_ops.contracts.plan import plan_job
+    from pipeline_ops.config.pipeline import load_config
+    from pipeline_ops.planning.plan import plan_job
     from pipeline_ops.training.worker import open_splits
 
     uri = remove_from_tests(dataset, tmp_path / "later", [1, 2])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline_ops.contracts.config_input import Augment, Input
-from pipeline_ops.contracts.host_cache import HostCache
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.shards import DatasetFigures, shard_paths, shards_of
+from pipeline_ops.artifacts.dataset import DatasetFigures, shard_paths, shards_of
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.config.input import Augment, Input
+from pipeline_ops.system.disk_cache import HostCache
 
 BATCH = 24
 PLAIN = Augment()
@@ -17,7 +17,7 @@ FULL = Augment(flip_left_right=True, shift=0.1, scale={"least": 0.7, "most": 1.4
 
 @pytest.fixture(scope="module")
 def split(scenes):
-    from pipeline_ops.input.dataset import Split
+    from pipeline_ops.input.split import Split
 
     manifest = read_manifest(scenes)
     figures = DatasetFigures.model_validate(manifest.figures)
@@ -34,9 +34,10 @@ def parse():
 
 def examples(split, count, changes=FULL, worker=0, workers=1, start_step=0, source=None):
     """For each step a list of (bytes of the image, boxes as bytes)."""
-    from pipeline_ops.input.changes import make_changes
-    from pipeline_ops.input.dataset import Slice, training_batches
+    from pipeline_ops.input.augmentation import make_changes
+    from pipeline_ops.input.dataset import training_batches
     from pipeline_ops.input.sources import EncodedSource
+    from pipeline_ops.input.split import Slice
 
     batches = training_batches(split, source or EncodedSource(split, parse()), BATCH, Slice.of(worker, workers, BATCH), 3, start_step,
                                make_changes(changes, "detection", split.num_examples))
@@ -65,7 +66,7 @@ def test_resuming_at_a_step_gives_what_would_have_come(split, step):
 
 def test_what_a_step_is_made_of_can_be_told(split):
     """Its own examples, in their order, and behind each mosaic's own one the three others."""
-    from pipeline_ops.input.changes import make_changes
+    from pipeline_ops.input.augmentation import make_changes
     from pipeline_ops.input.dataset import examples_of_step
     from pipeline_ops.input.sources import EncodedSource
 

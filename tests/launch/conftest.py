@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from launch.running import starting
 
-from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.errors import ExitCode
 
 HERE = {"launcher": "local"}
 

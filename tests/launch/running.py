@@ -15,16 +15,16 @@ import numpy as np
 import yaml
 from processes import Stopwatch
 
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.figures import WEIGHTS, TrainingFigures
-from pipeline_ops.contracts.fingerprint import CODE_ROOT
-from pipeline_ops.contracts.job import Job
-from pipeline_ops.contracts.layout import work_folder
-from pipeline_ops.contracts.manifest import find_damage, read_manifest
-from pipeline_ops.contracts.processes import ProcessIdentity, kill_group, start_detached
-from pipeline_ops.contracts.progress import Progress, ProgressReader
-from pipeline_ops.contracts.request import read_status
-from pipeline_ops.training.state import read_arrays
+from pipeline_ops.artifacts.fingerprint import CODE_ROOT
+from pipeline_ops.artifacts.layout import work_folder
+from pipeline_ops.artifacts.manifest import find_damage, read_manifest
+from pipeline_ops.artifacts.results import WEIGHTS, TrainingFigures
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.progress import Progress, ProgressReader
+from pipeline_ops.jobs.request import read_status
+from pipeline_ops.jobs.runner import Job
+from pipeline_ops.system.processes import ProcessIdentity, kill_group, start_detached
+from pipeline_ops.training.checkpointing.state import read_arrays
 
 INTERVAL = 15
 """Steps between two checkpoints."""

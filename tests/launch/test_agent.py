@@ -14,12 +14,12 @@ from collections.abc import Callable
 import pytest
 from launch.running import command, environment, pids
 
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.gang import AGENT_MODULE, AgentSpec, Event, HostReport, Order
-from pipeline_ops.contracts.hosts import SshHosts
+from pipeline_ops.config.hosts import SshHosts
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec, Event, HostReport, Order
 from pipeline_ops.launch.agent import hold_ports
-from pipeline_ops.launch.fleet import compare
-from pipeline_ops.launch.keeper import keep
+from pipeline_ops.launch.allocation_holder import keep
+from pipeline_ops.launch.host_pool import compare
 from pipeline_ops.launch.plan import Place
 from pipeline_ops.launch.ssh import SshLauncher
 from pipeline_ops.launch.train import lock_of

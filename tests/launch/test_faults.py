@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from launch.running import INTERVAL, STEPS_OF_EPOCH, RunningJob, assert_went_on, repeated_steps
 
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.layout import work_folder
-from pipeline_ops.contracts.progress import Progress
+from pipeline_ops.artifacts.layout import work_folder
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.progress import Progress
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 SILENT = "on localhost has given no sign of life for"

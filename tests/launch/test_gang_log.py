@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import re
 
-from pipeline_ops.contracts.layout import Attempt
-from pipeline_ops.contracts.progress import ProgressWriter
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.launch.gang_log import GangLog
 
 

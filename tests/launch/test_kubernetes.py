@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from launch.running import QUICK, RunningJob, config_with_hosts
 
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.hosts import KubernetesHosts
+from pipeline_ops.config.hosts import KubernetesHosts
+from pipeline_ops.errors import ExitCode
 from pipeline_ops.launch.kubernetes import manifest
 
 SCHEMA = json.loads((Path(__file__).parent / "kubernetes-v1.34.json").read_text())

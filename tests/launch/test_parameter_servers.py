@@ -8,7 +8,7 @@ import signal
 import pytest
 from launch.running import INTERVAL, assert_went_on, starting
 
-from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.errors import ExitCode
 
 HERE = {"launcher": "local"}
 SERVERS = {"train__strategy": "parameter_server", "train__workers": 1, "train__parameter_servers": 2}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.layout import Attempt
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.config.train import Train
 from pipeline_ops.launch.plan import LaunchPlan, Place, build_launch_plan, gang_size, seats_of
 
 HERE = Place(name="here", address="127.0.0.1", workers=4, cores=8)

@@ -15,10 +15,10 @@ import pytest
 from launch.running import RunningJob, starting
 from listeners import ListenerWatch
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.gang import AGENT_MODULE, AgentSpec, Event
-from pipeline_ops.contracts.hosts import LocalHosts, SshHost, SshHosts
+from pipeline_ops.config.hosts import LocalHosts, SshHost, SshHosts
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec, Event
 from pipeline_ops.launch.train import isolation_of
 
 SERVERS = {"train__strategy": "parameter_server", "train__workers": 1, "train__parameter_servers": 1}

@@ -13,9 +13,9 @@ import pytest
 from launch.running import RunningJob, starting
 from processes import Stopwatch
 
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.manifest import read_manifest, write_manifest
-from pipeline_ops.contracts.processes import group_members, kill_group
+from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.system.processes import group_members, kill_group
 
 
 def test_without_restarts_left_the_job_fails_and_names_the_worker_and_its_log(start):

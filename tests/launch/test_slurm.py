@@ -12,8 +12,8 @@ import pytest
 from launch.cluster import Cluster, why_not
 from launch.running import assert_same, assert_went_on, command, starting
 
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.hosts import SlurmHosts
+from pipeline_ops.config.hosts import SlurmHosts
+from pipeline_ops.errors import ExitCode
 from pipeline_ops.launch.slurm import address_of, batch_script, sbatch_command
 
 

@@ -12,8 +12,8 @@ import pytest
 from launch.network import Network, why_not
 from launch.running import INTERVAL, RunningJob, assert_same, assert_went_on, command, parent, starting
 
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.layout import work_folder
+from pipeline_ops.artifacts.layout import work_folder
+from pipeline_ops.errors import ExitCode
 
 PATIENT = {"train__heartbeat_timeout_seconds": 6, "train__start_timeout_seconds": 90}
 
@@ -243,7 +243,7 @@ def test_a_host_behind_jump_hosts_is_reached_with_the_same_keys(start, network):
 
 
 def test_a_host_with_other_code_is_named_before_anything_is_trained(start, tmp_path):
-    from pipeline_ops.contracts.fingerprint import CODE_ROOT
+    from pipeline_ops.artifacts.fingerprint import CODE_ROOT
 
     shutil.copytree(CODE_ROOT / "pipeline_ops", tmp_path / "copy" / "pipeline_ops", ignore=shutil.ignore_patterns("__pycache__"))
     changed = tmp_path / "copy" / "pipeline_ops" / "training" / "loop.py"

@@ -168,8 +168,8 @@ def test_xla_compiles_the_losses_where_the_number_of_boxes_is_fixed():
 def test_labels_have_as_much_room_as_the_head_says_and_an_image_with_more_is_an_error(scenes):
     import tensorflow as tf
 
-    from pipeline_ops.contracts.manifest import read_manifest
-    from pipeline_ops.contracts.shards import shard_paths
+    from pipeline_ops.artifacts.dataset import shard_paths
+    from pipeline_ops.artifacts.manifest import read_manifest
     from pipeline_ops.models.detection import Detection
     from pipeline_ops.models.retinanet import make_head
 
@@ -186,7 +186,7 @@ def test_labels_have_as_much_room_as_the_head_says_and_an_image_with_more_is_an_
     ({"max_boxes": 0}, "max_boxes must be at least 1, got 0"),
 ])
 def test_what_a_head_can_not_be_is_refused(options, problem):
-    from pipeline_ops.contracts.errors import ConfigError
+    from pipeline_ops.errors import ConfigError
     from pipeline_ops.models.retinanet import make_head
 
     with pytest.raises(ConfigError, match=problem):

@@ -96,7 +96,7 @@ def test_the_width_makes_the_size(width, low, high):
 
 
 def test_images_that_the_grid_does_not_divide_are_refused():
-    from pipeline_ops.contracts.errors import ConfigError
+    from pipeline_ops.errors import ConfigError
     from pipeline_ops.models import center_detector
 
     with pytest.raises(ConfigError, match="multiples of 16, got 100x128; set them in preprocess.stages, with resize"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.errors import ConfigError
 
 TINY = {"backbone": "MobileNetV2", "backbone_parameters": {"alpha": 0.35}, "width": 32, "depth": 2, "normalization": "group",
         "frozen_batch_normalization": True, "anchor_scale": 2.0}
@@ -86,7 +86,7 @@ def test_a_file_of_keras_applications_fills_the_backbone(tmp_path):
 
 
 def test_a_detector_for_other_classes_keeps_all_but_the_last_layer(tmp_path):
-    from pipeline_ops.training.state import write_arrays
+    from pipeline_ops.training.checkpointing.state import write_arrays
     from pipeline_ops.training.warm_start import read_warm_start
 
     source, model = build(classes=7), build(classes=10)

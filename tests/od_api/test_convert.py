@@ -9,11 +9,11 @@ import pytest
 import yaml
 from carrying_out import carry_out
 
+from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.cli.main import main
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.shards import DatasetFigures
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.convert import convert
 from pipeline_ops.od_api.reader import Reader
 from pipeline_ops.od_api.text_proto import parse_text_proto

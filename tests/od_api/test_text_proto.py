@@ -10,7 +10,7 @@ from google.protobuf import descriptor_pb2, text_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.text_proto import Message, Word, parse_text_proto
 
 

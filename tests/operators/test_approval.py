@@ -10,9 +10,9 @@ import yaml
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from handed_over import hand_over
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.records import read_record
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.operators.approval import ApproveOperator, _ask
 from pipeline_ops.operators.chain import ExportOperator
 from pipeline_ops.operators.factory import make_dag
@@ -66,8 +66,8 @@ def test_an_approval_that_no_task_of_the_dag_would_ask_for_is_refused(workshop, 
 
 
 def test_the_question_has_the_verdict_and_no_markdown_of_a_hostile_class(workshop, tmp_path):
-    from pipeline_ops.contracts.figures import EvaluationFigures
-    from pipeline_ops.contracts.manifest import read_manifest
+    from pipeline_ops.artifacts.manifest import read_manifest
+    from pipeline_ops.artifacts.results import EvaluationFigures
 
     train = workshop.train("good")
     figures = EvaluationFigures.model_validate(read_manifest(workshop.evaluate(train)).figures)

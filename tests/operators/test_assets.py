@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk import Asset, AssetAlias, AssetAny
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.fingerprint import Fingerprint
-from pipeline_ops.contracts.manifest import Manifest, write_manifest
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.manifest import Manifest, write_manifest
+from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.operators.assets import tell
 from pipeline_ops.operators.factory import make_dag
 

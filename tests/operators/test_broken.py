@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
-from contracts.broken_yamls import ALL, GOOD
+from config.broken_yamls import ALL, GOOD
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from authored import write_config
-from contracts.test_overrides import AUTHORS, flat_key, nested
+from config.test_overrides import AUTHORS, flat_key, nested
 
-from pipeline_ops.contracts.config import load_config
+from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.operators.approval import ApproveOperator
 from pipeline_ops.operators.chain import OPERATORS
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator

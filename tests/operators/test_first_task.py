@@ -14,7 +14,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from authored import write_config
 
-from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.operators.chain import PreprocessOperator
 
 NETS = """

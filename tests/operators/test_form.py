@@ -8,9 +8,9 @@ import pytest
 from airflow.sdk.exceptions import ParamValidationError
 from authored import DIGITS, write_config
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
-from pipeline_ops.contracts.leaves import leaves_of
-from pipeline_ops.contracts.run_config import run_config
+from pipeline_ops.config.fields import leaves_of
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.config.run_config import run_config
 from pipeline_ops.operators.form import form_params
 
 

@@ -18,14 +18,14 @@ from airflow.sdk.exceptions import AirflowSkipException
 from authored import write_config
 from handed_over import hand_over
 
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.figures import METRICS, REPORT, EvaluationFigures
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.manifest import NAME, list_files, read_manifest, write_manifest
-from pipeline_ops.contracts.records import TaskRecord, find_report, read_record
-from pipeline_ops.contracts.registry import Registry
-from pipeline_ops.contracts.shards import LABEL, shards_of
+from pipeline_ops.artifacts.dataset import LABEL, shards_of
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import NAME, list_files, read_manifest, write_manifest
+from pipeline_ops.artifacts.results import METRICS, REPORT, EvaluationFigures
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.task_record import TaskRecord, find_report, read_record
 from pipeline_ops.operators.chain import EvaluateOperator, ExportOperator, TrainOperator
+from pipeline_ops.registry.registry import Registry
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,12 @@ import pytest
 import yaml
 from airflow.sdk.exceptions import AirflowFailException
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.fingerprint import Fingerprint
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.manifest import NAME, Manifest, write_manifest
-from pipeline_ops.contracts.records import TaskRecord, read_record, write_record
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import NAME, Manifest, write_manifest
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.errors import DataError
+from pipeline_ops.jobs.task_record import TaskRecord, read_record, write_record
 from pipeline_ops.operators.chain import ExportOperator
 from pipeline_ops.operators.handover import manifests_of
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.interpreter import versions_in
-from pipeline_ops.contracts.manifest import read_manifest
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.user_code.interpreter import versions_in
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = Path(sysconfig.get_paths()["purelib"])
@@ -92,8 +92,8 @@ import sys
 from types import SimpleNamespace
 sys.path.append("TESTS")
 from handed_over import hand_over
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.operators.chain import TrainOperator
 class Store(dict):
     set = dict.__setitem__

@@ -19,20 +19,20 @@ from handed_over import hand_over
 from launch.running import config_with_hosts
 from processes import Stopwatch
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.figures import EvaluationFigures, ModelEvaluation, RuleVerdict
-from pipeline_ops.contracts.fingerprint import Fingerprint
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.manifest import Manifest, read_manifest, write_manifest
-from pipeline_ops.contracts.processes import group_members
-from pipeline_ops.contracts.progress import ProgressReader
-from pipeline_ops.contracts.records import read_record
-from pipeline_ops.contracts.request import read_status
-from pipeline_ops.contracts.wanted import STORE_KEY, ask_to_end
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import Manifest, read_manifest, write_manifest
+from pipeline_ops.artifacts.results import EvaluationFigures, ModelEvaluation, RuleVerdict
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.cancellation import STORE_KEY, ask_to_end
+from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.jobs.request import read_status
+from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.operators.chain import ExportOperator, TrainOperator
 from pipeline_ops.operators.process import JobHandle, job_environment
 from pipeline_ops.operators.trigger import JobTrigger
+from pipeline_ops.system.processes import group_members
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 from authored import write_config
 
-from pipeline_ops.contracts.fingerprint import Fingerprint
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.manifest import NAME, Input, Manifest, ManifestFile, write_manifest
-from pipeline_ops.contracts.records import TaskRecord, write_record
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, ManifestFile, write_manifest
+from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.operators.chain import OPERATORS
 
 FIGURES = {"export": {"name": "digits", "version": 3, "compared_with": None, "metrics": {}, "num_checked": 2, "max_difference": 0.0,

@@ -9,9 +9,9 @@ import yaml
 from airflow.sdk.exceptions import AirflowFailException
 from publishers import publish
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.registry import Registry
+from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.operators.models_dag import PROMOTE, ROLL_BACK, make_models_dag
+from pipeline_ops.registry.registry import Registry
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 

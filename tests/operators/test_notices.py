@@ -18,17 +18,17 @@ import yaml
 from airflow.sdk.exceptions import AirflowFailException
 from handed_over import hand_over
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.config_notify import check_notifiers
-from pipeline_ops.contracts.errors import ConfigError, ExitCode
-from pipeline_ops.contracts.figures import RuleVerdict
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.notices import Notice
-from pipeline_ops.contracts.records import TaskRecord, write_record
-from pipeline_ops.contracts.shards import STATISTICS
+from pipeline_ops.artifacts.dataset import STATISTICS
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.results import RuleVerdict
+from pipeline_ops.config.notify import check_notifiers
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.operators.chain import EvaluateOperator
 from pipeline_ops.operators.factory import make_dag
 from pipeline_ops.operators.notices import tell_drift, tell_failure, tell_late
+from pipeline_ops.operators.run_summary import Notice
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 SMTP = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"

@@ -15,16 +15,16 @@ import pytest
 import yaml
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
-from pipeline_ops.contracts.errors import ExitCode, MachineError
-from pipeline_ops.contracts.files import write_json
-from pipeline_ops.contracts.fingerprint import CODE_ROOT, Fingerprint
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.plan import JobPlan
-from pipeline_ops.contracts.processes import ATTEMPT_VARIABLE, ProcessIdentity, group_members, kill_group, start_detached
-from pipeline_ops.contracts.request import Request, read_status
-from pipeline_ops.contracts.wanted import STORE_KEY, ask_to_end, reason_to_end
+from pipeline_ops.artifacts.fingerprint import CODE_ROOT, Fingerprint
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.errors import ExitCode, MachineError
+from pipeline_ops.jobs.cancellation import STORE_KEY, ask_to_end, reason_to_end
+from pipeline_ops.jobs.request import Request, read_status
 from pipeline_ops.operators.chain import TrainOperator
 from pipeline_ops.operators.process import JobHandle, bring_our_code, job_environment, prepare_job, start_job
+from pipeline_ops.planning.plan import JobPlan
+from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.system.processes import ATTEMPT_VARIABLE, ProcessIdentity, group_members, kill_group, start_detached
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 

@@ -14,13 +14,13 @@ import yaml
 from airflow.sdk.exceptions import AirflowFailException
 from authored import write_config
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.files import write_whole
-from pipeline_ops.contracts.layout import Layout
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.operators.chain import PreprocessOperator
 from pipeline_ops.operators.factory import make_dag
 from pipeline_ops.operators.raw_files import RawFilesTrigger, is_new
+from pipeline_ops.storage.atomic import write_whole
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 

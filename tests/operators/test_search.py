@@ -11,12 +11,12 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from authored import write_config
 from handed_over import hand_over
 
-from pipeline_ops.contracts.figures import Epoch
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.manifest import read_manifest, write_manifest
-from pipeline_ops.contracts.records import TaskRecord, read_record, write_record
-from pipeline_ops.contracts.search import read_search
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
+from pipeline_ops.artifacts.results import Epoch
+from pipeline_ops.jobs.task_record import TaskRecord, read_record, write_record
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
+from pipeline_ops.planning.trials import read_search
 
 RATES = [0.001, 0.01, 0.1]
 

@@ -11,18 +11,18 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 from authored import write_config
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ConfigError, DataError
-from pipeline_ops.contracts.figures import ModelFigures
-from pipeline_ops.contracts.fingerprint import Fingerprint
-from pipeline_ops.contracts.layout import Layout
-from pipeline_ops.contracts.manifest import Manifest, list_files, read_manifest, write_manifest
-from pipeline_ops.contracts.plan import plan_job
-from pipeline_ops.contracts.records import read_record
-from pipeline_ops.contracts.shards import DatasetFigures
-from pipeline_ops.contracts.warm_start import find_warm_start
+from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import Manifest, list_files, read_manifest, write_manifest
+from pipeline_ops.artifacts.results import ModelFigures
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.operators.chain import PreprocessOperator
 from pipeline_ops.operators.form import form_params
+from pipeline_ops.planning.plan import plan_job
+from pipeline_ops.planning.warm_start import find_warm_start
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from pipeline_ops.contracts.config_train import BestCheckpoint, EarlyStopping, ReduceLearningRate, Train
-from pipeline_ops.contracts.figures import Epoch
+from pipeline_ops.artifacts.results import Epoch
+from pipeline_ops.config.train import Train
+from pipeline_ops.config.train_options import BestCheckpoint, EarlyStopping, ReduceLearningRate
 from pipeline_ops.training.callbacks import end_epoch
-from pipeline_ops.training.state import TrainingState
+from pipeline_ops.training.checkpointing.state import TrainingState
 
 
 def run(config: Train, validation: list[tuple[float, float]]) -> list[TrainingState]:

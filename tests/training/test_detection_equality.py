@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.gang import STATE
-from pipeline_ops.launch.fleet import Fleet
+from pipeline_ops.config.train import Train
+from pipeline_ops.jobs.gang_protocol import STATE
 from pipeline_ops.launch.gang import Gang
+from pipeline_ops.launch.host_pool import Fleet
 from pipeline_ops.launch.local import LocalLauncher
 
 STEPS = 30

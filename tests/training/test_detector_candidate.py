@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline_ops.contracts.config_export import Export
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.figures import SAVED_MODEL
-from pipeline_ops.contracts.gang import TRAINED, CandidateSpec
+from pipeline_ops.artifacts.results import SAVED_MODEL
+from pipeline_ops.config.export import Export
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import DataError
+from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec
 
 CLIENT = """
 import json, sys
@@ -39,8 +39,8 @@ def candidate(request, scenes, make_job_in, tmp_path_factory):
     from scenes import DIGIT_SCENES
 
     from pipeline_ops import models
-    from pipeline_ops.training.candidate import write_candidate
-    from pipeline_ops.training.state import write_arrays
+    from pipeline_ops.training.checkpointing.state import write_arrays
+    from pipeline_ops.training.saved_model_export import write_candidate
 
     folder = tmp_path_factory.mktemp("candidate")
     (folder / "work").mkdir()

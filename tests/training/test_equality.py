@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.gang import TRAINED, worker_digest_name
-from pipeline_ops.launch.fleet import Fleet
+from pipeline_ops.config.train import Train
+from pipeline_ops.jobs.gang_protocol import TRAINED, worker_digest_name
 from pipeline_ops.launch.gang import Gang
+from pipeline_ops.launch.host_pool import Fleet
 from pipeline_ops.launch.local import LocalLauncher
-from pipeline_ops.training.state import read_arrays
+from pipeline_ops.training.checkpointing.state import read_arrays
 
 STEPS = 20
 SAME = 1e-6

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline_ops.contracts.unreadable import reason_of
+from pipeline_ops.storage.read_errors import reason_of
 
 SIDE = 16
 MEGABYTE = 1 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline_ops.contracts.config_optimizer import Constant, Cosine, Exponential, Piecewise
+from pipeline_ops.config.optimizer import Constant, Cosine, Exponential, Piecewise
 
 
 @pytest.mark.parametrize("schedule, factors", [
@@ -28,9 +28,9 @@ def test_weight_decay_of_sgd_is_taken_off_the_weights_before_the_step_in_one_pie
     import numpy as np
     import tensorflow as tf
 
-    from pipeline_ops.contracts.config_optimizer import Optimizer
+    from pipeline_ops.config.optimizer import Optimizer
     from pipeline_ops.training.optimizer import make_optimizer
-    from pipeline_ops.training.piecewise import PiecewiseOptimizer
+    from pipeline_ops.training.sharded_optimizer import PiecewiseOptimizer
 
     config = Optimizer(name="sgd", learning_rate=0.1, momentum=momentum, weight_decay=0.5)
     start, gradients = np.array([1.0, -2.0, 3.0], np.float32), [np.full(3, value, np.float32) for value in (1.0, 0.5, -1.0)]
@@ -54,9 +54,9 @@ def test_averaged_weights_are_warmed_up_in_one_piece_and_in_several(num_steps, d
     import numpy as np
     import tensorflow as tf
 
-    from pipeline_ops.contracts.config_optimizer import Optimizer
+    from pipeline_ops.config.optimizer import Optimizer
     from pipeline_ops.training.optimizer import make_optimizer
-    from pipeline_ops.training.piecewise import PiecewiseOptimizer
+    from pipeline_ops.training.sharded_optimizer import PiecewiseOptimizer
 
     config = Optimizer(name="sgd", learning_rate=0.1, average_weights=decay)
     whole, pieces = tf.Variable([100.0, -100.0]), [tf.Variable([100.0]), tf.Variable([-100.0])]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError, ExitCode
-from pipeline_ops.contracts.figures import TrainingFigures
-from pipeline_ops.contracts.manifest import read_manifest
-from pipeline_ops.contracts.own_code import code_of, find
-from pipeline_ops.contracts.plan import plan_job
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.results import TrainingFigures
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.launch.train import train
+from pipeline_ops.planning.plan import plan_job
+from pipeline_ops.user_code.models import code_of, find
 
 OWN = {"train__model": "acme_vision.nets:normalized", "train__model_parameters": {"width": 4}, "train__loss": "acme_vision.objectives:focal_loss",
        "train__metrics": ["acme_vision.objectives:top3", "acme_vision.objectives:brier_error"], "train__workers": 2, "train__epochs": 3,

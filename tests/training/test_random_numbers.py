@@ -9,14 +9,14 @@ import keras
 import numpy as np
 import pytest
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.figures import TENSORBOARD
-from pipeline_ops.contracts.gang import TRAINED
-from pipeline_ops.launch.fleet import Fleet
+from pipeline_ops.artifacts.results import TENSORBOARD
+from pipeline_ops.config.train import Train
+from pipeline_ops.jobs.gang_protocol import TRAINED
 from pipeline_ops.launch.gang import Gang
+from pipeline_ops.launch.host_pool import Fleet
 from pipeline_ops.launch.local import LocalLauncher
+from pipeline_ops.training.checkpointing.state import read_arrays
 from pipeline_ops.training.random_numbers import Generators
-from pipeline_ops.training.state import read_arrays
 
 FEW = {"train__model": "acme_vision.nets:dropping", "train__epochs": 2, "train__checkpoint_every_steps": 8, "train__steps_per_call": 3,
        "train__early_stopping": None, "train__best_checkpoint": None, "train__tensorboard__graph": False,

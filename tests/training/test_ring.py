@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from listeners import ListenerWatch, listeners
 
-from pipeline_ops.contracts.errors import MachineError
-from pipeline_ops.training.rendezvous import hear, listen, split_address
-from pipeline_ops.training.ring import Ring, join_ring
+from pipeline_ops.errors import MachineError
+from pipeline_ops.training.collectives.rendezvous import hear, listen, split_address
+from pipeline_ops.training.collectives.ring import Ring, join_ring
 
 TIMEOUT_SECONDS = 60.0
 TOKEN = os.urandom(16)

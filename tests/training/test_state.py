@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline_ops.training.state import digest_of_weights, read_arrays, write_arrays
+from pipeline_ops.training.checkpointing.state import digest_of_weights, read_arrays, write_arrays
 
 WEIGHTS = [np.arange(6, dtype=np.float32).reshape(2, 3), np.float32([7])]
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
 
 
 @pytest.mark.parametrize("workers, devices_per_worker, gpus, strategy, reason", [
@@ -29,7 +29,7 @@ def test_auto_takes_what_the_hosts_have_and_says_why(workers, devices_per_worker
 
 THREADS = """
 import json, sys
-from pipeline_ops.contracts.gang import WorkerSpec
+from pipeline_ops.jobs.gang_protocol import WorkerSpec
 from pipeline_ops.training.strategy import use_threads
 from tensorflow.python.eager import context
 use_threads(WorkerSpec.model_construct(threads=int(sys.argv[1])))
@@ -65,14 +65,14 @@ def test_a_worker_asks_for_no_more_gpus_than_it_sees():
     ({"*/bias": 0, "conv*": 1}, r"no weight matches conv\*; the weights are net/dense/kernel, net/dense/bias"),
 ])
 def test_weights_that_cannot_be_divided_are_refused_by_name(sharding, problem):
-    from pipeline_ops.training.sharded import sharding_specs
+    from pipeline_ops.training.loops.dtensor import sharding_specs
 
     with pytest.raises(ConfigError, match=f"train.sharding: {problem}"):
         sharding_specs({"net/dense/kernel": (9, 4), "net/dense/bias": (4,)}, sharding, num_devices=2)
 
 
 def test_the_first_pattern_that_matches_a_weight_counts():
-    from pipeline_ops.training.sharded import sharding_specs
+    from pipeline_ops.training.loops.dtensor import sharding_specs
 
     specs = sharding_specs({"a/kernel": (8, 4), "b/kernel": (8, 4), "b/bias": (4,)}, {"a/*": 0, "*/kernel": 1}, num_devices=2)
     assert specs == {"a/kernel": ["devices", "unsharded"], "b/kernel": ["unsharded", "devices"], "b/bias": ["unsharded"]}
@@ -84,13 +84,13 @@ import json
 import numpy as np
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 tf = import_tensorflow()
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.models.dense import build
-from pipeline_ops.training.loop import SynchronousLoop
+from pipeline_ops.training.loops.synchronous import SynchronousLoop
 from pipeline_ops.training.placement import compute_on_devices, variables_on_devices
-from pipeline_ops.training.sharded import ShardedLoop
+from pipeline_ops.training.loops.dtensor import ShardedLoop
 from pipeline_ops.training.strategy import local_devices
 
 devices, placement, task = local_devices(2, gpus=0), {"hidden*": "CPU:1", "logits": "CPU:0"}, Classification((4, 4, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline_ops.contracts.errors import ConfigError, DataError
+from pipeline_ops.errors import ConfigError, DataError
 
 NAMES = ["net/hidden/kernel", "net/hidden/bias", "net/logits/kernel", "net/logits/bias"]
 
@@ -57,7 +57,7 @@ def net(classes: int = 3, units: int = 4):
 def saved_model(model, folder):
     import tensorflow as tf
 
-    from pipeline_ops.training.candidate import ServedClassifier
+    from pipeline_ops.training.saved_model_export import ServedClassifier
 
     served = ServedClassifier(model, (4, 4, 1))
     tf.saved_model.save(served, str(folder / "saved"), signatures={"serving_default": served.serving_default})
@@ -65,7 +65,7 @@ def saved_model(model, folder):
 
 
 def npz(model, folder):
-    from pipeline_ops.training.state import write_arrays
+    from pipeline_ops.training.checkpointing.state import write_arrays
 
     write_arrays(folder / "weights.npz", model.get_weights())
     return folder / "weights.npz"
@@ -124,7 +124,7 @@ def poisoned(folder, written):
     """A SavedModel with the weights of `net`, whose initializer writes a file when it is loaded."""
     import tensorflow as tf
 
-    from pipeline_ops.training.candidate import ServedClassifier
+    from pipeline_ops.training.saved_model_export import ServedClassifier
 
     class Writing(tf.lookup.KeyValueTensorInitializer):
         def initialize(self, table):
@@ -166,7 +166,7 @@ def test_the_weights_of_a_branched_model_come_back_under_their_own_names(tmp_pat
     """The order of variables in a checkpoint is not that of the model's weights."""
     import tensorflow as tf
 
-    from pipeline_ops.training.candidate import ServedClassifier
+    from pipeline_ops.training.saved_model_export import ServedClassifier
     from pipeline_ops.training.warm_start import read_warm_start
 
     source, model = backbone(), backbone()

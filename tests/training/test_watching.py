@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.figures import DIVERGED, TENSORBOARD
-from pipeline_ops.contracts.gang import STATE, TRAINED
-from pipeline_ops.contracts.manifest import list_files, read_manifest, write_manifest
-from pipeline_ops.contracts.progress import ProgressReader
-from pipeline_ops.contracts.shards import KEY, LABEL
-from pipeline_ops.launch.fleet import Fleet
+from pipeline_ops.artifacts.dataset import KEY, LABEL
+from pipeline_ops.artifacts.manifest import list_files, read_manifest, write_manifest
+from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.jobs.gang_protocol import STATE, TRAINED
+from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.launch.gang import Gang
+from pipeline_ops.launch.host_pool import Fleet
 from pipeline_ops.launch.local import LocalLauncher
-from pipeline_ops.training.state import TrainingState, read_arrays
+from pipeline_ops.training.checkpointing.state import TrainingState, read_arrays
 
 BROKEN_KEY = "120"
 QUICK = {"train__epochs": 2, "train__checkpoint_every_steps": 8, "train__steps_per_call": 5, "train__early_stopping": None,

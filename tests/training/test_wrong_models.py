@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.contracts.config_train import Train
-from pipeline_ops.contracts.errors import ConfigError
-from pipeline_ops.contracts.model_check import ModelQuestion
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.jobs.model_check import ModelQuestion
 from pipeline_ops.training.check import check
 
 SHAPE = (8, 8, 1)

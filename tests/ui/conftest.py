@@ -15,15 +15,15 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
-from pipeline_ops.contracts.config import PipelineConfig, load_config
-from pipeline_ops.contracts.figures import REPORT
-from pipeline_ops.contracts.fingerprint import Fingerprint
-from pipeline_ops.contracts.layout import Attempt, Layout
-from pipeline_ops.contracts.manifest import Input, Manifest, list_files, write_manifest
-from pipeline_ops.contracts.progress import Progress, ProgressWriter
-from pipeline_ops.contracts.records import TaskRecord, write_record
-from pipeline_ops.contracts.registry import Registry
-from pipeline_ops.contracts.shards import DATA_PAGE, shard_name
+from pipeline_ops.artifacts.dataset import DATA_PAGE, shard_name
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.layout import Attempt, Layout
+from pipeline_ops.artifacts.manifest import Input, Manifest, list_files, write_manifest
+from pipeline_ops.artifacts.results import REPORT
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.jobs.progress import Progress, ProgressWriter
+from pipeline_ops.jobs.task_record import TaskRecord, write_record
+from pipeline_ops.registry.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[2]
 DAG, RUN = "digits", "manual__2026-11-21T10:00:00.5+00:00"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pages import Page
 
-from pipeline_ops.contracts.progress import Progress
+from pipeline_ops.jobs.progress import Progress
 
 RUN = "manual__2026-11-21T10:00:00.5+00:00"
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from contracts.test_overrides import AUTHORS, flat_key, nested
+from config.test_overrides import AUTHORS, flat_key, nested
 from sqlalchemy import func, select
 
 from pipeline_ops.ui import conf_check

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.io.tfrecord import TFRecordWriter, frame
-from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.errors import MachineError
 
 
 def test_a_record_is_framed_as_tensorflow_frames_it():
@@ -52,7 +52,7 @@ def test_a_full_disk_is_a_machine_failure_and_leaves_nothing(tmp_path: Path, num
     code = f"""
 import pathlib, sys
 from beam_jobs.io.tfrecord import TFRecordWriter
-from pipeline_ops.contracts.errors import MachineError
+from pipeline_ops.errors import MachineError
 folder = pathlib.Path(sys.argv[1])
 try:
     with TFRecordWriter(folder / "x.tfrecord") as writer:

@@ -9,8 +9,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from beam_jobs.sources import read_records
-from pipeline_ops.contracts.listing import list_raw_files
-from pipeline_ops.contracts.sources import AnySource
+from pipeline_ops.config.sources import AnySource
+from pipeline_ops.raw_data.local import list_raw_files
 
 
 class Raw:

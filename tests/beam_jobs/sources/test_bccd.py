@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from beam_jobs.io.example import parse
-from pipeline_ops.contracts.errors import ExitCode
-from pipeline_ops.contracts.shards import DatasetFigures
+from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.errors import ExitCode
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 BCCD = Path(os.environ.get("TRAINYARD_BCCD", REPOSITORY.parent / "shared" / "data" / "bccd"))

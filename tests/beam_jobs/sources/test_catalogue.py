@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from beam_jobs.sources import CATALOGUE
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.fingerprint import CODE_ROOT
-from pipeline_ops.contracts.plan import KINDS
-from pipeline_ops.contracts.sources import AnySource
+from pipeline_ops.artifacts.fingerprint import CODE_ROOT
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.config.sources import AnySource
+from pipeline_ops.planning.plan import KINDS
 
 TYPES = {get_args(member.model_fields["type"].annotation)[0] for member in get_args(AnySource)}
 MORE = {

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from beam_jobs.stages.stage import Box
-from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.errors import DataError
 
 CATEGORIES = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}, {"id": 90, "name": "toothbrush"}]
 

@@ -6,7 +6,7 @@ import pytest
 
 from beam_jobs.stages.given_boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
-from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.errors import DataError
 
 BOXES = "path,xmin,ymin,xmax,ymax,label"
 

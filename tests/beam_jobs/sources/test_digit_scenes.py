@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from beam_jobs.sources.digit_scenes import _digits, draw_scene
+from beam_jobs.sources.digit_scene import _digits, draw_scene
 
 
 def test_a_scene_depends_on_its_split_and_number_alone():

@@ -10,7 +10,7 @@ import cv2
 import pytest
 
 from beam_jobs.sources.digits import write_digits
-from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.errors import DataError
 
 
 @pytest.fixture(scope="module")

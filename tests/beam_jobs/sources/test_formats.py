@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from beam_jobs.io.example import parse
-from pipeline_ops.contracts.errors import ExitCode
+from pipeline_ops.errors import ExitCode
 
 NAMES = [f"{index:02d}.jpg" for index in range(30)]
 SOURCES = {

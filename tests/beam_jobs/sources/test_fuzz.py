@@ -17,9 +17,9 @@ from beam_jobs.sources import read_records
 from beam_jobs.sources.label_map import parse_label_map
 from beam_jobs.sources.voc import parse_annotation
 from beam_jobs.stages.stage import Reject
-from pipeline_ops.contracts.errors import DataError
-from pipeline_ops.contracts.listing import list_raw_files
-from pipeline_ops.contracts.sources import AnySource
+from pipeline_ops.config.sources import AnySource
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.local import list_raw_files
 
 _CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", "150"))
 FEW = settings(max_examples=_CASES, deadline=None, derandomize=_CASES < 1000, database=None, suppress_health_check=[HealthCheck.too_slow])

@@ -7,10 +7,10 @@ import os
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline_ops.contracts.config_export import Export
-from pipeline_ops.contracts.errors import DataError, MachineError
-from pipeline_ops.contracts.remote_files import RemoteFolder
-from pipeline_ops.contracts.sources import AnySource, ImageFolderSource
+from pipeline_ops.config.export import Export
+from pipeline_ops.config.sources import AnySource, ImageFolderSource
+from pipeline_ops.errors import DataError, MachineError
+from pipeline_ops.raw_data.remote import RemoteFolder
 
 SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----"
 

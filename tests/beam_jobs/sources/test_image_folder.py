@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from beam_jobs.sources.image_folder import read_records
-from pipeline_ops.contracts.listing import Listing, RawFile
-from pipeline_ops.contracts.sources import ImageFolderSource
+from pipeline_ops.config.sources import ImageFolderSource
+from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.raw_file import RawFile
 
 SOURCE = ImageFolderSource(type="image_folder", path="raw")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from beam_jobs.sources.label_map import parse_label_map
-from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.errors import DataError
 
 
 @pytest.mark.parametrize("text", [

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.sources.image_folder import read_records, validate_layout
-from pipeline_ops.contracts.errors import DataError, ExitCode
-from pipeline_ops.contracts.listing import Listing, RawFile
-from pipeline_ops.contracts.sources import ImageFolderSource
+from pipeline_ops.config.sources import ImageFolderSource
+from pipeline_ops.errors import DataError, ExitCode
+from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.raw_file import RawFile
 
 
 def source(**options) -> ImageFolderSource:

@@ -9,8 +9,8 @@ import yaml
 from pydantic import TypeAdapter
 
 from beam_jobs.sources import CATALOGUE
-from pipeline_ops.contracts.fingerprint import CODE_ROOT
-from pipeline_ops.contracts.sources import AnySource
+from pipeline_ops.artifacts.fingerprint import CODE_ROOT
+from pipeline_ops.config.sources import AnySource
 
 PAGE = (CODE_ROOT / "beam_jobs" / "sources" / "README.md").read_text()
 EXAMPLES = [yaml.safe_load(block)["source"] for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]

@@ -16,13 +16,13 @@ import yaml
 from pydantic import TypeAdapter
 
 from beam_jobs.io.example import parse
-from beam_jobs.raw import read_raw
+from beam_jobs.io.raw import read_raw
 from beam_jobs.sources import read_records
 from beam_jobs.stages.given_boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
-from pipeline_ops.contracts.errors import DataError, ExitCode
-from pipeline_ops.contracts.listing import list_raw_files
-from pipeline_ops.contracts.sources import AnySource
+from pipeline_ops.config.sources import AnySource
+from pipeline_ops.errors import DataError, ExitCode
+from pipeline_ops.raw_data.local import list_raw_files
 
 
 @pytest.fixture(scope="module")

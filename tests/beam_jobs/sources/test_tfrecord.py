@@ -12,10 +12,10 @@ import yaml
 
 from beam_jobs.io import tfrecord
 from beam_jobs.io.example import _TrainExample, parse
-from beam_jobs.raw import read_raw
+from beam_jobs.io.raw import read_raw
 from beam_jobs.stages.given_boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
-from pipeline_ops.contracts.errors import DataError, ExitCode
+from pipeline_ops.errors import DataError, ExitCode
 
 LABEL_MAP = "item {\n  id: 1\n  name: 'cat'\n}\nitem { id: 7 name: \"dog\" }\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from beam_jobs.stages.stage import Box
-from pipeline_ops.contracts.errors import DataError
+from pipeline_ops.errors import DataError
 
 SIZE = "<size><width>40</width><height>30</height></size>"
 

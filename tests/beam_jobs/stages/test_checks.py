@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.stages import CATALOGUE, check_stages
-from pipeline_ops.contracts.config import load_config
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ConfigError
 
 STAGES = """\
 pipeline: tiny

@@ -12,9 +12,9 @@ import pytest
 from beam_jobs.stages import bind_stages, find_stage
 from beam_jobs.stages.foreign import load_stage
 from beam_jobs.stages.stage import class_names_after
-from pipeline_ops.contracts.config_preprocess import Stage
-from pipeline_ops.contracts.errors import ConfigError, ExitCode
-from pipeline_ops.contracts.foreign import code_of, distributions_of, published_names
+from pipeline_ops.config.preprocess import Stage
+from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.user_code.stages import code_of, distributions_of, published_names
 
 BLACKEN = '''\
 """Paints every image black."""
@@ -133,6 +133,6 @@ def test_published_stages_are_known_by_name(acme):
 
 
 def test_planning_imports_no_module_of_a_stage(acme):
-    code = ("import sys; from pipeline_ops.contracts.foreign import code_of; "
+    code = ("import sys; from pipeline_ops.user_code.stages import code_of; "
             "assert code_of(['acme_black']); print('acme_stages.black' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"

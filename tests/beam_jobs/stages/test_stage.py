@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from beam_jobs.stages.stage import BoundStage, Example, Reject, Rejected, Skip, StageFailed, parameters, run_stages
-from pipeline_ops.contracts.errors import ConfigError
+from pipeline_ops.errors import ConfigError
 
 IMAGE = np.zeros((2, 3, 1), np.uint8)
 EXAMPLE = Example("cat/1.png", "cat", b"bytes", IMAGE)

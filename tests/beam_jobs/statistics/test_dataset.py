@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from beam_jobs.plan import Record
+from beam_jobs.planning.plan import Record
 from beam_jobs.statistics.dataset import find_duplicates
-from pipeline_ops.contracts.listing import RawFile
+from pipeline_ops.raw_data.raw_file import RawFile
 
 
 def records(**contents: str) -> list[Record]:

@@ -8,7 +8,7 @@ from scipy.spatial.distance import jensenshannon
 
 from beam_jobs.statistics.drift import LABELS, distances, jensen_shannon, l_infinity
 from beam_jobs.statistics.histogram import Histogram
-from pipeline_ops.contracts.config_preprocess import Drift
+from pipeline_ops.config.preprocess import Drift
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,0 +1,132 @@
+"""Where a record's image bytes are, and how to get them: a file of its own, an object in a store, or a place inside a TFRecord file.
+
+A plan holds these small values in place of images; the worker that builds a shard reads the bytes. Called by `shard.py`,
+and by whoever needs the bytes of one record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from beam_jobs.io.example import parse
+from beam_jobs.io.tfrecord_reader import Damaged, read_record
+from pipeline_ops.errors import MachineError
+from pipeline_ops.raw_data.listing import RawFolder
+from pipeline_ops.raw_data.raw_file import RawFile, version_of
+from pipeline_ops.raw_data.remote import RemoteFolder
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PackedImage:
+    """An image inside a tf.train.Example of a TFRecord file.
+
+    `num_bytes` and `digest` are the image's own, as a RawFile's are; `container` is the key of the TFRecord file,
+    `offset` where the record begins in it, and `feature` the one that holds the image.
+    """
+
+    key: str
+    num_bytes: int
+    digest: str
+    container: RawFile
+    offset: int
+    feature: str
+
+    def holds(self, content: bytes) -> bool:
+        """Whether this is the image that was there when the source was read."""
+        return digest_image(content) == self.digest
+
+
+Raw = RawFile | PackedImage
+_FETCHED_FILES, _FETCHED_BYTES = 32, 16e6  # at once; the first that is reached counts
+
+
+def file_of(raw: Raw) -> RawFile:
+    """The file below the source's folder that it is in."""
+    return raw.container if isinstance(raw, PackedImage) else raw
+
+
+def digest_image(content: bytes) -> str:
+    """As the listing digests a file, so that equal images have equal digests wherever they lie."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def read_raw(raw: Raw, folder: RawFolder) -> bytes:
+    """The image file's bytes; `folder` is that of the listing.
+
+    Raises:
+      MachineError: it can't be read, or is not what it was when the run started.
+    """
+    if isinstance(folder, RemoteFolder):
+        return folder.read([raw])[0]
+    try:
+        content = _read_packed(raw, folder) if isinstance(raw, PackedImage) else _read_file(raw, folder)
+    except OSError as error:
+        raise MachineError(f"{raw.key} could not be read: {error.strerror}; it was there when the run started, so retry") from error
+    if content is None:
+        raise MachineError(f"{raw.key} has changed since the run started; retry")
+    return content
+
+
+def read_beginning(file: RawFile, folder: RawFolder, num_bytes: int) -> bytes:
+    """As much of a file as this."""
+    if isinstance(folder, RemoteFolder):
+        return folder.read_beginning(file, num_bytes)
+    with open(file.path(folder), "rb") as opened:
+        return opened.read(num_bytes)
+
+
+class Reader:
+    """Reads one record after another, in the order in which they were announced; some may be left out.
+
+    From an object store they are fetched together, a few ahead: one by one, a worker would wait for the network all the time.
+    """
+
+    def __init__(self, raws: Iterable[Raw], folder: RawFolder):
+        self._folder, self._ahead = folder, iter(raws)
+        self._fetched: dict[str, bytes] = {}
+
+    def read(self, raw: Raw) -> bytes:
+        """As `read_raw`."""
+        if not isinstance(self._folder, RemoteFolder):
+            return read_raw(raw, self._folder)
+        while raw.key not in self._fetched:
+            files = self._next_files()
+            self._fetched = {file.key: content for file, content in zip(files, self._folder.read(files), strict=True)}
+        return self._fetched.pop(raw.key)
+
+    def _next_files(self) -> list[RawFile]:
+        files, num_bytes = [], 0
+        while len(files) < _FETCHED_FILES and num_bytes < _FETCHED_BYTES and (file := next(self._ahead, None)):
+            files.append(file)
+            num_bytes += file.num_bytes
+        return files
+
+
+def _read_file(raw: RawFile, folder: Path) -> bytes | None:
+    """None where there is something else by now.
+
+    The file is looked at once its bytes are here: whoever has written to it since it was listed has changed its ctime by then.
+    """
+    descriptor = os.open(raw.path(folder), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
+    try:
+        content = os.read(descriptor, raw.num_bytes)
+        while len(content) < raw.num_bytes and (more := os.read(descriptor, raw.num_bytes - len(content))):  # beyond 2 GB
+            content += more
+        stat = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    is_same = stat.st_size == len(content) == raw.num_bytes and (version_of(stat) == raw.version or raw.holds(content))
+    return content if is_same else None
+
+
+def _read_packed(raw: PackedImage, folder: Path) -> bytes | None:
+    """None where there is something else by now."""
+    try:
+        values = parse(read_record(raw.container.path(folder), raw.offset)).get(raw.feature)
+    except (Damaged, ValueError):
+        return None
+    return values[0] if values and isinstance(values[0], bytes) and raw.holds(values[0]) else None

@@ -1,0 +1,101 @@
+"""What a data set says about itself: statistics, schema, the comparison with its reference, and a page that shows all that.
+
+Called by the preprocess job once the shards are there. A data set that breaks the rules of its schema, or that has
+drifted too far, fails the job; its page is then beside the log, because there will be no artifact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from beam_jobs.output.quarantine import read_quarantine
+from beam_jobs.statistics.dataset import Comparison, DatasetStatistics, merge_splits
+from beam_jobs.statistics.drift import distances
+from beam_jobs.statistics.page import PageData, reference_name, render
+from beam_jobs.statistics.schema import DataSchema, compare_schemas, infer_schema
+from pipeline_ops.artifacts.dataset import DATA_PAGE, QUARANTINE_SHARD, SCHEMA, STATISTICS, DatasetFigures
+from pipeline_ops.artifacts.input_names import REFERENCES
+from pipeline_ops.artifacts.manifest import Input, Manifest, read_input
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.errors import DataError
+from pipeline_ops.jobs.runner import Job
+from pipeline_ops.storage.atomic import read_json, write_json, write_whole
+from pipeline_ops.storage.read_errors import unreadable
+
+_SHOWN_REJECTS = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """The data set that this one is compared with; `name` is one of REFERENCES."""
+
+    name: str
+    manifest: Manifest
+    schema: DataSchema
+    statistics: DatasetStatistics
+
+
+def read_reference(inputs: Mapping[str, Input]) -> Reference | None:
+    """The reference that the job was planned with. Raises DataError if it is gone or was changed since."""
+    name = next((name for name in REFERENCES if name in inputs), None)
+    if name is None:
+        return None
+    folder, manifest = Path(inputs[name].uri).parent, read_input(inputs[name])
+    return Reference(name, manifest, _read(folder / SCHEMA, DataSchema), _read(folder / STATISTICS, DatasetStatistics))
+
+
+def _read(file: Path, kind: type[BaseModel]) -> BaseModel:
+    try:
+        return kind.model_validate(read_json(file))
+    except (OSError, ValidationError, ValueError) as error:
+        raise unreadable(f"{file}: can't be read", error, "; remove the artifact that it is in, and start a new run") from None
+
+
+def describe(job: Job, config: Preprocess, folder: Path, figures: DatasetFigures, statistics: DatasetStatistics, reference: Reference | None) -> None:
+    """Writes statistics, schema and page into a data set's folder, which has its quarantine already.
+
+    Raises:
+      DataError: the schema or a drift that the config does not allow, with the numbers and the place of the page.
+    """
+    schema = infer_schema(figures, merge_splits(statistics.splits))
+    if reference:
+        statistics = statistics.model_copy(update={"comparison": _compare(schema, statistics, reference, config)})
+    page = render(PageData(pipeline=job.request.pipeline, figures=figures, statistics=statistics, schema=schema,
+                           quarantine=list(itertools.islice(read_quarantine(folder / QUARANTINE_SHARD), _SHOWN_REJECTS)),
+                           reference=reference.statistics if reference else None)).encode()
+    _check(statistics.comparison, config, job, page)
+    write_json(folder / SCHEMA, schema.model_dump(mode="json"))
+    write_json(folder / STATISTICS, statistics.model_dump(mode="json"))
+    write_whole(folder / DATA_PAGE, page)
+
+
+def _compare(schema: DataSchema, ours: DatasetStatistics, reference: Reference, config: Preprocess) -> Comparison:
+    train, theirs = ours.splits["train"], reference.statistics.splits["train"]
+    return Comparison(reference=reference.name, digest=reference.manifest.digest, thresholds=config.drift,
+                      schema_violations=compare_schemas(schema, reference.schema, config.schema),
+                      drift=distances(train.features, train.labels, theirs.features, theirs.labels, config.drift))
+
+
+def _check(comparison: Comparison | None, config: Preprocess, job: Job, page: bytes) -> None:
+    if comparison is None:
+        return
+    faults = [f"{violation.text} (allow it with preprocess.schema.{violation.rule})" for violation in comparison.schema_violations if violation.fails]
+    if config.drift.action == "fail":
+        faults += _drifts(comparison)
+    if faults:
+        place = job.attempt.folder / DATA_PAGE
+        write_whole(place, page)
+        raise DataError(f"this is not what {reference_name(comparison.reference)} was:\n" + "\n".join(f"  {fault}" for fault in faults) +
+                        f"\nThe page {place} shows it. Mend the data, or change the rules in {job.request.config_file}")
+
+
+def _drifts(comparison: Comparison) -> Sequence[str]:
+    limits = comparison.thresholds
+    return [f"{distance.feature} has drifted: Jensen-Shannon {distance.jensen_shannon:.3f} (at most {limits.js_above:g}), "
+            f"L-infinity {distance.l_infinity:.3f} (at most {limits.linf_above:g}); see preprocess.drift"
+            for distance in comparison.drift if distance.is_above]

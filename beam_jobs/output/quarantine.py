@@ -1,0 +1,180 @@
+"""What happens to bad records: each is kept with its bytes, named, counted, and held to a budget.
+
+A worker that meets one writes it into a fragment beside its shard's summary, so its bytes move no further than that.
+The driver makes one shard of all fragments, in the order of the keys, streaming: the quarantine may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from beam_jobs.io.example import pack, unpack
+from beam_jobs.io.tfrecord import TFRecordWriter
+from beam_jobs.io.tfrecord_reader import Damaged, scan_records
+from beam_jobs.stages.stage import BoundStage, class_names_after
+from beam_jobs.statistics.summary import RejectedRecord
+from pipeline_ops.artifacts.dataset import (
+    QUARANTINE,
+    QUARANTINE_CONTENT,
+    QUARANTINE_DETAIL,
+    QUARANTINE_KEY,
+    QUARANTINE_NUM_BYTES,
+    QUARANTINE_REASON,
+    QUARANTINE_SHARD,
+    QUARANTINE_SOURCE,
+    QUARANTINE_STAGE,
+)
+from pipeline_ops.config.preprocess import Rejects
+from pipeline_ops.errors import DataError
+from pipeline_ops.storage.atomic import write_whole
+from pipeline_ops.storage.read_errors import unreadable
+
+MAX_BYTES = 1 << 20
+"""Of a record's content; of a larger one, its beginning is kept."""
+_NAMED = 10
+_FRAGMENT = ".quarantine"
+_HEADER = struct.Struct("<QI")  # of a TFRecord: length, checksum of the length
+_FOOTER_BYTES = 4
+
+
+class FragmentWriter:
+    """The bad records of one shard. There is a file only if there is one of them.
+
+    Args:
+      folder: gets the fragment.
+      name: of the shard.
+    """
+
+    def __init__(self, folder: Path, name: str):
+        self._path, self._open = folder / f"{name}{_FRAGMENT}", contextlib.ExitStack()
+        self._writer: TFRecordWriter | None = None
+
+    def __enter__(self) -> FragmentWriter:
+        return self
+
+    def add(self, rejected: RejectedRecord, source: str, content: bytes, num_bytes: int | None = None) -> None:
+        """`num_bytes` is given where `content` is not the whole of it."""
+        self.add_packed(pack({
+            QUARANTINE_KEY: rejected.key.encode(), QUARANTINE_STAGE: rejected.stage.encode(), QUARANTINE_REASON: rejected.reason.encode(),
+            QUARANTINE_DETAIL: rejected.detail.encode(), QUARANTINE_SOURCE: source.encode(),
+            QUARANTINE_NUM_BYTES: len(content) if num_bytes is None else num_bytes, QUARANTINE_CONTENT: content[:MAX_BYTES]}))
+
+    def add_packed(self, record: bytes) -> None:
+        """A bad record as it stands in a quarantine shard."""
+        if self._writer is None:
+            self._writer = self._open.enter_context(TFRecordWriter(self._path))
+        self._writer.write(record)
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        self._open.__exit__(kind, value, traceback)
+
+
+def write_quarantine(folder: Path, rejected: Sequence[RejectedRecord], fragments: Path) -> None:
+    """Writes the list of all bad records, and the shard with the bytes of those that have some, into a data set's folder.
+
+    Args:
+      rejected: in the order of their keys.
+      fragments: the folder that holds the fragments of all shards.
+    """
+    write_list(folder / QUARANTINE, rejected)
+    places = sorted(place for file in sorted(fragments.glob(f"*{_FRAGMENT}")) for place in _places(file))
+    with TFRecordWriter(folder / QUARANTINE_SHARD) as writer:
+        for _, file, offset, length in places:  # opened one by one: there may be more fragments than a process may have open
+            with open(file, "rb") as fragment:
+                fragment.seek(offset)
+                writer.write(fragment.read(length))
+
+
+def carry_over(shard: Path, keys: Collection[str], fragments: Path) -> None:
+    """Puts some records of another data set's quarantine shard, by key, among the fragments.
+
+    Raises:
+      DataError: the shard can't be read.
+    """
+    if not keys:
+        return
+    try:
+        with FragmentWriter(fragments, "as-before") as fragment:
+            for _, record in scan_records(os.fsencode(shard)):
+                if isinstance(record, Damaged):
+                    raise record
+                if unpack(record)[QUARANTINE_KEY].decode() in keys:
+                    fragment.add_packed(record)
+    except (Damaged, OSError) as error:
+        raise unreadable(f"{shard}: can't be read", error, "; remove the data set that it is in, and start a new run") from error
+
+
+def read_quarantine(shard: Path) -> Iterator[dict[str, bytes | int]]:
+    """The features of one bad record after the other."""
+    with open(shard, "rb") as file:
+        for _, length in _frames(file):
+            yield unpack(file.read(length))
+
+
+def write_list(file: Path, rejected: Iterable[RejectedRecord]) -> None:
+    write_whole(file, "".join(record.model_dump_json() + "\n" for record in rejected).encode())
+
+
+def _places(file: Path) -> Iterator[tuple[str, Path, int, int]]:
+    """Key, file, offset and length of every record of a fragment."""
+    with open(file, "rb") as opened:
+        for offset, length in _frames(opened):
+            yield unpack(opened.read(length))[QUARANTINE_KEY].decode(), file, offset, length
+
+
+def _frames(file) -> Iterator[tuple[int, int]]:
+    """Offset and length of the content of every record; the file stands there when they are yielded."""
+    offset = 0
+    while header := file.read(_HEADER.size):
+        length, _ = _HEADER.unpack(header)
+        offset += _HEADER.size
+        yield offset, length
+        offset += length + _FOOTER_BYTES
+        file.seek(offset)
+
+
+def check_rejects(rejected: Sequence[RejectedRecord], labels: Iterable[tuple[str, Iterable[str]]], stages: Sequence[BoundStage], num_records: int,
+                  rejects: Rejects, full_list: Path, config_file: str) -> None:
+    """Holds the bad records to the budget, and to the rule that no class may be lost.
+
+    Args:
+      rejected: in the order of their keys; without the copies that were removed, which are not bad.
+      labels: key and labels of all records that are known to have some, good and bad; without those copies, too.
+      stages: of the config; they may rename classes.
+      num_records: all that there were, with those of which the source made no record.
+      full_list: where the list of all is written if this fails.
+
+    Raises:
+      DataError: with the lost classes or the first of the bad records, and the place of the full list.
+    """
+    budget, lost = rejects.budget(num_records), lost_classes(labels, rejected, stages)
+    if len(rejected) <= budget and not lost:
+        return
+    write_list(full_list, rejected)
+    named = "\n".join(f"  {record.key}: {record.reason} ({record.stage}: {record.detail})" for record in rejected[:_NAMED])
+    more = f"\n  and {len(rejected) - _NAMED} more" if len(rejected) > _NAMED else ""
+    mend = f"All of them are in {full_list}. Mend or remove them"
+    if lost:
+        raise DataError(f"every record of {', '.join(lost)} is unusable; no budget allows for the loss of a class:\n{named}{more}\n"
+                        f"{mend}, or correct preprocess.stages in {config_file}")
+    raise DataError(f"{len(rejected)} of {num_records} raw files are unusable, and the budget is {budget}:\n{named}{more}\n"
+                    f"{mend}, or raise preprocess.rejects in {config_file}")
+
+
+def lost_classes(labels: Iterable[tuple[str, Iterable[str]]], rejected: Iterable[RejectedRecord], stages: Sequence[BoundStage] = ()) -> list[str]:
+    """Classes that had records, and of which every single one was rejected; under the names that they have after the stages."""
+    bad, planned, lost = {record.key for record in rejected}, Counter(), Counter()
+    if not bad:
+        return []
+    for key, names_before in labels:
+        names = class_names_after(stages, dict.fromkeys(names_before))
+        planned.update(names)
+        if key in bad:
+            lost.update(names)
+    return sorted(name for name, count in lost.items() if count == planned[name])

@@ -1,0 +1,132 @@
+"""Builds one shard: reads its files, runs the stages, writes the examples. Called by the Beam step; knows nothing of Beam."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from beam_jobs.io.example import serialise
+from beam_jobs.io.raw import Reader, file_of
+from beam_jobs.io.tfrecord import TFRecordWriter
+from beam_jobs.output.quarantine import FragmentWriter
+from beam_jobs.planning.plan import Record, ShardPlan
+from beam_jobs.progress_counter import Notes
+from beam_jobs.stages import bind_stages
+from beam_jobs.stages.stage import Example, Rejected, run_stages
+from beam_jobs.statistics.measure import Numbers, Ruler, numbers_as_text, numbers_of
+from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
+from pipeline_ops.config.preprocess import Stage
+from pipeline_ops.errors import MachineError
+from pipeline_ops.raw_data.listing import RawFolder
+
+Shape = tuple[int, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What is the same for all shards of a data set. It travels to the workers by pickle."""
+
+    raw_folder: RawFolder
+    target: Path
+    """The folder that gets the shards."""
+    stages: tuple[Stage, ...]
+    class_names: tuple[str, ...]
+    summary: ClassVar[type[ShardSummary]] = ShardSummary
+    """What a builder says of each shard."""
+
+    def builder(self, tally: Path, fragments: Path) -> ShardBuilder:
+        return ShardBuilder(self, tally, fragments)
+
+
+class ShardBuilder:
+    """Builds one shard after another, notes in the file `tally` how far it is, and leaves bad records in `fragments`."""
+
+    def __init__(self, order: Order, tally: Path, fragments: Path):
+        self._order, self._tally, self._fragments = order, tally, fragments
+        self._stages = bind_stages(order.stages)
+        self._labels = {name: index for index, name in enumerate(order.class_names)}
+
+    def build(self, plan: ShardPlan) -> ShardSummary:
+        """Writes the shard, whole or not at all.
+
+        It stops early at a second image shape, because no data set can be made then.
+
+        Raises:
+          MachineError: the disk failed, memory ran out, or a raw file has changed since it was listed.
+          StageFailed: a stage has a bug.
+          Stopped: the driver has given up.
+        """
+        counts, notes, reader = _Counts(), Notes(self._tally), self.reader(plan)
+        with FragmentWriter(self._fragments, plan.name) as quarantine, TFRecordWriter(self._order.target / plan.name) as writer:
+            for record in plan.records:
+                num_rejected = len(counts.rejected)
+                counts.outcomes.append(self._add(record, plan.split, reader, writer, quarantine, counts))
+                notes.add(is_rejected=len(counts.rejected) > num_rejected)
+                if len(counts.shapes) > 1:
+                    break
+        notes.flush()
+        return ShardSummary(split=plan.split, name=plan.name, num_examples=counts.num_examples, labels=counts.labels,
+                            shapes=list(counts.shapes.items()), rejected=counts.rejected, skipped=counts.skipped,
+                            nanoseconds=counts.nanoseconds, outcomes=counts.outcomes, measured=counts.ruler.measured())
+
+    def _add(self, record: Record, split: str, reader: Reader, writer: TFRecordWriter, quarantine: FragmentWriter, counts: _Counts) -> Outcome:
+        """Takes one record from its file to the shard or, if a stage rejects it, to the quarantine."""
+        nanoseconds, skipped = counts.nanoseconds, Counter()
+        try:
+            start = time.perf_counter_ns()
+            raw = Example(record.key, record.label, reader.read(record.file), boxes=record.boxes, frame=record.frame, split=split)
+            nanoseconds["read"] += time.perf_counter_ns() - start
+            # The first stage, which decodes, runs by itself: what it makes is measured as the raw image.
+            decoded = run_stages(self._stages[:1], raw, nanoseconds, skipped)
+            examples = [(one.shape, example) for one in decoded for example in run_stages(self._stages[1:], one, nanoseconds, skipped)]
+            start = time.perf_counter_ns()
+            numbers = [numbers_of(raw_shape, len(raw.encoded), example) for raw_shape, example in examples]
+            measured = time.perf_counter_ns()
+            for _, example in examples:
+                writer.write(*serialise(example, self._labels))
+            nanoseconds["measure"] += measured - start
+            nanoseconds["write"] += time.perf_counter_ns() - measured
+        except Rejected as reject:
+            rejected = RejectedRecord(key=record.key, stage=reject.stage, reason=reject.reason, detail=reject.detail)
+            counts.rejected.append(rejected)
+            quarantine.add(rejected, file_of(record.file).key, raw.encoded)
+            return counts.add([], [], skipped)
+        except MemoryError as error:
+            raise MachineError(f"out of memory at {record.key}: {error}; give the host more, or lower preprocess.runner.workers") from error
+        return counts.add([example for _, example in examples], numbers, skipped)
+
+    def reader(self, plan: ShardPlan) -> Reader:
+        """Reads the records of a plan."""
+        return Reader((record.file for record in plan.records), self._order.raw_folder)
+
+
+@dataclasses.dataclass
+class _Counts:
+    """What a summary is made of, while its shard is being built."""
+
+    num_examples: int = 0
+    labels: Counter[str] = dataclasses.field(default_factory=Counter)
+    shapes: dict[Shape, str] = dataclasses.field(default_factory=dict)
+    rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)
+    skipped: Counter[str] = dataclasses.field(default_factory=Counter)
+    nanoseconds: Counter[str] = dataclasses.field(default_factory=Counter)
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
+    ruler: Ruler = dataclasses.field(default_factory=Ruler)
+
+    def add(self, examples: Sequence[Example], numbers: Sequence[Numbers], skipped: Mapping[str, int]) -> Outcome:
+        """Counts what one record has become, and says it for the index."""
+        labels: dict[str, int] = {}
+        for example, measured in zip(examples, numbers, strict=True):
+            for label in (example.label,) if example.boxes is None else [box.label for box in example.boxes]:
+                labels[label] = labels.get(label, 0) + 1
+            self.shapes.setdefault(example.shape, example.key)
+            self.ruler.add_numbers(measured)
+        self.num_examples += len(examples)
+        for label, count in labels.items():
+            self.labels[label] += count
+        self.skipped.update(skipped)
+        return Outcome(len(examples), labels, dict(skipped), numbers_as_text(numbers))

@@ -1,0 +1,126 @@
+"""Decides what a data set takes over from the one before it, and what is built. Pure: no Beam, no files, no clock.
+
+A data set is a list of generations, each with shards that never change, and of positions in them that readers skip. A
+record that is new, or of which content, label, boxes or split changed, goes into a shard of the next generation; what a
+changed or vanished record has left in an older shard is skipped. When too much is skipped or too many generations have
+come together, everything is made anew: then the result is what a first run would make of the same files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from beam_jobs.planning.index import Entry, annotation_digest
+from beam_jobs.planning.plan import Record, ShardPlan, num_shards_of, plan_data_set, plan_shards
+from pipeline_ops.artifacts.dataset import generation_of
+from pipeline_ops.config.preprocess import Preprocess
+
+_RECORDS_PER_SHARD = 32
+"""At least so many go into a shard of a later generation, so that it is worth a file, and a hundred still spread over workers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """The data set before this one. `removed` holds positions by shard."""
+
+    entries: Mapping[str, Entry]
+    removed: Mapping[str, Sequence[int]]
+    class_names: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Delta:
+    """What to do: the shards to build, and what is taken over.
+
+    `linked` names the shards of the base that stay, with the positions to skip in each; `unchanged` are the records in them,
+    and those that are kept out as before. `reason` says for a person what is made anew.
+    """
+
+    shards: tuple[ShardPlan, ...]
+    linked: Mapping[str, tuple[int, ...]]
+    unchanged: tuple[Entry, ...]
+    reason: str
+
+    @property
+    def generation(self) -> int:
+        return max((generation_of(name) for name in [*self.linked, *(shard.name for shard in self.shards)]), default=1)
+
+
+def plan_delta(by_split: Mapping[str, Sequence[Record]], base: Base | None, config: Preprocess, class_names: Sequence[str]) -> Delta:
+    """What to take over and what to build, for records whose splits are decided."""
+    if base is None:
+        return _everything(by_split, config, "there is no data set to go on from")
+    if list(class_names) != list(base.class_names):
+        return _everything(by_split, config, f"the classes changed from {', '.join(base.class_names)} to {', '.join(class_names)}")
+    changed, unchanged = _compare(by_split, base)
+    linked = _linked(base, unchanged)
+    generation = 1 + max(map(generation_of, linked), default=0)
+    if reason := _why_compact(changed, linked, unchanged, generation, config):
+        return _everything(by_split, config, reason)
+    return Delta(tuple(_shards_of_generation(changed, generation, config)), linked, unchanged, _describe(changed, unchanged, base))
+
+
+def _everything(by_split: Mapping[str, Sequence[Record]], config: Preprocess, reason: str) -> Delta:
+    return Delta(tuple(plan_data_set(by_split, config)), {}, (), f"everything anew: {reason}")
+
+
+def _compare(by_split: Mapping[str, Sequence[Record]], base: Base) -> tuple[dict[str, list[Record]], tuple[Entry, ...]]:
+    changed: dict[str, list[Record]] = {split: [] for split in by_split}
+    unchanged = []
+    for split, records in by_split.items():
+        for record in records:
+            entry = base.entries.get(record.key)
+            if entry and (entry.content, entry.split, entry.annotation) == (record.file.digest, split, annotation_digest(record)):
+                unchanged.append(entry)
+            else:
+                changed[split].append(record)
+    return changed, tuple(unchanged)
+
+
+def _linked(base: Base, unchanged: Iterable[Entry]) -> dict[str, tuple[int, ...]]:
+    """Shards that still have a record, with all that is to be skipped in them."""
+    alive = {entry.key for entry in unchanged}
+    removed: dict[str, set[int]] = defaultdict(set)
+    kept: set[str] = set()
+    for entry in base.entries.values():
+        if not entry.num_examples:
+            continue
+        if entry.key in alive:
+            kept.add(entry.shard)
+        else:
+            removed[entry.shard].update(entry.positions)
+    return {shard: tuple(sorted(removed[shard].union(base.removed.get(shard, ())))) for shard in sorted(kept)}
+
+
+def _why_compact(changed: Mapping[str, Sequence[Record]], linked: Mapping[str, Sequence[int]], unchanged: Sequence[Entry], generation: int,
+                 config: Preprocess) -> str | None:
+    """Why a further generation does not pay, or None where it does."""
+    num_new, num_removed = sum(map(len, changed.values())), sum(map(len, linked.values()))
+    if not linked:
+        return "nothing is left of the data set before"
+    loose = num_new + num_removed + sum(entry.num_examples for entry in unchanged if generation_of(entry.shard) > 1)
+    total = num_new + num_removed + sum(entry.num_examples for entry in unchanged)
+    if loose > config.deltas.max_fraction * total:
+        return f"{loose} of {total} examples are new, removed or of later generations, more than preprocess.deltas.max_fraction allows"
+    generations = {generation_of(shard) for shard in linked} | ({generation} if num_new else set())
+    if len(generations) > config.deltas.max_generations:
+        return f"it would have {len(generations)} generations, more than preprocess.deltas.max_generations allows"
+    return None
+
+
+def _shards_of_generation(changed: Mapping[str, Sequence[Record]], generation: int, config: Preprocess) -> list[ShardPlan]:
+    shards = []
+    for split, records in changed.items():
+        num_shards = min(num_shards_of(records, config), math.ceil(len(records) / _RECORDS_PER_SHARD))
+        shards += plan_shards({split: records}, config.split.seed, num_shards, generation)
+    return shards
+
+
+def _describe(changed: Mapping[str, Sequence[Record]], unchanged: Sequence[Entry], base: Base) -> str:
+    keys = {record.key for records in changed.values() for record in records}
+    num_known = sum(key in base.entries and base.entries[key].split != "" for key in keys)
+    num_gone = sum(entry.split != "" for entry in base.entries.values()) - len(unchanged) - num_known
+    return f"{len(keys) - num_known} new, {num_known} changed, {num_gone} gone, {len(unchanged)} as before"

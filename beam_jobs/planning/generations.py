@@ -1,0 +1,116 @@
+"""Goes on from the data set before: reads it, takes over what `delta.py` has decided to keep, and writes the new index.
+
+Shards are taken over as hard links, so a data set stands for itself: the older one may be removed. A fault of the disk
+in a shard is then a fault of every data set that has it; the checksums in the manifests find it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from beam_jobs.output.quarantine import carry_over
+from beam_jobs.planning.delta import Base, Delta
+from beam_jobs.planning.index import Entry, annotation_digest, read_index
+from beam_jobs.planning.plan import Record, ShardPlan
+from beam_jobs.statistics.measure import Ruler, numbers_from_text
+from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
+from pipeline_ops.artifacts.dataset import INDEX, QUARANTINE, QUARANTINE_SHARD, SPLITS, DatasetFigures
+from pipeline_ops.artifacts.input_names import BASE
+from pipeline_ops.artifacts.manifest import Manifest, read_input
+from pipeline_ops.jobs.request import Request
+from pipeline_ops.jobs.runner import ArtifactDraft
+from pipeline_ops.storage.atomic import link_file
+from pipeline_ops.storage.read_errors import unreadable
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSetBefore:
+    """The data set that a request goes on from."""
+
+    folder: Path
+    manifest: Manifest
+    figures: DatasetFigures
+    entries: Mapping[str, Entry]
+
+    @property
+    def base(self) -> Base:
+        return Base(self.entries, self.figures.removed, self.figures.class_names)
+
+
+def read_base(request: Request) -> DataSetBefore | None:
+    """The data set that the request names. Raises DataError if it is not there any more, or is another one."""
+    if (entry := request.inputs.get(BASE)) is None:
+        return None
+    manifest, folder = read_input(entry), Path(entry.uri).parent
+    return DataSetBefore(folder, manifest, DatasetFigures.model_validate(manifest.figures), read_index(folder / INDEX))
+
+
+def link_shards(delta: Delta, before: DataSetBefore, draft: ArtifactDraft) -> None:
+    """Puts the shards that stay into the new data set. Raises MachineError if the disk refuses."""
+    for shard in delta.linked:
+        link_file(before.folder / shard, draft.folder / shard)
+        draft.linked[shard] = before.manifest.file(shard)
+
+
+def summaries_of_unchanged(delta: Delta, before: DataSetBefore) -> list[ShardSummary]:
+    """What is taken over, as if it were one shard of each split that was just built, so that figures count it."""
+    rejected = _rejected_before(before, {entry.key for entry in delta.unchanged})
+    splits = {entry.key: entry.split for entry in delta.unchanged}
+    return [_summary_of(split, [entry for entry in delta.unchanged if entry.split == split],
+                        [record for record in rejected if splits[record.key] == split], before.figures) for split in SPLITS]
+
+
+def _summary_of(split: str, entries: Sequence[Entry], rejected: list[RejectedRecord], figures: DatasetFigures) -> ShardSummary:
+    labels: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    ruler = Ruler()
+    for entry in entries:
+        labels.update(entry.labels)
+        skipped.update(entry.skipped)
+        for numbers in numbers_from_text(entry.numbers):
+            ruler.add_numbers(numbers)
+    first = min((entry.key for entry in entries if entry.num_examples), default=None)
+    return ShardSummary(split=split, name=f"{split} as before", num_examples=sum(entry.num_examples for entry in entries), labels=labels,
+                        shapes=[] if first is None else [(figures.image_shape, first)], rejected=rejected, skipped=skipped,
+                        nanoseconds={}, measured=ruler.measured())
+
+
+def _rejected_before(before: DataSetBefore, keys: set[str]) -> list[RejectedRecord]:
+    file = before.folder / QUARANTINE
+    try:
+        records = map(RejectedRecord.model_validate_json, file.read_bytes().splitlines())
+        return [record for record in records if record.key in keys]
+    except (OSError, ValidationError) as error:
+        raise unreadable(f"{file}: can't be read", error, "; remove the data set that it is in, and start a new run") from error
+
+
+def keep_rejected(before: DataSetBefore, unchanged: Iterable[ShardSummary], fragments: Path) -> None:
+    """Puts the bytes of records that are rejected as before among the fragments. Raises DataError if they can't be read any more."""
+    carry_over(before.folder / QUARANTINE_SHARD, {record.key for summary in unchanged for record in summary.rejected}, fragments)
+
+
+def known_pictures(before: DataSetBefore | None) -> dict[str, str]:
+    """Perceptual hashes by content, of all that the data set before has seen."""
+    return {entry.content: entry.picture for entry in before.entries.values() if entry.picture} if before else {}
+
+
+def entries_of(plans: Iterable[ShardPlan], summaries: Iterable[ShardSummary], pictures: Mapping[str, str]) -> Iterator[Entry]:
+    """The index entries of shards that were just built; `pictures` are perceptual hashes by content."""
+    for plan, summary in zip(plans, summaries, strict=True):
+        position = 0
+        for record, outcome in zip(plan.records, summary.outcomes, strict=True):
+            place = (plan.name, position) if outcome.num_examples else ("", 0)
+            yield Entry(record.key, record.file.digest, annotation_digest(record), plan.split, *place, outcome.num_examples, outcome.labels,
+                        pictures.get(record.file.digest, ""), outcome.skipped, outcome.numbers)
+            position += outcome.num_examples
+
+
+def entries_of_kept_out(records: Iterable[Record], pictures: Mapping[str, str]) -> Iterator[Entry]:
+    """Of records that the collection kept out: in no split, so that they are built when the collection wants them."""
+    for record in records:
+        yield Entry(record.key, record.file.digest, annotation_digest(record), "", picture=pictures.get(record.file.digest, ""))

@@ -1,0 +1,188 @@
+"""Decides which record goes into which shard, before anything is read. Pure: no Beam, no files, no clock.
+
+Inside a split the records stand in the order of a hash of their keys, cut into blocks of about equal size. Which split
+a record is in, `splits.py` has decided before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from beam_jobs.io.raw import Raw
+from beam_jobs.stages.stage import Box
+from pipeline_ops.artifacts.dataset import SPLITS, shard_name
+from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.errors import DataError
+
+_EVEN = 1.1
+"""Shards count as equally large up to this ratio."""
+_RECORD_BYTES = 128
+"""What a record takes beside its image, about."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """A raw image, and what is known of it: the name of its class, or the boxes in it; its own split, where one is given.
+
+    The boxes are for an image of the height and width in `frame`: (1, 1) for fractions, None for the pixels of the file
+    as it is stored. `group` is what must not be torn apart by the split, such as the patient that several pictures show.
+    """
+
+    file: Raw
+    label: str = ""
+    boxes: tuple[Box, ...] | None = None
+    split: str | None = None
+    group: str | None = None
+    frame: tuple[float, float] | None = None
+
+    @property
+    def labels(self) -> list[str]:
+        """That of the image, or those of its boxes."""
+        return [self.label] if self.boxes is None else [box.label for box in self.boxes]
+
+    @property
+    def key(self) -> str:
+        return self.file.key
+
+    def __reduce__(self) -> tuple:
+        """As pickle would do it for a class without slots: a fifth of the time, for millions of records."""
+        return Record, (self.file, self.label, self.boxes, self.split, self.group, self.frame)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardPlan:
+    """One shard: its file name, and the records that go into it, in order."""
+
+    split: str
+    name: str
+    records: tuple[Record, ...]
+
+
+def plan_shards(by_split: Mapping[str, Sequence[Record]], seed: int, num_shards: int, generation: int = 1) -> list[ShardPlan]:
+    """The shards of some splits, of about equal size in raw bytes; a split of fewer records has a shard for each of them.
+
+    Inside a split the records stand in the order of a hash of their keys: a shuffle that the seed decides.
+    """
+    plans = []
+    for split, records in by_split.items():
+        blocks = _even_blocks(_in_order(records, seed), min(num_shards, len(records)))
+        plans += [ShardPlan(split, shard_name(split, index, len(blocks), generation), block) for index, block in enumerate(blocks)]
+    return plans
+
+
+def plan_data_set(by_split: Mapping[str, Sequence[Record]], config: Preprocess) -> list[ShardPlan]:
+    """The shards of a data set that is made as a whole.
+
+    Raises:
+      DataError: the train split has fewer records than there have to be shards.
+    """
+    if 0 < len(by_split["train"]) < config.shards:  # what there is for each worker to read; an empty split has a message of its own
+        raise DataError(f"the train split has {len(by_split['train'])} records, too few for {config.shards} shards; "
+                        "add images, or lower preprocess.shards (and train.workers with it)")
+    return [plan for split, records in by_split.items() for plan in plan_shards({split: records}, config.split.seed, num_shards_of(records, config))]
+
+
+def num_shards_of(records: Iterable[Record], config: Preprocess) -> int:
+    """How many shards a split has where it has records enough."""
+    if config.shard_megabytes is None:
+        return config.shards
+    return max(config.shards, math.ceil(sum(map(_size, records)) / (config.shard_megabytes * 1e6)))
+
+
+def _in_order(records: Iterable[Record], seed: int) -> list[Record]:
+    return sorted(records, key=lambda record: (hash_of(b"order", seed, record.key), record.key))
+
+
+def _even_blocks(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
+    """Cuts the sequence where that makes even blocks; where single large records forbid it, deals the records out by size."""
+    cut = _cut(records, count)
+    return cut if _is_even(cut) else min(cut, _dealt(records, count), key=_spread)
+
+
+def _cut(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
+    """A record belongs to the block that its middle byte falls into."""
+    total, before = sum(map(_size, records)), 0
+    blocks: list[list[Record]] = [[] for _ in range(count)]
+    for record in records:
+        blocks[(2 * before + _size(record)) * count // (2 * total)].append(record)
+        before += _size(record)
+    return [tuple(block) for block in blocks]
+
+
+def _dealt(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
+    """The largest first, each to the block that is smallest by then; inside a block the order stays."""
+    places = {record.key: place for place, record in enumerate(records)}
+    smallest = [(0, index, []) for index in range(count)]
+    for record in sorted(records, key=lambda record: (-_size(record), places[record.key])):
+        size, index, block = heapq.heappop(smallest)
+        block.append(record)
+        heapq.heappush(smallest, (size + _size(record), index, block))
+    by_index = sorted(smallest, key=lambda entry: entry[1])
+    return [tuple(sorted(block, key=lambda record: places[record.key])) for _, _, block in by_index]
+
+
+def _is_even(blocks: Sequence[Sequence[Record]]) -> bool:
+    return _spread(blocks) <= _EVEN
+
+
+def _spread(blocks: Sequence[Sequence[Record]]) -> float:
+    """The largest block by the smallest; infinite where one is empty."""
+    sizes = [sum(map(_size, block)) for block in blocks]
+    return max(sizes, default=1) / smallest if (smallest := min(sizes, default=1)) else math.inf
+
+
+def _size(record: Record) -> int:
+    return record.file.num_bytes + _RECORD_BYTES
+
+
+def hash_of(purpose: bytes, seed: int, key: str) -> int:
+    """0 to 2**64 - 1, independent for each purpose."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8, person=purpose).digest(), "big")
+
+
+def class_names_of(records: Iterable[Record]) -> list[str]:
+    """Sorted; a label's index in the shards is its place here."""
+    return sorted({label for record in records for label in record.labels})
+
+
+def task_of(records: Iterable[Record]) -> Task:
+    """What the records can be learnt for. Those of one source all have boxes, or none of them has."""
+    return "detection" if any(record.boxes is not None for record in records) else "classification"
+
+
+def planned_labels(by_split: Mapping[str, Iterable[Record]]) -> dict[str, Counter[str]]:
+    """Records by split and label; boxes for detection."""
+    return {split: Counter(label for record in records for label in record.labels) for split, records in by_split.items()}
+
+
+def check_labels(labels: Mapping[str, Mapping[str, int]], class_names: Sequence[str], source: str, task: Task = "classification",
+                 why_empty: Callable[[str], str] | None = None) -> None:
+    """Checks that a model can be trained, validated and tested with so many examples, or boxes, of each class by split.
+
+    Args:
+      labels: numbers of examples, or boxes, by split and class.
+      class_names: all classes.
+      source: the folder, for messages.
+      task: what the examples are for.
+      why_empty: says why a split is empty, and what to do.
+
+    Raises:
+      DataError: fewer than two classes (one for detection), an empty split, or a class that the model would never see.
+    """
+    if task == "detection" and not class_names:
+        raise DataError(f"{source}: a detector needs boxes, found none; correct the annotations, or preprocess.source")
+    if task == "classification" and len(class_names) < 2:
+        raise DataError(f"{source}: a classifier needs two classes or more, found {', '.join(class_names) or 'none'}; "
+                        "put the images of each class into a folder of its own")
+    if missing := [name for name in class_names if not labels["train"].get(name)]:
+        raise DataError(f"{source}: no training example of {', '.join(missing)}; add images of it, or remove the folder")
+    for split in SPLITS:
+        if not sum(labels[split].values()):
+            cause = why_empty(split) if why_empty else f"add images, or raise preprocess.split.{split}"
+            raise DataError(f"{source}: the {split} split has no example; {cause}")

@@ -1,0 +1,159 @@
+"""Decides which split each record is in. Pure: no Beam, no files, no clock.
+
+Plain: a record's split follows from a hash of its key alone, so it never moves when others come or go.
+
+By group: from a hash of its group, so what belongs together is never torn apart, and never moves either.
+
+Stratified: the groups (a record without one is a group by itself) of each class stand in the order of that hash and are
+cut where the shares say, so the shares hold per class to within one group. The cuts shift as the class grows: a group
+moves only where a cut passes over it, which for each that comes or goes is at most one at each of the two cuts.
+
+Given: a record that brings its own split is in that one, whatever else holds, and takes the rest of its group along. Where
+the source gives every record a split, but none of them validation (or test), that split is cut out of the records that it
+gives to train, by the ratio of the two shares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from beam_jobs.planning.plan import Record, hash_of
+from pipeline_ops.artifacts.dataset import SPLITS
+from pipeline_ops.config.preprocess import Split
+from pipeline_ops.errors import ConfigError, DataError
+
+_NO_KEY = "\0"
+"""Ends the name of a group, so that none is taken for the key of a file."""
+
+
+def split_records(records: Iterable[Record], split: Split, max_search_seconds: float = 60) -> dict[str, list[Record]]:
+    """The records of each split, in no particular order.
+
+    Args:
+      records: the records.
+      split: shares and groups.
+      max_search_seconds: for `group_regex` in the keys of all records; a million take about two.
+
+    Raises:
+      ConfigError: `group_regex` takes too long.
+      DataError: a group cannot be found in a key, or two records of one group are given different splits.
+    """
+    members: dict[str, list[Record]] = defaultdict(list)
+    with _bounded_search(split, max_search_seconds):
+        for record in records:
+            members[_unit_of(record, split)].append(record)
+    splits = _given_splits(members)
+    if len(splits) == len(members):
+        splits |= _cut_out_of_train(splits, members, split)
+    free = [unit for unit in members if unit not in splits]
+    splits |= _divided(free, members, split)
+    found: dict[str, list[Record]] = {name: [] for name in SPLITS}
+    for unit, name in splits.items():
+        found[name].extend(members[unit])
+    return found
+
+
+def split_of(key: str, split: Split) -> str:
+    """The split that a record with this key, or a group of this name, is in."""
+    position = hash_of(b"split", split.seed, key) / 2**64
+    if position < split.train:
+        return "train"
+    return "validation" if position < split.train + split.validation or not split.test else "test"  # the sum may be a little below 1
+
+
+@contextlib.contextmanager
+def _bounded_search(split: Split, max_seconds: float) -> Iterator[None]:
+    """Ends a search for groups that takes too long: an expression such as `(a+)+b` can take years for one key.
+
+    Python's `re` runs signal handlers while it searches. They run in the main thread only, which is where a job splits its records.
+    """
+    if split.group_by != "regex" or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_signal: int, _frame: Any) -> NoReturn:
+        raise ConfigError(f"preprocess.split.group_regex ({split.group_regex!r}) took more than {max_seconds:g} s; "
+                          "write it without a repetition inside a repetition")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max_seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _unit_of(record: Record, split: Split) -> str:
+    """What is not torn apart: a group, or the record alone. A group that the source knows of comes first."""
+    if record.group is not None:
+        return _group(record.group)
+    if split.group_by is None:
+        return record.key
+    if split.group_by == "parent_folder":
+        return _group(record.key.rpartition('/')[0])
+    found = re.search(split.group_regex, record.key)
+    if not found or found.group(1) is None:
+        raise DataError(f"{record.key}: preprocess.split.group_regex ({split.group_regex!r}) finds no group in this key; "
+                        "a record without a group could leak from train to test")
+    return _group(found.group(1))
+
+
+def _group(name: str) -> str:
+    return name + _NO_KEY
+
+
+def _cut_out_of_train(given: Mapping[str, str], members: Mapping[str, Sequence[Record]], split: Split) -> dict[str, str]:
+    """The splits of what is given to train, where splits that have a share are given nothing."""
+    shares = {"train": split.train} | {name: getattr(split, name) for name in ("validation", "test") if name not in given.values()}
+    units = [unit for unit, name in given.items() if name == "train"]
+    if not units or not any(share for name, share in shares.items() if name != "train"):
+        return {}
+    total = sum(shares.values())
+    rescaled = {name: shares.get(name, 0.0) / total for name in SPLITS}
+    return _divided(units, members, split.model_copy(update=rescaled))
+
+
+def _divided(units: Sequence[str], members: Mapping[str, Sequence[Record]], split: Split) -> dict[str, str]:
+    return _stratified(units, members, split) if split.stratify else {unit: split_of(unit, split) for unit in units}
+
+
+def _given_splits(members: Mapping[str, Sequence[Record]]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for unit, records in members.items():
+        by_split = {record.split: record.key for record in records if record.split is not None}
+        if foreign := set(by_split) - set(SPLITS):
+            name = min(foreign)
+            raise DataError(f"{by_split[name]}: the source gives it the split {name!r}; splits are {', '.join(SPLITS)}")
+        if len(by_split) > 1:
+            (one, one_key), (other, other_key), *_ = sorted(by_split.items())
+            raise DataError(f"{one_key} is given the split {one} and {other_key} the split {other}, "
+                            f"but both are of the group {unit.rstrip(_NO_KEY)}; "
+                            "correct the given splits, or the groups")
+        for name in by_split:
+            given[unit] = name
+    return given
+
+
+def _stratified(units: Iterable[str], members: Mapping[str, Sequence[Record]], split: Split) -> dict[str, str]:
+    strata: dict[str, list[str]] = defaultdict(list)
+    for unit in units:
+        strata[_class_of(members[unit])].append(unit)
+    found: dict[str, str] = {}
+    for stratum in strata.values():
+        stratum.sort(key=lambda unit: (hash_of(b"split", split.seed, unit), unit))
+        first, second = round(split.train * len(stratum)), round((split.train + split.validation) * len(stratum))
+        found.update({unit: "train" if index < first else "validation" if index < second else "test" for index, unit in enumerate(stratum)})
+    return found
+
+
+def _class_of(records: Sequence[Record]) -> str:
+    """The most frequent class of a group, of equally frequent ones the first by name; "" for images without any box."""
+    counts = Counter(label for record in records for label in ([record.label] if record.boxes is None else [box.label for box in record.boxes]))
+    return min(counts, key=lambda label: (-counts[label], label), default="")

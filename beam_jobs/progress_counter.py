@@ -1,0 +1,79 @@
+"""How far the workers are, counted in one small file that threads and processes append to.
+
+It has no influence on what comes out. Removing the file is also how the driver tells its workers to stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+from pathlib import Path
+
+from pipeline_ops.storage.atomic import names_file
+
+_NOTE = struct.Struct("<II")  # records done, and how many of them were rejected, since the worker's last note
+_SECONDS_BETWEEN_NOTES = 0.25
+
+
+class Stopped(Exception):
+    """The driver has given up; nobody waits for this shard any more."""
+
+
+class Tally:
+    """The driver's end."""
+
+    def __init__(self, path: Path):
+        self._path, self._offset = path, 0
+        self._done = self._rejected = 0
+        with names_file(path):
+            path.write_bytes(b"")
+
+    def read(self) -> tuple[int, int]:
+        """Records that all workers have done so far, and how many of them were rejected."""
+        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:  # gone once a worker has given up
+            file.seek(self._offset)
+            data = file.read()
+            whole = data[: len(data) // _NOTE.size * _NOTE.size]
+            self._offset += len(whole)
+            for done, rejected in _NOTE.iter_unpack(whole):
+                self._done, self._rejected = self._done + done, self._rejected + rejected
+        return self._done, self._rejected
+
+
+def stop_workers(path: Path) -> None:
+    """Each of them raises Stopped at its next note."""
+    path.unlink(missing_ok=True)
+
+
+class Notes:
+    """One worker's notes on one shard: `add` after every record, `flush` at the end.
+
+    Raises:
+      Stopped: here, so that no shard is begun any more, and at every note.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._done = self._rejected = 0
+        self.flush()
+
+    def add(self, is_rejected: bool) -> None:
+        self._done += 1
+        self._rejected += is_rejected
+        if time.monotonic() >= self._next:
+            self.flush()
+
+    def flush(self) -> None:
+        with names_file(self._path):
+            try:
+                descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise Stopped from None
+            try:
+                os.write(descriptor, _NOTE.pack(self._done, self._rejected))
+            finally:
+                os.close(descriptor)
+        self._done = self._rejected = 0
+        self._next = time.monotonic() + _SECONDS_BETWEEN_NOTES

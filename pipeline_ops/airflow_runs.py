@@ -1,0 +1,123 @@
+"""From Airflow's database to a pipeline: which config a DAG was made of, with what overrides a run was asked for, how its tasks stand.
+
+The only file of the plugin that asks the database. Who may ask is decided before, by Airflow's own rules, in `app.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Iterable
+
+from airflow.models.dag import DagModel, DagTag
+from airflow.models.dagrun import DagRun
+from airflow.models.serialized_dag import SerializedDagModel
+from airflow.models.taskinstance import TaskInstance
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.config.run_config import author_config, run_config_or_author
+from pipeline_ops.errors import TrainyardError
+
+TAG = "trainyard"
+"""By which the factory marks the DAGs that it makes."""
+
+
+_MAX_PLANS = 1000
+_plans: dict[str, tuple[str, tuple[str, ...]] | None] = {}
+
+
+class NotFound(TrainyardError):
+    """There is no such thing here; the message is for the person who asked."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskState:
+    """One task of a run, as Airflow has it; the tasks that were mapped from one are told apart by `map_index`."""
+
+    task_id: str
+    map_index: int
+    state: str
+    tries: int
+    started: dt.datetime | None
+    ended: dt.datetime | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a pipeline; the tasks are in the order of the DAG."""
+
+    config: PipelineConfig
+    run_id: str
+    state: str
+    tasks: tuple[TaskState, ...]
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.config.root, self.config.pipeline)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state in ("success", "failed")
+
+
+def find_pipeline(dag_id: str, session: Session) -> PipelineConfig:
+    """The config of a DAG that the factory has made.
+
+    Raises:
+      NotFound: there is no such DAG, or it is another one's.
+      ConfigError: its YAML can't be used any more.
+    """
+    return load_config(_plan_of(dag_id, session)[0])
+
+
+def find_author_config(dag_id: str, run_id: str, session: Session) -> PipelineConfig:
+    """The config that the author gave a run, without the run's conf. Raises as `find_pipeline` does."""
+    return author_config(_plan_of(dag_id, session)[0], run_id)
+
+
+def find_config_file(dag_id: str, session: Session) -> str:
+    """The YAML that a DAG was made of. Raises NotFound as `find_pipeline` does."""
+    return _plan_of(dag_id, session)[0]
+
+
+def find_run(dag_id: str, run_id: str, session: Session) -> Run:
+    """Raises as `find_pipeline` does, and NotFound where there is no such run."""
+    row = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
+    if row is None:
+        raise NotFound(f"There is no run {run_id} of {dag_id}.")
+    config_file, order = _plan_of(dag_id, session)
+    instances = session.scalars(select(TaskInstance).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id)).all()
+    tasks = [TaskState(task.task_id, task.map_index, str(task.state or ""), task.try_number, task.start_date, task.end_date)
+             for task in instances]
+    places = {task_id: place for place, task_id in enumerate(order)}
+    tasks.sort(key=lambda task: (places.get(task.task_id, len(places)), task.map_index))
+    return Run(run_config_or_author(config_file, row.conf, run_id), run_id, str(row.state), tuple(tasks))
+
+
+def find_pipelines(dag_ids: Iterable[str], session: Session) -> list[str]:
+    """Those among some DAGs that are pipelines, by name."""
+    tagged = select(DagTag.dag_id).join(DagModel, DagModel.dag_id == DagTag.dag_id).where(DagTag.name == TAG, ~DagModel.is_stale)
+    return sorted(set(session.scalars(tagged)) & set(dag_ids))
+
+
+def _plan_of(dag_id: str, session: Session) -> tuple[str, tuple[str, ...]]:
+    """The config file and the tasks, in order, of the newest version of a DAG."""
+    serialized = SerializedDagModel.get(dag_id, session=session)
+    plan = _read_plan(serialized) if serialized else None
+    if plan is None:
+        raise NotFound(f"{dag_id} is not a pipeline of Trainyard, so there is nothing to show here.")
+    return plan
+
+
+def _read_plan(serialized: SerializedDagModel) -> tuple[str, tuple[str, ...]] | None:
+    """Remembered by the DAG's hash: to deserialize a DAG costs tens of milliseconds, and a page asks every two seconds."""
+    if serialized.dag_hash not in _plans:
+        tasks = sorted(serialized.dag.tasks, key=lambda task: len(task.get_flat_relative_ids(upstream=True)))  # each after those before it
+        files = [file for task in tasks if (file := getattr(task, "config_file", None))]
+        if len(_plans) >= _MAX_PLANS:
+            _plans.clear()
+        _plans[serialized.dag_hash] = (files[0], tuple(task.task_id for task in tasks)) if files else None
+    return _plans[serialized.dag_hash]

@@ -1,0 +1,119 @@
+"""The one place that makes and parses shard names and knows what is in a data set's manifest.
+
+A data set's artifact holds `train-00000-of-00008.tfrecord` and so on for each split, `quarantine.jsonl` with what was
+rejected and a quarantine shard with its bytes, an index of its records, its statistics, its schema, a page that shows all
+that, and these figures. What came after the first generation lies in shards that say so, `train-g0002-00000-of-00003.tfrecord`;
+what was removed meanwhile still stands in its shard, and every reader skips it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
+from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.storage.digest import digest_of
+
+SPLITS = ("train", "validation", "test")
+QUARANTINE = "quarantine.jsonl"
+"""One line per rejected record: {"key", "stage", "reason", "detail"}."""
+
+INDEX = "index.jsonl.gz"
+"""One line per record of the source, by which the next generation knows what is new; see `beam_jobs/planning/index.py`."""
+
+CLASS_WEIGHTS = "class_weights.json"
+"""Where `preprocess.balance` asks for it: a float for each class name, by which a loss makes all classes count alike. A file and
+not a figure, so that the data set's digest covers it; by class and not by example, so that new examples change no old shard."""
+
+_GENERATION = re.compile(r"-g(\d{4,})-\d{5}-of-\d{5}\.tfrecord$")
+
+# The features of one tf.train.Example. All:
+ENCODED = "image/encoded"  # bytes: the image file, JPEG or PNG
+KEY = "image/key"  # bytes, UTF-8: the record's key in the source
+HEIGHT = "image/height"  # int64, pixels; detection only
+WIDTH = "image/width"
+# Classification:
+LABEL = "image/class/label"  # int64: index into class_names
+# Detection, with the names of the TensorFlow Object Detection API; one value per box:
+BOX_YMIN = "image/object/bbox/ymin"  # float, fraction of the height
+BOX_XMIN = "image/object/bbox/xmin"  # float, fraction of the width
+BOX_YMAX = "image/object/bbox/ymax"
+BOX_XMAX = "image/object/bbox/xmax"
+BOX_LABEL = "image/object/class/label"  # int64: index into class_names, from 0
+BOX_IS_CROWD = "image/object/is_crowd"  # int64, 0 or 1
+BOX_IS_DIFFICULT = "image/object/difficult"  # int64, 0 or 1
+
+
+def shard_name(split: str, index: int, num_shards: int, generation: int = 1) -> str:
+    later = f"-g{generation:04d}" if generation > 1 else ""
+    return f"{split}{later}-{index:05d}-of-{num_shards:05d}.tfrecord"
+
+
+def generation_of(shard: str) -> int:
+    """The generation that a shard was written for: 1 where its name has none."""
+    found = _GENERATION.search(shard)
+    return int(found.group(1)) if found else 1
+
+
+QUARANTINE_SHARD = shard_name("quarantine", 0, 1)
+"""The records of QUARANTINE in the same order, with their bytes: tf.train.Examples of these features. Not in it are lines that have no
+bytes of their own: removed copies of images, boxes, and what a source names but has no file."""
+QUARANTINE_KEY = "quarantine/key"  # bytes, UTF-8
+QUARANTINE_STAGE = "quarantine/stage"
+QUARANTINE_REASON = "quarantine/reason"
+QUARANTINE_DETAIL = "quarantine/detail"
+QUARANTINE_SOURCE = "quarantine/source"  # bytes, UTF-8: the path of the file below the source's folder
+QUARANTINE_NUM_BYTES = "quarantine/num_bytes"  # int64: of the original
+QUARANTINE_CONTENT = "quarantine/content"  # bytes: the original, or its beginning
+STATISTICS = "statistics.json"
+SCHEMA = "schema.json"
+DATA_PAGE = "data.html"
+
+
+class DatasetFigures(BaseModel):
+    """The `figures` of a data set's manifest.
+
+    `image_shape` is (height, width, channels) where all images have it. `labels` counts by split and class name: examples
+    for classification, boxes for detection. All counts are of what a reader gets; a file's `num_examples` in the manifest
+    also counts what is removed from it. `removed` holds positions in ascending order, by shard.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    task: Task = "classification"
+    class_names: list[str]
+    image_shape: tuple[int, int, int]
+    num_examples: dict[str, int]
+    labels: dict[str, dict[str, int]]
+    num_rejected: int
+    rejected_by_reason: dict[str, int]
+    skipped_by_reason: dict[str, int] = {}
+    """Sound examples that a stage did not want, by `<stage>: <reason>`."""
+    seconds_by_stage: dict[str, float] = {}
+    generation: int = 1
+    """The newest generation that has shards here."""
+    removed: dict[str, list[int]] = {}
+
+
+def shards_of(manifest: Manifest, split: str) -> list[ManifestFile]:
+    """The shards of a split, in order."""
+    return [file for file in manifest.files if file.path.startswith(f"{split}-") and file.path.endswith(".tfrecord")]
+
+
+def split_digest(manifest: Manifest, split: str) -> str:
+    """32 hex digits over the examples that a reader of this split gets: the contents of its shards, and what is removed from them."""
+    return digest_of([[file.model_dump() for file in shards_of(manifest, split)], removed_positions(manifest, split)])
+
+
+def shard_paths(manifest_uri: str, manifest: Manifest, split: str) -> list[str]:
+    folder = Path(manifest_uri).parent
+    return [str(folder / file.path) for file in shards_of(manifest, split)]
+
+
+def removed_positions(manifest: Manifest, split: str) -> tuple[tuple[int, ...], ...]:
+    """For each shard of a split, in order: the positions of the records that a reader has to skip."""
+    removed = manifest.figures.get("removed", {})
+    return tuple(tuple(removed.get(file.path, ())) for file in shards_of(manifest, split))

@@ -1,0 +1,36 @@
+"""Reads from a data set's index what others than preprocessing need: which raw content is in which split.
+
+`beam_jobs/planning/index.py` writes the index, one JSON list per record, and knows what else is in it. A test writes one there and reads it here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline_ops.storage.read_errors import unreadable
+
+_KEY, _CONTENT, _SPLIT, _NUM_EXAMPLES = 0, 1, 3, 6
+
+
+class Place(NamedTuple):
+    """A record that has examples in a split; `content` is the digest of its raw bytes."""
+
+    key: str
+    content: str
+    split: str
+
+
+def read_places(index: Path) -> Iterator[Place]:
+    """Every record that became at least one example. Raises DataError if the file is no index."""
+    try:
+        with gzip.open(index, "rt", encoding="utf-8") as lines:
+            for entry in map(json.loads, lines):
+                if entry[_NUM_EXAMPLES]:
+                    yield Place(entry[_KEY], entry[_CONTENT], entry[_SPLIT])
+    except (OSError, EOFError, ValueError, TypeError, IndexError, zlib.error) as error:
+        raise unreadable(f"{index}: the index can't be read", error, "; remove the data set that it is in, and start a new run") from error

@@ -1,0 +1,149 @@
+"""A command's side of the embedded Airflow: start it or join the one that runs, hold it, let it go.
+
+    with embedded_airflow(home, configs, say=print) as server:
+        ...                                  # server.url answers, from a process of ours
+
+Knows nothing about what is in that Airflow. The processes themselves are `supervisor.py`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from pipeline_ops.artifacts.fingerprint import CODE_ROOT
+from pipeline_ops.cli.local_airflow.embedded import Home, Server, last_lines
+from pipeline_ops.cli.local_airflow.supervisor import LOCKED
+from pipeline_ops.cli.usage_lock import hold, let_go
+from pipeline_ops.errors import MachineError
+from pipeline_ops.system.descendants import adopt_orphans, end_descendants
+from pipeline_ops.system.processes import SAFE_PATH
+
+DAGS = CODE_ROOT / "dags"
+_POLL_SECONDS = 0.05
+_START_SECONDS = 300.0
+_LAST_SECONDS = 5.0  # so long may a supervisor take to see that it is not used any more
+_NOT_LAST_SECONDS = 0.3  # it may have seen that before the command that asked
+_STOP_SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def embedded_airflow(home: Home, configs: Sequence[Path], say: Callable[[str], None], schedules: bool = False, dags: Path = DAGS) -> Iterator[Server]:
+    """Holds an embedded Airflow, a new one or the one that runs in this home already.
+
+    Args:
+      configs: files, or folders of files, that a new one makes DAGs of; one that runs must serve them.
+      say: called with a line for the user.
+      schedules: whether a new one starts the runs that are due by the clock.
+
+    This process becomes the parent of orphans below it. If the supervisor is killed, it ends all of its own descendants.
+
+    Raises:
+      MachineError: it did not start, or the one that runs serves other configs.
+    """
+    adopt_orphans()
+    home.make()
+    holder = hold(home.holders, _STOP_SECONDS)
+    attempt = _Start(home, configs, schedules, dags, say)
+    try:
+        server = attempt.until_up()
+        if attempt.child is None:
+            say(f"Using the embedded Airflow that process {server.process.pid} runs.")
+        yield server
+    finally:
+        _wait_for_end(home, attempt.child, let_go(holder), say)
+
+
+def check_alive(home: Home, server: Server) -> None:
+    """Raises MachineError, with the reason, if that Airflow is not up any more."""
+    now = Server.read(home)
+    if now and now.process == server.process and now.state == "failed":
+        raise MachineError(now.message)
+    if not server.process.is_alive():
+        raise MachineError(f"the embedded Airflow has ended; its log is {home.log('supervisor')}")
+
+
+@dataclasses.dataclass
+class _Start:
+    """Starting an Airflow, or joining one. `child` is the supervisor, if it is ours."""
+
+    home: Home
+    configs: Sequence[Path]
+    schedules: bool
+    dags: Path
+    say: Callable[[str], None]
+    child: subprocess.Popen | None = None
+
+    def until_up(self) -> Server:
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            if server := self._look():
+                return server
+            time.sleep(_POLL_SECONDS)
+        raise MachineError(f"the embedded Airflow was not up after {_START_SECONDS:.0f} s; its logs are in {self.home.log('').parent}")
+
+    def _look(self) -> Server | None:
+        """The server, once it is up."""
+        server = Server.alive(self.home)
+        if server is None and self.child is None:
+            self.say("Starting Airflow; the first time in a folder this takes a little longer.")
+            self.child = _start_supervisor(self.home, self.configs, self.schedules, self.dags)
+        if self.child and self.child.poll() is not None:
+            _explain(self.home, self.child)
+            self.child = None  # another command was faster
+        if server is None or (self.child and server.process.pid != self.child.pid):
+            return None
+        if self.child is None:
+            _check_serves(server, self.configs)
+        return server if server.state == "up" else None
+
+
+def _start_supervisor(home: Home, configs: Sequence[Path], schedules: bool, dags: Path) -> subprocess.Popen:
+    argv = [sys.executable, "-m", "pipeline_ops.cli.local_airflow.supervisor", "--home", str(home.folder), "--dags", str(dags),
+            *(["--schedules"] if schedules else []), *map(str, configs)]
+    environment = os.environ | SAFE_PATH | {"PYTHONPATH": os.pathsep.join(filter(None, [str(CODE_ROOT), os.environ.get("PYTHONPATH")]))}
+    with open(home.log("supervisor"), "ab") as log:
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment)
+
+
+def _explain(home: Home, child: subprocess.Popen) -> None:
+    """Raises MachineError with what a supervisor that ended has left to say; returns if it only came second."""
+    server = Server.read(home)
+    if server and server.process.pid == child.pid:
+        raise MachineError(server.message or f"the embedded Airflow ended while it was starting; see {home.log('supervisor')}")
+    if child.returncode != LOCKED:
+        log = home.log("supervisor")
+        raise MachineError(f"the embedded Airflow did not start; the log of its supervisor is {log} and ends with:\n{last_lines(log)}")
+
+
+def _check_serves(server: Server, configs: Sequence[Path]) -> None:
+    missing = [str(config) for config in configs if not server.serves(config)]
+    if missing and server.state in ("starting", "up"):
+        raise MachineError(f"an embedded Airflow runs already (process {server.process.pid}, {server.url}) and serves {', '.join(server.configs)}, "
+                           f"but not {', '.join(missing)}; stop that one, or set TRAINYARD_HOME to another folder for this one")
+
+
+def _wait_for_end(home: Home, child: subprocess.Popen | None, was_last: bool, say: Callable[[str], None]) -> None:
+    """Waits until the supervisor has ended everything, unless another command uses it."""
+    noticed, deadline = time.monotonic() + (_LAST_SECONDS if was_last else _NOT_LAST_SECONDS), time.monotonic() + _STOP_SECONDS
+    while (server := Server.alive(home)) and time.monotonic() < deadline:
+        if server.state == "up" and time.monotonic() > noticed:
+            if child:
+                say(f"The embedded Airflow stays up: another command uses it. Its supervisor is process {server.process.pid}.")
+            return
+        time.sleep(_POLL_SECONDS)
+    if child and _killed(child):
+        end_descendants(grace_seconds=1.0)  # the supervisor's orphans have become ours
+
+
+def _killed(child: subprocess.Popen) -> bool:
+    """Whether the supervisor itself ended by a signal, which it does not do by itself."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return child.wait(timeout=_STOP_SECONDS) < 0
+    return False

@@ -1,0 +1,72 @@
+"""`export` of a pipeline config: the checked SavedModel, published as a new version."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from pipeline_ops.config.base import SAME_FOR_ALL_RUNS, Section, TaskSection, fixed, operational
+from pipeline_ops.storage.object_store import STORES, is_remote, refuse_credentials
+
+FormatName = Literal["saved_model", "tflite", "tflite_int8", "onnx"]
+
+
+class Int8(Section):
+    """A TFLite model with weights and activations of eight bits."""
+
+    representative_examples: int = Field(100, ge=1, le=10_000)
+    """How many training examples the ranges of activations are taken from."""
+    tolerance: float = Field(0.3, gt=0, le=1)
+    """The largest difference of a probability."""
+    top1_agreement: float = Field(0.95, ge=0, le=1)
+    """The smallest share of test examples that get the same class."""
+
+
+class Card(Section):
+    """What only a person can say of the model; it goes into the model card."""
+
+    intended_use: str = ""
+    limitations: str = ""
+    contact: str = ""
+
+
+class Export(TaskSection):
+    """The checked SavedModel, published as a new version."""
+
+    model: str = fixed(..., SAME_FOR_ALL_RUNS, pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
+    """The model's name in the registry."""
+    tolerance: float = Field(1e-4, gt=0, le=1)
+    """The largest difference of a probability that is still the same model."""
+    box_agreement: float = Field(0.95, ge=0, le=1)
+    """Of a detector in another format than saved_model: the smallest share of test images that get the same boxes."""
+    formats: list[FormatName] = ["saved_model"]
+    """What is published; saved_model is always among it, onnx needs trainyard[onnx]. Each is checked against the trained model."""
+    int8: Int8 = Int8()
+    """How tflite_int8 is made, and how far it may be from the trained model."""
+    card: Card = Card()
+    """What the model card says beside what is measured."""
+    registry: str | None = fixed(None, SAME_FOR_ALL_RUNS, is_operational=True)
+    """Where versions are published: a folder, or a place in an object store such as s3://bucket/models; null is models/ below
+    storage.root."""
+    signing_key: str | None = fixed(None, "it names a secret key", is_operational=True, min_length=1)
+    """The file of a secret key that `minisign -G -W` has made; each new version is signed by it. `trainyard models fetch --verify` and
+    `trainyard serve --verify` check that with the public key. Null signs nothing."""
+    keep_versions: int | None = operational(None, ge=1)
+    """How many of the newest versions stay after a publication; null keeps all. A version that an alias names always stays."""
+
+    @field_validator("formats")
+    @classmethod
+    def _with_saved_model(cls, value: list[FormatName]) -> list[FormatName]:
+        if "saved_model" not in value or len(set(value)) < len(value):
+            raise ValueError(f"must name saved_model, and nothing twice, got {value}")
+        return value
+
+    @field_validator("registry")
+    @classmethod
+    def _known_store(cls, value: str | None) -> str | None:
+        refuse_credentials(value or "")
+        if value is not None and is_remote(value) and value.partition("://")[0] not in STORES:
+            raise ValueError(f"must be a folder, or begin with {' or '.join(f'{store}://' for store in STORES)}, got {value}; "
+                             "other stores were not shown to refuse the second of two conditional puts")
+        return value

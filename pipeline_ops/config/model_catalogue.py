@@ -1,0 +1,105 @@
+"""The names that `train.model` may have, and what is known of each model without building it.
+
+    model: digits_cnn                        an entry of this catalogue
+    model: my_package.my_module:build        a function of the user's own
+
+The code is in `pipeline_ops/models/`; this is what the config checks against, before any process starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pipeline_ops.config.yaml_source import nearest
+
+Task = Literal["classification", "detection"]
+
+_OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+@dataclasses.dataclass(frozen=True)
+class CatalogueModel:
+    """`module` is the file in `pipeline_ops/models/` with the function `build`. It is called with the shape of the images, the number of classes,
+    `arguments`, and those of `parameters` that the config gives. `metrics` are the figures of an epoch beside the loss; a detector's module
+    also has `make_head`. `files` are others beside the module that it is made of."""
+
+    module: str
+    parameters: tuple[str, ...] = ()
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    has_batch_normalization: bool = False
+    task: Task = "classification"
+    metrics: tuple[str, ...] = ("accuracy",)
+    files: tuple[str, ...] = ()
+    min_size: int = 1
+    """Height and width of the smallest images that it can be built for."""
+    size_multiple: int = 1
+    """Height and width of the images are multiples of this."""
+
+    @property
+    def code(self) -> list[str]:
+        """What a fingerprint covers."""
+        return [f"pipeline_ops/models/{name}.py" for name in (self.module, *self.files)]
+
+
+def _backbone(name: str, *parameters: str, has_batch_normalization: bool = True, min_size: int = 32) -> CatalogueModel:
+    """One of `keras.applications`, by the name of its function there."""
+    return CatalogueModel("backbones", (*parameters, "dropout"), {"name": name}, has_batch_normalization, min_size=min_size)
+
+
+def _detector(module: str, *parameters: str, metrics: tuple[str, ...], files: tuple[str, ...],
+              size_multiple: int, has_batch_normalization: bool = False) -> CatalogueModel:
+    return CatalogueModel(module, parameters, {}, has_batch_normalization, "detection", metrics, ("detection", "boxes", *files),
+                          min_size=size_multiple, size_multiple=size_multiple)
+
+
+CATALOGUE: Mapping[str, CatalogueModel] = {
+    "center_detector": _detector("center_detector", "width", metrics=("heat_loss", "box_iou"), files=("centers",), size_multiple=16),
+    "digits_cnn": CatalogueModel("digits_cnn", min_size=10),
+    "dense": CatalogueModel("dense", ("units", "hidden_layers")),
+    "convnext_tiny": _backbone("ConvNeXtTiny", has_batch_normalization=False),
+    "densenet121": _backbone("DenseNet121"),
+    "efficientnet_b0": _backbone("EfficientNetB0"),
+    "efficientnet_v2_b0": _backbone("EfficientNetV2B0"),
+    "efficientnet_v2_s": _backbone("EfficientNetV2S"),
+    "inception_v3": _backbone("InceptionV3", min_size=75),
+    "mobilenet_v2": _backbone("MobileNetV2", "alpha"),
+    "mobilenet_v3_large": _backbone("MobileNetV3Large", "alpha"),
+    "mobilenet_v3_small": _backbone("MobileNetV3Small", "alpha"),
+    "resnet50": _backbone("ResNet50"),
+    "resnet50_v2": _backbone("ResNet50V2"),
+    "resnet101_v2": _backbone("ResNet101V2"),
+    "retinanet": _detector(
+        "retinanet", "backbone", "backbone_parameters", "width", "depth", "normalization", "frozen_batch_normalization", "anchor_scale", "box_loss",
+        "max_boxes", metrics=("class_loss", "box_iou"), files=("anchor_head", "anchors", "backbones"), size_multiple=32,
+        has_batch_normalization=True),
+    "xception": _backbone("Xception", min_size=71),
+}
+
+
+def is_own(model: str) -> bool:
+    """Whether this names a function of the user's own, `module:function`."""
+    return ":" in model
+
+
+def task_of(model: str) -> Task:
+    """What a model is for; one of the user's own classifies."""
+    return "classification" if is_own(model) else CATALOGUE[model].task
+
+
+def check_model(name: str) -> str:
+    """The name. Raises ValueError with the nearest one in the catalogue."""
+    if is_own(name):
+        return check_function(name)
+    if name not in CATALOGUE:
+        raise ValueError(f"there is no model {name!r}; {nearest(name, CATALOGUE)}, and a model of your own is named as my_package.my_module:build")
+    return name
+
+
+def check_function(path: str) -> str:
+    """The path of a function of the user's own. Raises ValueError."""
+    if not _OWN.fullmatch(path):
+        raise ValueError(f"a function of your own is named as my_package.my_module:function, got {path!r}")
+    return path

@@ -1,0 +1,106 @@
+"""`train.optimizer` of a pipeline config: the optimizer, its learning rate over the steps, clipping, and averaged weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from pipeline_ops.config.base import Section, per_run
+
+
+class Schedule(Section):
+    """What all schedules have in common: a linear warm-up from nothing to the whole learning rate."""
+
+    warmup_steps: int = per_run(0, ge=0)
+
+
+class Constant(Schedule):
+    """The same learning rate after the warm-up."""
+
+    type: Literal["constant"] = "constant"
+
+
+class Cosine(Schedule):
+    """Half a cosine wave from the whole learning rate down to `end_factor` of it."""
+
+    type: Literal["cosine"]
+    decay_steps: int | None = per_run(None, ge=1)
+    """Optimizer steps from the end of the warm-up to the end of the wave; null: to the last step of the last epoch."""
+    end_factor: float = per_run(0.0, ge=0, le=1)
+
+
+class Exponential(Schedule):
+    """Multiplies the learning rate by `factor` in every `decay_steps` steps, smoothly."""
+
+    type: Literal["exponential"]
+    decay_steps: int = per_run(..., ge=1)
+    factor: float = per_run(..., gt=0, lt=1)
+
+
+class Piecewise(Schedule):
+    """Another factor from each boundary on: `boundaries_steps: [1000, 2000]` and `factors: [0.1, 0.01]`."""
+
+    type: Literal["piecewise"]
+    boundaries_steps: list[int] = Field(min_length=1)
+    factors: list[float] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Piecewise:
+        if len(self.boundaries_steps) != len(self.factors):
+            raise ValueError(f"there must be as many factors as boundaries_steps ({len(self.boundaries_steps)}), got {len(self.factors)}")
+        if any(later <= earlier for earlier, later in zip([0, *self.boundaries_steps], self.boundaries_steps, strict=False)):
+            raise ValueError(f"boundaries_steps must be positive and ascending, got {self.boundaries_steps}")
+        if any(not math.isfinite(factor) or factor < 0 for factor in self.factors):
+            raise ValueError(f"factors must not be negative, got {self.factors}")
+        return self
+
+
+AnySchedule = Annotated[Constant | Cosine | Exponential | Piecewise, Field(discriminator="type")]
+
+
+class Clip(Section):
+    """Bounds the gradient of the global batch, after it was summed over all workers. One of the three."""
+
+    global_norm: float | None = per_run(None, gt=0)
+    """The norm of all gradients together; their direction stays."""
+    norm: float | None = per_run(None, gt=0)
+    """The norm of each variable's gradient."""
+    value: float | None = per_run(None, gt=0)
+    """The absolute value of each element."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Clip:
+        given = [name for name in ("global_norm", "norm", "value") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of global_norm, norm and value must be given, got {' and '.join(given) or 'none'}")
+        return self
+
+
+class Optimizer(Section):
+    """A Keras optimizer on the gradient of the global batch."""
+
+    name: Literal["adam", "adamw", "sgd"] = per_run("adam")
+    learning_rate: float = per_run(1e-3, rank=2, gt=0, le=10)
+    """Size of the optimizer's steps. The schedule multiplies it with its factors."""
+    momentum: float = per_run(0.0, ge=0, lt=1)
+    """For sgd."""
+    weight_decay: float = per_run(0.0, ge=0, lt=1)
+    """For adamw and sgd: in each step every weight loses so much of itself, times the learning rate. With sgd and a momentum of 0.9,
+    a penalty of w * |weights|**2 / 2 in the loss, as papers have it, is about a weight_decay of 10 * w."""
+    schedule: AnySchedule = Constant()
+    """How the learning rate changes with the steps. `reduce_learning_rate` multiplies what comes out."""
+    clip: Clip | None = None
+    average_weights: float | None = per_run(None, gt=0, lt=1)
+    """Decay of an exponential moving average of the weights (0.999, say). The average is what is evaluated and what becomes the challenger;
+    training goes on from the weights themselves. The decay is warmed up: in the step t it is at most (1 + t) / (10 + t), so that the
+    average of a short training does not consist of initial weights."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Optimizer:
+        if self.momentum and self.name != "sgd":
+            raise ValueError(f"momentum is for the optimizer sgd, got it with {self.name}")
+        if self.weight_decay and self.name == "adam":
+            raise ValueError("weight_decay is for the optimizers adamw and sgd, got it with adam")
+        return self

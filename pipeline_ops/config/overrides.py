@@ -1,0 +1,116 @@
+"""The conf of a run as checked overrides: single values of fields that a run may set, by dotted key.
+
+Everything else is refused: a field of the author's, a whole section, an item of a list, null where it is no value, and
+keys and values that no config has. A refusal is a ConfigError, so Airflow does not try again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pipeline_ops.config.fields import Leaf, leaves_of, value_at
+from pipeline_ops.config.per_run import Scalar, allowed_value
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.errors import ConfigError
+
+_MAX_KEY, _MAX_TEXT, _MAX_INTEGER = 200, 4096, 2**63
+_MAX_PROBLEMS = 20
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def parse_conf(author: PipelineConfig, conf: Any) -> dict[str, Scalar]:
+    """The overrides of a run.
+
+    Args:
+      author: the author's config, which says what he has opened.
+      conf: the conf as Airflow has it.
+
+    Raises:
+      ConfigError: with a line for each thing that is wrong.
+    """
+    if not isinstance(conf, Mapping):
+        raise ConfigError(f"the run's conf must be a mapping of keys to values, got {type(conf).__name__}")
+    overrides, problems = {}, []
+    for key, value in conf.items():
+        try:
+            overrides[key] = _parse(author, key, value)
+        except ValueError as problem:
+            problems.append(f"conf {_shown(key)}: {problem}")
+    if problems:
+        more = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
+        raise ConfigError("\n".join([*problems[:_MAX_PROBLEMS], *more]))
+    return _types_of(author, overrides) | overrides
+
+
+def settable_keys(author: PipelineConfig) -> list[str]:
+    """The keys that a run of this pipeline may set."""
+    leaves = leaves_of(type(author))
+    return [key for key, leaf in leaves.items() if author.per_run.get(key, leaf.is_per_run)]
+
+
+def _parse(author: PipelineConfig, key: Any, value: Any) -> Scalar:
+    leaf = _find(author, key)
+    _check_scalar(leaf, value)
+    own = value_at(author, key)
+    if type(own) is type(value) and own == value:
+        return value
+    if key in author.per_run:
+        return allowed_value(leaf, value, author.per_run[key], author.file.parent)
+    if leaf.run_pattern and value is not None and not re.fullmatch(leaf.run_pattern, str(value)):
+        raise ValueError(f"a run may set it to {leaf.run_words}, got {_shown(value)!r}; {_change_in(author)}, "
+                         "or open more values there with per_run")
+    return value
+
+
+def _types_of(author: PipelineConfig, keys: Iterable[str]) -> dict[str, str]:
+    """The author's `type` of each section that a run changes: where the YAML leaves the section out, it is a default."""
+    types = {f"{key.rpartition('.')[0]}.type" for key in keys}
+    return {key: own for key in types if (own := value_at(author, key)) is not None}
+
+
+def _find(author: PipelineConfig, key: Any) -> Leaf:
+    """The leaf that a run may set. Raises ValueError."""
+    if not isinstance(key, str) or len(key) > _MAX_KEY or _UNPRINTABLE.search(key):
+        raise ValueError(f"a key must be a text of at most {_MAX_KEY} printable characters")
+    leaves = leaves_of(type(author))
+    leaf = leaves.get(key)
+    if leaf is not None and (key in author.per_run or leaf.is_per_run):
+        return leaf
+    if leaf is not None:
+        opening = "" if leaf.fixed or leaf.kind != "scalar" else ", or open it there with per_run"
+        raise ValueError(f"only the author of the pipeline sets it{f': {leaf.fixed}' if leaf.fixed else ''}; {_change_in(author)}{opening}")
+    if _holds_several(leaves, re.sub(r"\.-?\d+(?=\.|$)", "[]", key)):
+        raise ValueError(f"only the author of the pipeline sets it, because it is no single value; {_change_in(author)}")
+    raise ValueError(f"unknown key; {nearest(key, settable_keys(author))}")
+
+
+def _holds_several(leaves: Mapping[str, Leaf], key: str) -> bool:
+    """Whether a key that is no leaf names a section, a list, a mapping, or a part of one."""
+    return any(name == key or name.startswith((f"{key}.", f"{key}[]")) or
+               (leaf.kind != "scalar" and key.startswith((f"{name}.", f"{name}[]"))) for name, leaf in leaves.items())
+
+
+def _check_scalar(leaf: Leaf, value: Any) -> None:
+    if value is None and not leaf.takes(None):
+        raise ValueError("must not be null; leave it out for the value of the YAML")
+    if not isinstance(value, Scalar):
+        raise ValueError(f"must be a single value, got a {'list' if isinstance(value, list) else type(value).__name__}")
+    if isinstance(value, str) and (len(value) > _MAX_TEXT or _UNPRINTABLE.search(value)):
+        raise ValueError(f"must be a text of at most {_MAX_TEXT} printable characters")
+    if isinstance(value, int) and abs(value) >= _MAX_INTEGER:
+        raise ValueError("must be a number below 2**63")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"must be a finite number, got {value}")
+
+
+def _change_in(author: PipelineConfig) -> str:
+    return f"change it in {author.file}"
+
+
+def _shown(key: Any) -> str:
+    text = ascii(key)[1:-1] if isinstance(key, str) else ascii(key)
+    return text if len(text) <= 80 else f"{text[:80]}..."

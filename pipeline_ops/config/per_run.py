@@ -1,0 +1,109 @@
+"""`per_run` of a pipeline config: fields that the author opens to runs, and the values that he allows.
+
+    per_run:
+      train.hosts: [lab, two_gpus]
+      preprocess.source.path: [/data/daily/**, "s3://lake/daily/*"]
+      train.epochs: [5, 20]                  a run may choose one of these
+      train.seed: []                         a run may not set it
+
+The value that the YAML itself has is always allowed. A path is made absolute, and links in it are followed, before it is
+compared: `*` and `?` stand for anything within one folder's name, `**` for any number of folders.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline_ops.config.fields import Leaf
+from pipeline_ops.config.yaml_source import nearest
+
+Scalar = bool | int | float | str | None
+_MAGIC = re.compile(r"[*?\[]")
+_URI = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")
+
+
+def check_opened(leaves: Mapping[str, Leaf], opened: Mapping[str, Sequence[Scalar]]) -> None:
+    """Raises ValueError where `per_run` opens what does not exist or can never be opened, or allows what is no valid value."""
+    for key, values in opened.items():
+        leaf = leaves.get(key)
+        if leaf is None:
+            known = [name for name, leaf in leaves.items() if _can_be_opened(leaf)]
+            raise ValueError(f"{key}: there is no such value; {nearest(key, known)}")
+        if not _can_be_opened(leaf):
+            reason = leaf.fixed or f"it is {'a list' if leaf.kind == 'list' else 'a mapping'}, and a run sets single values only"
+            raise ValueError(f"{key}: it cannot be opened to runs: {reason}; remove this line")
+        for value in values:
+            if leaf.is_path and isinstance(value, str):
+                _check_pattern(key, value)
+            elif not leaf.takes(value):
+                raise ValueError(f"{key}: {value!r} is not a valid value of it; correct or remove it")
+
+
+def allowed_value(leaf: Leaf, value: Scalar, allowed: Sequence[Scalar], folder: Path) -> Scalar:
+    """The value to use: for a path that a glob allows, the absolute path without links. Raises ValueError."""
+    for candidate in allowed:
+        if type(candidate) is type(value) and candidate == value and not (leaf.is_path and isinstance(value, str) and _MAGIC.search(value)):
+            return value
+    if leaf.is_path and isinstance(value, str):
+        place = _normalized(value, folder)
+        if any(_matches(pattern, place, folder) for pattern in allowed if isinstance(pattern, str)):
+            return place
+    choices = ", ".join("null" if candidate is None else str(candidate) for candidate in allowed)
+    raise ValueError(f"must be one of the values that per_run allows ({choices})" if choices else "is closed to runs by per_run")
+
+
+def is_glob(value: Scalar) -> bool:
+    """Whether an allowed value stands for several."""
+    return isinstance(value, str) and bool(_MAGIC.search(value))
+
+
+def _can_be_opened(leaf: Leaf) -> bool:
+    return leaf.kind == "scalar" and not leaf.fixed and not leaf.is_in_list
+
+
+def _check_pattern(key: str, pattern: str) -> None:
+    magic = _MAGIC.search(pattern)
+    after = pattern[pattern.rfind("/", 0, magic.start()) + 1:] if magic else ""
+    if ".." in after.split("/"):
+        raise ValueError(f"{key}: {pattern!r} has '..' behind a wildcard; write the folder that is meant")
+    if "{" in pattern or "\0" in pattern:
+        raise ValueError(f"{key}: {pattern!r} must be a plain path or a glob, without brackets like {{start}}")
+
+
+def _normalized(value: str, folder: Path) -> str:
+    """An absolute path without `..` and without links, or a plain URI. Raises ValueError."""
+    if re.search(r"[{}*?\[]", value):
+        raise ValueError("must be a plain path for a single run, without any of { } * ? [")
+    if uri := _URI.fullmatch(value):
+        parts = uri[2].rstrip("/").split("/")
+        if any(part in ("", ".", "..") for part in parts) or re.search(r"[%#@\\]", uri[2]):
+            raise ValueError("must be a plain URI, without '..', '//' or any of % # @ \\")
+        return f"{uri[1]}://{'/'.join(parts)}"
+    if "://" in value:
+        raise ValueError("must be a path or a plain URI")
+    return str((folder / Path(value).expanduser()).resolve())
+
+
+def _matches(pattern: str, place: str, folder: Path) -> bool:
+    return _segments_match(_absolute(pattern, folder).split("/"), place.split("/"))
+
+
+def _absolute(pattern: str, folder: Path) -> str:
+    """The pattern with the folders before its first wildcard made absolute; links there are the author's own."""
+    if _URI.fullmatch(pattern):
+        return pattern.rstrip("/")
+    magic = _MAGIC.search(pattern)
+    cut = len(pattern) if magic is None else pattern.rfind("/", 0, magic.start()) + 1
+    start = str((folder / Path(pattern[:cut]).expanduser()).resolve())
+    return f"{start.rstrip('/')}/{pattern[cut:].rstrip('/')}" if pattern[cut:] else start
+
+
+def _segments_match(pattern: Sequence[str], segments: Sequence[str]) -> bool:
+    if not pattern:
+        return not segments
+    if pattern[0] == "**":
+        return any(_segments_match(pattern[1:], segments[skipped:]) for skipped in range(len(segments) + 1))
+    return bool(segments) and fnmatch.fnmatchcase(segments[0], pattern[0]) and _segments_match(pattern[1:], segments[1:])

@@ -1,0 +1,82 @@
+"""The config of one run: the author's YAML, what the command line set for the run, and what the run's conf asks for.
+
+    load_config(file)                    the author's config: pages, orphan reaper, registry, DAG factory
+    author_config(file, run_id)          the same, with the values that `trainyard run --set` gave this run
+    run_config(file, conf, run_id)       the same, with the values that the run's conf may set
+
+A conf comes from whoever may trigger a run. It never reaches `load_config` unchecked.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline_ops.config.overrides import parse_conf
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.storage.atomic import read_json, write_json
+
+AUTHOR_OVERRIDES = "TRAINYARD_AUTHOR_OVERRIDES"
+"""The environment variable with the folder of the command line's overrides. Only the embedded Airflow has it."""
+
+Interval = tuple[dt.datetime, dt.datetime]
+
+
+def author_config(file: Path | str, run_id: str | None) -> PipelineConfig:
+    """The config that the author gave this run. Raises ConfigError."""
+    return load_config(file, _author_overrides(file, run_id))
+
+
+def run_config(file: Path | str, conf: Mapping[str, Any] | None, run_id: str | None,
+               interval: Interval | None = None) -> PipelineConfig:
+    """The config of a run.
+
+    Args:
+      file: the author's YAML.
+      conf: the run's conf, as Airflow has it; nothing in it is trusted.
+      run_id: the run; None where there is none yet.
+      interval: start and end of the run's data, for a source whose path names them.
+
+    Raises:
+      ConfigError: with a line for each thing that is wrong.
+    """
+    config = author_config(file, run_id)
+    if conf:
+        config = config.changed(parse_conf(config, conf))
+    source = config.preprocess.source
+    if interval is None or not source.has_interval:
+        return config
+    return config.changed({"preprocess.source.path": source.path_of(*interval)})
+
+
+def run_config_or_author(file: Path | str, conf: Mapping[str, Any] | None, run_id: str) -> PipelineConfig:
+    """The config of a run; the author's where the conf is refused. For pages and notices, which must work for such a run, too."""
+    try:
+        return run_config(file, conf, run_id)
+    except ConfigError:
+        return author_config(file, run_id)
+
+
+def write_author_overrides(folder: Path, file: Path, run_id: str, overrides: Mapping[str, Any]) -> None:
+    """Keeps the command line's overrides of a run. They must be there before the run starts."""
+    value = {"config": str(file.resolve()), "run_id": run_id, "overrides": dict(overrides)}
+    write_json(_place(folder, file, run_id), value)
+
+
+def _author_overrides(file: Path | str, run_id: str | None) -> dict[str, Any]:
+    folder = os.environ.get(AUTHOR_OVERRIDES)
+    if not folder or run_id is None:
+        return {}
+    value = read_json(_place(Path(folder), Path(file), run_id))
+    return value["overrides"] if value else {}
+
+
+def _place(folder: Path, file: Path, run_id: str) -> Path:
+    """A digest, because a run id may hold any character."""
+    digest = hashlib.sha256(f"{file.resolve()}\n{run_id}".encode(errors="surrogatepass")).hexdigest()
+    return folder / f"{digest}.json"

@@ -1,0 +1,76 @@
+"""`schedule` of a pipeline config: what starts a run by itself.
+
+    schedule: "0 3 * * *"                                  the clock, in UTC
+    schedule: {cron: "0 3 * * *", timezone: Europe/Berlin} the clock of a place
+    schedule: {assets: [raw_digits]}                       another DAG has an event of this asset
+    schedule: {assets: [raw_digits], cron: "0 3 * * *"}    whichever comes first
+    schedule: {watch_seconds: 60}                          files have come, gone or changed where the raw data lie
+    schedule: null                                         nothing: runs by hand only
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from pipeline_ops.config.base import FieldError, Section
+from pipeline_ops.config.cron import check_cron, check_time_zone
+
+_NOT_ALLOWED = ("self", "context")
+"""Airflow keeps these names of assets to itself."""
+
+
+class AssetName(Section):
+    """An asset of Airflow, as the DAG that makes it names it; `name` alone stands for an asset whose URI is its name."""
+
+    name: str = Field(min_length=1, max_length=1500)
+    uri: str | None = Field(None, min_length=1, max_length=1500)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("name", "uri")
+    @classmethod
+    def _allowed(cls, value: str | None) -> str | None:
+        if value is not None and (value.isspace() or value in _NOT_ALLOWED or value.startswith("airflow:")):
+            raise ValueError(f"{value!r} cannot name an asset: it is blank, or reserved by Airflow; choose another name")
+        if value is not None:
+            urlsplit(value)
+        return value
+
+
+class Schedule(Section):
+    """What starts a run: the clock, an event of any of the assets, a change of the raw files, or whichever comes first."""
+
+    cron: str | None = None
+    timezone: str = "UTC"
+    """Of the cron expression, such as `Europe/Berlin`. Data intervals in `preprocess.source.path` need UTC."""
+    assets: list[AssetName] = []
+    watch_seconds: int | None = Field(None, ge=1, le=86_400)
+    """How often Airflow's triggerer looks at the names, sizes and times of the raw files. When they have changed, and then not any more from one look
+    to the next, a run starts: once for each change. No worker is held by it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"cron": value} if isinstance(value, str) else {} if value is None else value
+
+    @field_validator("cron")
+    @classmethod
+    def _valid_cron(cls, value: str | None) -> str | None:
+        return value if value is None else check_cron(value)
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        return check_time_zone(value)
+
+    @model_validator(mode="after")
+    def _zone_of_a_clock(self) -> Schedule:
+        if self.cron is None and "timezone" in self.model_fields_set:
+            raise FieldError("timezone", "is for a cron expression, and there is none; give cron, or remove the time zone")
+        return self

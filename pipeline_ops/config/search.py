@@ -1,0 +1,68 @@
+"""`search` of a pipeline config: several trainings with different parameters, of which the best goes on."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from pipeline_ops.config.base import Section, operational
+
+MAX_TRIALS = 256
+
+
+class Range(Section):
+    """Any value between two; whole numbers where both of these are."""
+
+    low: int | float
+    high: int | float
+    scale: Literal["linear", "log"] = "linear"
+    """log: as likely between 0.001 and 0.01 as between 0.01 and 0.1."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Range:
+        if not self.low < self.high:
+            raise ValueError(f"low must be less than high, got {self.low} and {self.high}")
+        if self.scale == "log" and self.low <= 0:
+            raise ValueError(f"scale log is for values above 0, got low: {self.low}")
+        return self
+
+    @property
+    def is_whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+class Search(Section):
+    """Each combination of parameters is a trial: a training of its own, with its own artifact, and cached as any other."""
+
+    method: Literal["grid", "random"] = "grid"
+    """grid: every combination of the values; random: so many combinations, drawn with the seed."""
+    parameters: dict[str, list[Any] | Range] = Field(min_length=1)
+    """By dotted key of `train`: a list of values, or for random also `{low, high, scale}`."""
+    trials: int | None = Field(None, ge=1, le=MAX_TRIALS)
+    """For random."""
+    seed: int = Field(1, ge=0)
+    """For random."""
+    max_parallel: int = operational(1, ge=1, le=MAX_TRIALS)
+    """So many trials train at the same time."""
+    monitor: str | None = Field(None, pattern=r"^validation_[a-z][a-z0-9_]*$")
+    """The figure by which the best is chosen. Null: that of `train.best_checkpoint`, or else validation_loss."""
+
+    @field_validator("parameters")
+    @classmethod
+    def _of_training(cls, value: dict[str, list[Any] | Range]) -> dict[str, list[Any] | Range]:
+        for key, values in value.items():
+            if not key.startswith("train."):
+                raise ValueError(f"parameters are dotted keys of train, as train.optimizer.learning_rate; got {key}")
+            if isinstance(values, list) and not values:
+                raise ValueError(f"parameters.{key} has no values")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Search:
+        if (self.method == "random") != (self.trials is not None):
+            raise ValueError(f"trials is how many combinations random draws, and needed there; got {self.trials} with {self.method}")
+        ranges = [key for key, values in self.parameters.items() if isinstance(values, Range)]
+        if self.method == "grid" and ranges:
+            raise ValueError(f"a grid has lists of values, got a range for {', '.join(ranges)}; list the values, or use method: random")
+        return self

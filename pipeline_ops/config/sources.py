@@ -1,0 +1,227 @@
+"""The sources of a pipeline config, `preprocess.source`: where raw data lie, and how they are described.
+
+What each of them means is read by the file of the same name in `beam_jobs/sources/`. All paths in a source but `path`
+itself are relative to it, so that one folder holds everything that the fingerprint must cover.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from pipeline_ops.config.base import Section, operational
+from pipeline_ops.storage.object_store import is_known, refuse_credentials
+
+SplitName = Literal["train", "validation", "test"]
+
+
+class Source(Section):
+    """What every source has. Where the raw data lie is not fingerprinted: the digest of their contents is."""
+
+    path: str = operational(..., is_path=True)
+    """The folder that holds all of the raw data, or a URI such as s3://bucket/folder; everything below it is in the fingerprint. Where the data
+    come by day or by hour, `raw/{start:%Y-%m-%d}` has the start of the run's data interval in it (`{end}` its end), which backfills need."""
+
+    @property
+    def folder(self) -> str:
+        """The folder whose files are listed: a path, relative like `path`, or a URI."""
+        return self.path
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether it depends on the run's data interval where the raw data lie."""
+        return bool(_fields_of(self.path))
+
+    @property
+    def named_files(self) -> dict[str, str]:
+        """Files that the source cannot do without: paths below `path`, by the key that names each."""
+        return {}
+
+    def path_of(self, start: datetime, end: datetime) -> str:
+        """The path for one data interval."""
+        return self.path.format(start=start, end=end)
+
+    @field_validator("path")
+    @classmethod
+    def _names_the_interval(cls, value: str) -> str:
+        for _, field, spec, conversion in string.Formatter().parse(value):
+            if field is not None and (conversion or not _INTERVAL_FORMAT.fullmatch(spec)):
+                raise ValueError(f"{{{field}}} takes a format of strftime such as %Y-%m-%d, got {spec or conversion!r}")
+        if unknown := _fields_of(value) - {"start", "end"}:
+            raise ValueError("only the start and the end of a run's data interval can stand in brackets, such as {start:%Y-%m-%d}, "
+                             f"got {min(unknown)!r}")
+        return value
+
+    @field_validator("path")
+    @classmethod
+    def _known_scheme(cls, value: str) -> str:
+        refuse_credentials(value)
+        if "://" in value and not is_known(value):
+            raise ValueError(f"must be a local folder, or a URI of an object store such as s3://bucket/folder, got {value}")
+        return value
+
+
+_INTERVAL_FORMAT = re.compile(r"(%[A-Za-z%]|[^%{}])*")
+
+
+def _fields_of(path: str) -> set[str]:
+    """What stands in brackets. Raises ValueError where one is open."""
+    return {field for _, field, _, _ in string.Formatter().parse(path) if field is not None}
+
+
+def _local(value: str) -> str:
+    if "://" in refuse_credentials(value):
+        raise ValueError(f"TFRecords are read from local folders only, got {value}; copy or mount them")
+    return value
+
+
+class ImageFolderSource(Source):
+    """Raw images in one folder per class; the folder's name is the label. Folders train, val and test around those are the splits."""
+
+    type: Literal["image_folder"]
+    class_folder: Literal["outer", "inner"] | None = None
+    """The folder whose name is the label: the outermost one below `path` (or below the folder of a split), or the one that the file lies in.
+    Null: the outermost one; folders that can be meant in both ways are refused. With outer, folders named train and val are classes."""
+
+
+class AnnotatedSource(Source):
+    """A source that names the classes in its annotations."""
+
+    class_names: list[str] | None = Field(None, min_length=1)
+    """The classes, in the order of their indices. What has another class is kept out. Null: those that occur, sorted."""
+
+    @field_validator("class_names")
+    @classmethod
+    def _unique(cls, value: list[str] | None) -> list[str] | None:
+        if value and (twice := sorted({name for name in value if value.count(name) > 1})):
+            raise ValueError(f"must name each class once, got {', '.join(twice)} more than once")
+        return value
+
+
+class ImageSets(Section):
+    """Names of the lists below `ImageSets/Main` that are our splits, without `.txt`. A list that is not there is empty."""
+
+    train: str = "train"
+    validation: str = "val"
+    test: str = "test"
+
+
+class VocSource(AnnotatedSource):
+    """Pascal VOC: `JPEGImages`, `Annotations`, and maybe `ImageSets/Main`."""
+
+    type: Literal["voc"]
+    image_sets: ImageSets | None = ImageSets()
+    """Null: the lists are not looked at, and `split` decides."""
+    unlisted: Literal["reject", "ignore"] = "reject"
+    """What becomes of an image in none of the lists, where there are lists. VOC 2012 has thousands that are for other tasks."""
+
+
+class CocoPart(Section):
+    """One COCO file and its images; both are paths below `source.path`."""
+
+    annotations: str
+    images: str = "."
+    split: SplitName | None = None
+    """Null: `preprocess.split` decides."""
+
+
+class CocoSource(AnnotatedSource):
+    """COCO's JSON for object detection."""
+
+    type: Literal["coco"]
+    parts: list[CocoPart] = Field(min_length=1)
+
+    @property
+    def named_files(self) -> dict[str, str]:
+        return {f"parts.{index}.annotations": part.annotations for index, part in enumerate(self.parts)}
+
+
+class ManifestSource(AnnotatedSource):
+    """A file that names every image with its class or its boxes."""
+
+    manifest: str
+    """The file's path below `source.path`."""
+    images: str = "."
+    """The folder below `source.path` that the paths in the manifest start from."""
+    task: Literal["classification", "detection"]
+    units: Literal["pixels", "fractions"] = "pixels"
+    """Of the boxes' coordinates."""
+
+    @property
+    def named_files(self) -> dict[str, str]:
+        return {"manifest": self.manifest}
+
+
+class CsvSource(ManifestSource):
+    """A CSV file with a header: `path,label`, or one row per box with `path,xmin,ymin,xmax,ymax,label`."""
+
+    type: Literal["csv"]
+
+
+class JsonlSource(ManifestSource):
+    """A file of JSON lines: `{"path", "label"}`, or `{"path", "boxes": [{"xmin", "ymin", "xmax", "ymax", "label"}]}`."""
+
+    type: Literal["jsonl"]
+
+
+class TfdsPart(Section):
+    """One split of a TensorFlow Datasets builder, and which of our splits it is."""
+
+    name: str
+    split: SplitName | None = None
+    """Null: `preprocess.split` decides."""
+
+
+class TfdsSource(AnnotatedSource):
+    """A data set that TensorFlow Datasets has prepared already; nothing is downloaded."""
+
+    type: Literal["tfds"]
+    path: str = operational("~/tensorflow_datasets", is_path=True)
+    """TensorFlow Datasets' own data folder, its `data_dir`."""
+    builder: str = Field(pattern=r"^[A-Za-z_][\w.]*(/[\w.-]+)?(:\d+\.\d+\.\d+)?$")
+    """`name`, `name/config`, `name:1.0.0`, or the module path of a builder class, `my_package.my_set.MySet`."""
+    parts: list[TfdsPart] = Field(min_length=1)
+
+    _is_local = field_validator("path")(_local)
+
+    @property
+    def folder(self) -> str:
+        """All versions and configs of this one data set."""
+        name = re.split("[/:]", self.builder)[0].rpartition(".")[2]
+        return f"{self.path}/{_as_data_set_name(name)}"
+
+
+class TfrecordPart(Section):
+    """Some TFRecord files: a pattern such as `train-*`, below `source.path`."""
+
+    files: str
+    split: SplitName | None = None
+    """Null: `preprocess.split` decides."""
+
+
+class TfrecordSource(AnnotatedSource):
+    """TFRecords of tf.train.Example: ours, or what the scripts of the TensorFlow Object Detection API write."""
+
+    type: Literal["tfrecord"]
+    task: Literal["classification", "detection"]
+    parts: list[TfrecordPart] = Field(min_length=1)
+    label_map: str | None = None
+    """A `.pbtxt` file below `source.path`: names for the numbers that the records have for classes."""
+
+    @property
+    def named_files(self) -> dict[str, str]:
+        return {"label_map": self.label_map} if self.label_map else {}
+
+    _is_local = field_validator("path")(_local)
+
+
+def _as_data_set_name(name: str) -> str:
+    """`MyCells` is in the folder `my_cells`, as TensorFlow Datasets has it."""
+    return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)).lower()
+
+
+AnySource = ImageFolderSource | VocSource | CocoSource | CsvSource | JsonlSource | TfdsSource | TfrecordSource

@@ -1,0 +1,103 @@
+"""A YAML's values as a checked section; what is wrong is told with file, line, key, rule and the nearest valid name."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from pipeline_ops.config.base import Section
+from pipeline_ops.config.type_messages import describe_type, shown
+from pipeline_ops.config.yaml_source import ConfigText, nearest
+from pipeline_ops.errors import ConfigError
+
+_Checked = TypeVar("_Checked", bound=Section)
+
+
+def checked(model: type[_Checked], text: ConfigText) -> _Checked:
+    """Raises ConfigError with a line for each thing that is wrong."""
+    try:
+        return model.model_validate(text.values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_describe(model, text, problem) for problem in error.errors(include_url=False))) from None
+
+
+def _describe(model: type[Section], text: ConfigText, problem: Mapping[str, Any]) -> str:
+    location, section = _without_tags(model, problem["loc"])
+    match problem["type"]:
+        case "extra_forbidden":
+            rule = f"unknown key; {_nearest_key(model, location, section)}"
+        case "union_tag_invalid":
+            location, known = [*location, "type"], [tag.strip(" '") for tag in problem["ctx"]["expected_tags"].split(",")]
+            rule = f"unknown type {shown(problem['ctx']['tag'])}; {nearest(problem['ctx']['tag'], known)}"
+        case "union_tag_not_found":
+            location, rule = [*location, "type"], "required, but not given"
+        case "value_error":
+            error = problem["ctx"]["error"]
+            location, rule = [*location, *getattr(error, "location", ())], str(error)
+        case _:
+            rule = describe_type(problem)
+    key = ".".join(map(str, location))
+    return f"{text.place(location)}: {key + ': ' if key else ''}{rule}"
+
+
+def _nearest_key(model: type[Section], location: Sequence[str | int], section: type[Section]) -> str:
+    """Suggests the place of an unknown key: below this section, here in another spelling, or anywhere."""
+    *here, name = map(str, location)
+    paths = [path for path in _paths(model) if path[-1] == name]
+    below = [path for path in paths if list(path[:len(here)]) == here]
+    if not below and difflib.get_close_matches(name, section.model_fields, n=1):
+        return nearest(name, section.model_fields)
+    found = [".".join(path) for path in below or paths][:3]
+    return f"did you mean {' or '.join(found)}?" if found else nearest(name, section.model_fields)
+
+
+@functools.cache
+def _paths(model: type[Section]) -> tuple[tuple[str, ...], ...]:
+    """The keys of a section and of all sections in it; those of list items as of the first item."""
+    found: list[tuple[str, ...]] = []
+    for name, field in model.model_fields.items():
+        found.append((name,))
+        prefix = (name, "0") if get_origin(field.annotation) is list else (name,)
+        found += [(*prefix, *path) for section in _sections_of(field.annotation) for path in _paths(section)]
+    return tuple(dict.fromkeys(found))
+
+
+def _sections_of(annotation: Any) -> Iterator[type[Section]]:
+    """All Section classes inside a type."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _sections_of(argument)
+
+
+def _without_tags(model: type[Section], location: Sequence[str | int]) -> tuple[list[str | int], Any]:
+    """A place as the YAML has it, and the class of the innermost section on the way there.
+
+    Where several sections are possible, pydantic puts the value of their `type` into the place.
+    """
+    section: Any = model
+    plain, parts = [], list(location)
+    while parts:
+        part = parts.pop(0)
+        plain.append(part)
+        field = None if isinstance(part, int) else section.model_fields.get(part)
+        if field is not None and field.discriminator and parts:
+            section = _member(field, parts.pop(0))
+        elif field is not None:
+            section = _section_of(field.annotation) or section
+    return plain, section
+
+
+def _member(field: FieldInfo, tag: str) -> type[Section]:
+    """The section among several that a tag stands for."""
+    return next(member for member in get_args(field.annotation) if tag in get_args(member.model_fields[field.discriminator].annotation))
+
+
+def _section_of(annotation: Any) -> type[Section] | None:
+    """The first Section class inside a type; None where there is none."""
+    return next(_sections_of(annotation), None)

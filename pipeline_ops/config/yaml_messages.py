@@ -1,0 +1,120 @@
+"""What is wrong with a text that is not valid YAML, in plain words: line, cause and cure instead of the parser's terms.
+
+Used by `yaml_reading.py` only.
+"""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+
+from pipeline_ops.errors import ConfigError
+
+
+class YamlProblem(ConfigError):
+    """A defect of a YAML text, at a line that counts from 1."""
+
+    def __init__(self, line: int, rule: str):
+        super().__init__(rule)
+        self.line, self.rule = line, rule
+
+
+_MISSING_SPACE = re.compile(r"""^\s*(?:-\s+)*([A-Za-z_][\w.-]*):([^\s/\\:'"][^:]*)$""")
+
+_COLON_IN_VALUE = re.compile(r"^\s*(?:-\s+)*[A-Za-z_][\w.-]*:\s+[^\s'\"{\[|>].*:(\s|$)")
+_SPECIAL = re.compile(r"[^\t\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+_OPENED = (
+    ("found unexpected end of stream", "this quote is not closed; close it"),
+    ("did not find expected ',' or ']'", "the bracket [ is not closed, or a comma is missing; add ] or a comma"),
+    ("did not find expected ',' or '}'", "the bracket { is not closed, or a comma is missing; add } or a comma"),
+    ("could not find expected ':'", "a key without a colon; write 'key: value', with a space after the colon"),
+)
+"""Words of the parser, and what they mean to a person. The line to look at is the one where the construct begins."""
+
+_FOUND = (
+    ("did not find expected '-' indicator", "this line follows a list, but does not begin with '- '; begin it with '- ', "
+                                            "or indent it as the other keys of its section"),
+    ("block sequence entries are not allowed", "a list item '- ' may not stand here; put it on a line of its own"),
+    ("did not find expected node content", "a value is missing between brackets or commas; remove a comma, or add it"),
+    ("found undefined alias", "a value that begins with * refers to a value named with &, and none has that name; "
+                              "put the value in quotes if a text is meant"),
+    ("while scanning an alias", "a value that begins with * is not a text; put the value in quotes, as in \"* * * * *\""),
+    ("while scanning an anchor", "a value that begins with & is not a text; put the value in quotes"),
+    ("duplicate anchor", "the name after & is used twice; choose another one"),
+    ("while parsing a quoted scalar", "a backslash in double quotes begins an escape; use single quotes, or write it twice"),
+    ("expected a single document", "a second document begins here; remove the line '---' or '...'"),
+    ("expected <document start>", "the document ends before this line; check brackets, quotes and indentation above it"),
+    ("mappings for merging", "<< must be given a mapping, such as *name; remove it"),
+)
+"""The same, for defects whose line is the one that the parser names."""
+
+
+def explain(error: yaml.YAMLError, text: str) -> YamlProblem:
+    """Returns the problem of a text that the parser has refused."""
+    lines = text.splitlines() or [""]
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return _unmarked(error, lines)
+    problem = " ".join(filter(None, [error.context, error.problem]))
+    at, column = min(error.problem_mark.line, len(lines) - 1), error.problem_mark.column
+    start = min(error.context_mark.line, at) if error.context_mark else at
+    line, rule = (_tab(lines, at) or _missing_space(lines, start, at) or _known(problem, start, at)
+                  or (at, _at_character(problem, lines, at, column)))
+    return YamlProblem(line + 1, f"not valid YAML: {rule}")
+
+
+def _unmarked(error: yaml.YAMLError, lines: list[str]) -> YamlProblem:
+    """The parser does not say where it has found a character that YAML does not allow."""
+    for number, line in enumerate(lines, 1):
+        if found := _SPECIAL.search(line):
+            return YamlProblem(number, f"not valid YAML: the control character U+{ord(found[0]):04X}; remove it")
+    return YamlProblem(1, f"not valid YAML: {error}; check the characters of the text")
+
+
+def _known(problem: str, start: int, at: int) -> tuple[int, str] | None:
+    for place, cures in ((start, _OPENED), (at, _FOUND)):
+        for words, cure in cures:
+            if words in problem:
+                return place, cure
+    return None
+
+
+def _at_character(problem: str, lines: list[str], at: int, column: int) -> str:
+    """What is wrong with a line where the parser only says that something else was expected."""
+    character = lines[at][column:column + 1]
+    if "cannot start any token" in problem:
+        return f"a value may not begin with {character!r}; put it in quotes"
+    if character and character in "]}":
+        return f"{character!r} closes a bracket that is not open; remove it"
+    if "mapping values are not allowed" in problem or "did not find expected key" in problem:
+        return _indentation(lines, at)
+    return f"{problem}; check quotes, brackets and indentation here"
+
+
+def _tab(lines: list[str], at: int) -> tuple[int, str] | None:
+    """The first line up to the given one that is indented with a tab, counted from 0."""
+    for number in range(at + 1):
+        if "\t" in lines[number][:len(lines[number]) - len(lines[number].lstrip())]:
+            return number, "a tab in the indentation; replace it by spaces"
+    return None
+
+
+def _missing_space(lines: list[str], start: int, at: int) -> tuple[int, str] | None:
+    for number in range(max(0, start - 1), at + 1):
+        if found := _MISSING_SPACE.match(lines[number]):
+            key, value = found.groups()
+            return number, (f"a space is missing after the colon in '{key}:{value.strip():.40}'; "
+                            f"write '{key}: {value.strip():.40}'")
+    return None
+
+
+def _indentation(lines: list[str], at: int) -> str:
+    if _COLON_IN_VALUE.match(lines[at]):
+        return "the value holds ': '; put it in quotes"
+    above = [line for line in lines[:at] if line.strip() and not line.lstrip().startswith("#")]
+    here, there = (len(line) - len(line.lstrip()) for line in (lines[at], above[-1] if above else ""))
+    if here != there:
+        return (f"the indentation does not fit: this line has {here} spaces, the one above it {there}; "
+                "give all keys of a section the same indentation")
+    return "a colon where none may stand; give each key a line of its own"

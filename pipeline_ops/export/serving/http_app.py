@@ -1,0 +1,150 @@
+"""The server's answers over HTTP: a Starlette application around a `Service`, with limits on what is under way at once.
+
+The limits of a connection are in `http_protocol.py`; those of an image are in the model itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import AsyncIterator, Collection
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+import anyio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pipeline_ops.export.serving.http_limits import Limits
+from pipeline_ops.export.serving.rest import BadRequest
+from pipeline_ops.export.serving.service import Answer, Service, as_json
+
+_LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
+_HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
+_PAGE_POLICY = ("default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self'; img-src blob:; "
+                "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+_log = logging.getLogger(__name__)
+
+
+class Application:
+    """Answers requests with what a service says.
+
+    Args:
+      allowed_names: names by which clients may address the server, beside addresses, localhost and this machine's name.
+        A browser can be made to take a foreign name for this machine (DNS rebinding); then its pages could read answers.
+    """
+
+    def __init__(self, service: Service, limits: Limits, allowed_names: Collection[str] = ()):
+        self._service, self._limits = service, limits
+        self._allowed = {name.lower() for name in (*allowed_names, socket.gethostname(), *_LOCAL_NAMES)}
+        self._threads = anyio.CapacityLimiter(limits.threads)
+        self._bytes_under_way = self._predictions = 0
+
+    def asgi(self) -> Starlette:
+        handlers = {HTTPException: lambda _, error: _response(_refused(BadRequest(error.detail, error.status_code)))}
+        return Starlette(routes=[Route("/{path:path}", self._answer, methods=["GET", "POST"])],
+                         exception_handlers=handlers)
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            return _response(await self._ask(request))
+        except BadRequest as error:
+            return _response(_refused(error), closes=request.method == "POST" and error.status in _UNREAD)
+        except ClientDisconnect:
+            return Response()  # goes nowhere
+        except Exception:  # the client does not learn internals; the log does
+            _log.exception("%s %s", request.method, request.url.path)
+            error = BadRequest("internal error; the server's log says more", HTTPStatus.INTERNAL_SERVER_ERROR)
+            return _response(_refused(error), closes=True)
+
+    async def _ask(self, request: Request) -> Answer:
+        self._check_names(request)
+        path = request.scope["path"]
+        if request.method != "POST":
+            return self._service.get(path)
+        if self._predictions >= self._limits.threads + self._limits.waiting:
+            raise BadRequest("too many predictions are waiting; try again later", HTTPStatus.SERVICE_UNAVAILABLE)
+        self._predictions += 1
+        try:
+            async with self._body(request) as body:
+                return await anyio.to_thread.run_sync(self._service.post, path, body, limiter=self._threads)
+        finally:
+            self._predictions -= 1
+
+    def _check_names(self, request: Request) -> None:
+        """Raises BadRequest for a name that is not this server's, and for a page of another site that posts."""
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        name = _hostname(f"//{host}")
+        if host and not self._is_known(name):
+            raise BadRequest(f"{name or host} is no name of this server; start it with --allow-host {name or 'NAME'}",
+                             HTTPStatus.MISDIRECTED_REQUEST)
+        is_own = origin is None or origin.partition("//")[2] == host or _hostname(origin) in self._allowed - _LOCAL_NAMES
+        if request.method == "POST" and not is_own:
+            raise BadRequest(f"pages of {origin} may not ask for predictions", HTTPStatus.FORBIDDEN)
+
+    def _is_known(self, name: str) -> bool:
+        with contextlib.suppress(ValueError):
+            return bool(ipaddress.ip_address(name))
+        return name in self._allowed
+
+    @contextlib.asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytearray]:
+        """The body, which counts as under way until the block ends. Raises BadRequest as `_read`."""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                await self._read(request, body)
+        except TimeoutError:
+            reason = f"the body must come within {self._limits.body_seconds:g} seconds"
+            raise BadRequest(reason, HTTPStatus.REQUEST_TIMEOUT) from None
+        else:
+            yield body
+        finally:
+            self._bytes_under_way -= len(body)
+
+    async def _read(self, request: Request, body: bytearray) -> None:
+        """Raises BadRequest for a body that is too large, and for any while there are too many."""
+        most = self._limits.body_bytes
+        too_large = BadRequest(f"the body may have {most} bytes at most", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        if int(request.headers.get("content-length", 0)) > most:
+            raise too_large
+        async for part in request.stream():
+            body += part
+            self._bytes_under_way += len(part)
+            if len(body) > most:
+                raise too_large
+            if self._bytes_under_way > self._limits.bytes_under_way:
+                raise BadRequest("too many bytes are under way; try again later", HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+_UNREAD = {HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.SERVICE_UNAVAILABLE,
+           HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST}
+"""Answers that are given before the body was read. The connection is closed, so that no more of it is read."""
+
+
+def _hostname(url: str) -> str:
+    with contextlib.suppress(ValueError):
+        return urlsplit(url).hostname or ""
+    return ""
+
+
+def _refused(error: BadRequest) -> Answer:
+    return as_json({"error": str(error)}, error.status)
+
+
+def _response(answer: Answer, closes: bool = False) -> Response:
+    headers = _HEADERS | {"Content-Type": answer.type}
+    if answer.type.startswith("text/html"):
+        headers["Content-Security-Policy"] = _PAGE_POLICY
+    if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = "1"
+    if closes:
+        headers["Connection"] = "close"
+    return Response(answer.content, answer.status, headers)

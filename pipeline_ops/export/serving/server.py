@@ -1,0 +1,104 @@
+"""The HTTP server of `trainyard serve`, and of the last check of the export job: for smoke tests and demos.
+
+It speaks TensorFlow Serving's REST form and follows an alias without a restart. It does not replace TensorFlow Serving:
+it has no batching of requests, no gRPC, no TLS and no login. That is why it listens on this machine alone unless
+`--host` says otherwise. `service.py` has the paths, `http_app.py` and `http_protocol.py` the limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import ipaddress
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+import uvicorn
+
+from pipeline_ops.export.serving.http_app import Application
+from pipeline_ops.export.serving.http_limits import Limits
+from pipeline_ops.export.serving.http_protocol import StrictProtocol
+from pipeline_ops.export.serving.model_reloader import AliasSource, Follower
+from pipeline_ops.export.serving.service import Service
+from pipeline_ops.registry.minisign import read_public_key
+from pipeline_ops.registry.registry import Registry
+from pipeline_ops.system.temp_dirs import own_temporary_folder
+
+_BACKLOG = 128
+
+
+class Server:
+    """Listens from the start and answers while `run` runs. Port 0 takes a free one.
+
+    Raises:
+      OSError: the address can't be had.
+    """
+
+    def __init__(self, host: str, port: int, service: Service, allowed_names: Collection[str] = (),
+                 limits: Limits = Limits()):  # noqa: B008 - it is frozen
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self._socket = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        self.port: int = self._socket.getsockname()[1]
+        self._server = uvicorn.Server(uvicorn.Config(
+            Application(service, limits, allowed_names).asgi(), http=functools.partial(StrictProtocol, limits),
+            loop="asyncio", ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
+            server_header=False, proxy_headers=False, backlog=_BACKLOG, timeout_keep_alive=limits.idle_seconds,
+            timeout_graceful_shutdown=limits.stop_seconds))
+
+    def run(self) -> None:
+        """Returns when `stop` was called; in the main thread, SIGTERM and Ctrl-C are handled as if nothing was here."""
+        self._server.run(sockets=[self._socket])
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True, help="the place of a model in a registry")
+    parser.add_argument("--name", required=True, help="what the model is called in requests")
+    parser.add_argument("--alias", default="champion", help="which version, by alias or number")
+    parser.add_argument("--verify", type=Path, help="the file of a public key that versions must be signed by")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8501)
+    parser.add_argument("--allow-host", action="append", default=[], metavar="NAME")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the folder of copies goes with the server
+    key = arguments.verify and read_public_key(arguments.verify)
+    with own_temporary_folder("serve") as folder:
+        return _serve(arguments, Follower(AliasSource(Registry(arguments.model), arguments.alias, folder / "copies", key)))
+
+
+def _serve(arguments: argparse.Namespace, follower: Follower) -> int:
+    host, service = arguments.host, Service(arguments.name, arguments.alias, follower)
+    try:
+        server = Server(host, arguments.port, service, [host, *arguments.allow_host])
+    except OSError as error:
+        print(f"can't listen on {host}:{arguments.port}: {error.strerror}; name another port with --port", file=sys.stderr)
+        return 1
+    if not _is_loopback(host):
+        print(f"warning: anyone who reaches {host}:{server.port} can ask this model for predictions: the server has no "
+              "login and no TLS. Put a proxy in front that has both, or listen on 127.0.0.1.", file=sys.stderr)
+    print(f"http://{f'[{host}]' if ':' in host else host}:{server.port}/", flush=True)
+    follower.start()
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

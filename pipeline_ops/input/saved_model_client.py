@@ -1,0 +1,140 @@
+"""A model as it is served, and examples as it gets them: encoded images in, probabilities out.
+
+Used by evaluation, which asks champion and challenger the same questions, and by export, which asks the SavedModel what
+training has asked the model in memory. Nothing is decoded here: that is the SavedModel's part.
+
+Legend: N images, C classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
+from pipeline_ops.errors import DataError
+from pipeline_ops.input.tensorflow_start import import_tensorflow
+from pipeline_ops.storage.read_errors import reason_of, unreadable
+
+_SIGNATURE, _INPUT, _OUTPUTS = "serving_default", "image_bytes", ("probabilities", "classes")
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedBatch:
+    """N examples: keys as text, images as the bytes of their files, labels int64 [N], -1 where an example has none.
+
+    `features` has the first value of each other feature that was asked for, None where an example lacks it.
+    """
+
+    keys: list[str]
+    images: np.ndarray
+    labels: np.ndarray
+    features: dict[str, list[bytes | int | float | None]] = dataclasses.field(default_factory=dict)
+
+
+def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[int]] = (), features: Sequence[str] = ()) -> Iterator[EncodedBatch]:
+    """Every example of some shards once, in the order of the shards; the last batch may be smaller.
+
+    `removed` are the positions to skip, for each shard; `features` the names of what else is wanted of each example.
+
+    Raises:
+      DataError: a shard holds something that is not an example.
+    """
+    from pipeline_ops.input.records import read_records
+
+    tf = import_tensorflow()
+    fixed = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64, -1), KEY: tf.io.FixedLenFeature([], tf.string)}
+
+    def parse(serialized_N):
+        return (serialized_N if features else serialized_N[:0]), tf.io.parse_example(serialized_N, fixed)
+
+    try:
+        for serialized_N, parsed in read_records(paths, removed).batch(batch).map(parse).prefetch(1).as_numpy_iterator():
+            keys = [key.decode("utf-8", "backslashreplace") for key in parsed[KEY]]
+            yield EncodedBatch(keys, parsed[ENCODED], parsed[LABEL], _read_features(serialized_N, features))
+    except tf.errors.OpError as error:
+        raise unreadable(f"{Path(paths[0]).parent}: a shard can't be read", error, "; run preprocess again") from error
+
+
+def read_serialized(path: str) -> list[bytes]:
+    """Every record of a shard. Raises DataError if it can't be read."""
+    try:
+        return list(import_tensorflow().data.TFRecordDataset([path]).as_numpy_iterator())
+    except import_tensorflow().errors.OpError as error:
+        raise unreadable(f"{path}: can't be read", error, "; run preprocess again") from error
+
+
+def _read_features(serialized_N: Sequence[bytes], names: Sequence[str]) -> dict[str, list[bytes | int | float | None]]:
+    """One by one, because nobody has said which type a feature has, nor that every example has it."""
+    example = import_tensorflow().train.Example
+    found = [example.FromString(serialized).features.feature for serialized in serialized_N] if names else []
+    return {name: [_first_value(features[name]) if name in features else None for features in found] for name in names}
+
+
+def _first_value(feature) -> bytes | int | float | None:
+    kind = feature.WhichOneof("kind")
+    values = getattr(feature, kind).value if kind else ()
+    return values[0] if values else None
+
+
+class ServedModel:
+    """A SavedModel with the signature of `figures.SAVED_MODEL`.
+
+    Args:
+      folder: the SavedModel.
+      name: what messages call it: "the challenger".
+      num_classes: C.
+      outputs: what its answers must have.
+
+    Raises:
+      DataError: it can't be loaded, or has another signature.
+    """
+
+    def __init__(self, folder: Path, name: str, num_classes: int, outputs: Sequence[str] = _OUTPUTS):
+        tf = import_tensorflow()
+        self._name, self._num_classes = name, num_classes
+        try:
+            self.loaded = tf.saved_model.load(str(folder))  # kept: its variables live no longer than it does
+        except (OSError, ValueError, tf.errors.OpError) as error:
+            raise unreadable(f"{folder}: {name} can't be loaded as a SavedModel", error) from error
+        self._signature = self.loaded.signatures.get(_SIGNATURE)
+        if self._signature is None or not self._has_the_right_names(outputs):
+            raise DataError(f"{folder}: {name} must have the signature {_SIGNATURE} from {_INPUT} to {' and '.join(outputs)}")
+
+    def _has_the_right_names(self, outputs: Sequence[str]) -> bool:
+        return set(self._signature.structured_input_signature[1]) == {_INPUT} and set(outputs) <= set(self._signature.structured_outputs)
+
+    def classify(self, batch: EncodedBatch) -> tuple[np.ndarray, np.ndarray]:
+        """probabilities float32 [N, C] and classes int64 [N]. Raises DataError for an image that the model can't take."""
+        tf = import_tensorflow()
+        try:
+            answer = self._signature(**{_INPUT: tf.constant(batch.images)})
+        except tf.errors.OpError as error:
+            raise DataError(f"{self._name} failed on the examples {batch.keys[0]} to {batch.keys[-1]}: {reason_of(error)}") from error
+        probabilities, classes = (answer[name].numpy() for name in _OUTPUTS)
+        if probabilities.shape != (len(batch.keys), self._num_classes):
+            raise DataError(f"{self._name} answers with the shape {probabilities.shape}, expected {(len(batch.keys), self._num_classes)}: "
+                            "a probability for each class of the data set")
+        return probabilities, classes
+
+
+    def detect(self, batch: EncodedBatch) -> dict[str, np.ndarray]:
+        """The answer of `serving_default`. Raises DataError for an image that the model can't take."""
+        try:
+            return self.ask(_SIGNATURE, **{_INPUT: batch.images})
+        except DataError as error:
+            raise DataError(f"{error}; among the examples {batch.keys[0]} to {batch.keys[-1]}") from error
+
+    def ask(self, signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
+        """The outputs of any signature. Raises DataError for one that it does not have, or for inputs that it can't take."""
+        tf = import_tensorflow()
+        if signature not in self.loaded.signatures:
+            raise DataError(f"{self._name} has no signature {signature}; train again")
+        try:
+            outputs = self.loaded.signatures[signature](**{name: tf.constant(value) for name, value in inputs.items()})
+        except (tf.errors.OpError, TypeError) as error:
+            raise DataError(f"{self._name} failed in the signature {signature}: {reason_of(error)}") from error
+        return {name: output.numpy() for name, output in outputs.items()}

@@ -1,0 +1,34 @@
+"""The training that a data set is made for, as the preprocess job is told of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from pipeline_ops.config.pipeline import PipelineConfig
+
+
+class PlannedTraining(BaseModel):
+    """The training that a data set is made for."""
+
+    model_config = ConfigDict(frozen=True)
+
+    config_file: str
+    train: dict[str, Any]
+    """The section of the config, as JSON."""
+    python: str
+    """The interpreter of the train task."""
+    has_hosts: bool = False
+    """Whether it trains on other hosts, so that TensorFlow may be missing here."""
+
+    @classmethod
+    def of(cls, config: PipelineConfig, python: str) -> PlannedTraining:
+        """The training of a config; `python` is the interpreter where the config names none."""
+        return cls(
+            config_file=str(config.file),
+            train=config.train.model_dump(mode="json"),
+            python=str(config.interpreter("train") or python),
+            has_hosts=config.hosts is not None,
+        )

@@ -1,0 +1,172 @@
+"""Progress as JSON lines: what a job appends to `progress.jsonl`, and what the task log, the UI and the terminal draw.
+
+One line is one moment: {"time", "phase", "done", "total", "unit", "rate", "eta_seconds", "metrics", "worker", "message"}.
+A metric that is not a number is written as the text "NaN", "Infinity" or "-Infinity", for which JSON has no number.
+Readers may meet a line that is half written; they leave it for the next look. A line that is no moment is one problem with its
+place, and the others count.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO, Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipeline_ops.errors import DataError
+from pipeline_ops.storage.atomic import names_file
+from pipeline_ops.storage.parsing import parse_json_as
+from pipeline_ops.storage.safe_paths import UnsafePath, open_below
+
+_MAX_LINE_BYTES = 1 << 18
+_CHUNK_BYTES = 4 << 20
+_TAIL_BYTES = 1 << 16
+_MAX_PROBLEMS = 20
+_MAX_MESSAGE = 10_000
+_MAX_TIME = 1e11  # seconds since 1970, beyond the last year that a date can have
+_Count = Annotated[int, Field(ge=0, le=2**53)]
+_Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Progress(BaseModel):
+    """One moment of a job. `rate` is in units a second; `metrics` are the newest figures by name."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
+
+    time: Annotated[float, Field(ge=0, le=_MAX_TIME)]
+    phase: str = Field(max_length=100)
+    done: _Count | None = None
+    total: _Count | None = None
+    unit: str = Field("", max_length=100)
+    rate: _Positive | None = None
+    eta_seconds: _Positive | None = None
+    metrics: dict[Annotated[str, Field(max_length=200)], float] = Field({}, max_length=500)
+    worker: _Count | None = None
+    message: str = Field("", max_length=_MAX_MESSAGE)
+
+    def __str__(self) -> str:
+        """As a task-log line: `train 120/330 steps  41.2 steps/s  ETA 5 s  loss 0.0312`."""
+        count = "" if self.done is None else f" {self.done}" + (f"/{self.total}" if self.total else "") + f" {self.unit}".rstrip()
+        parts = [self.phase + count]
+        if self.rate:
+            parts.append(f"{self.rate:.1f} {self.unit}/s")
+        if self.eta_seconds is not None:
+            parts.append(f"ETA {self.eta_seconds:.0f} s")
+        parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        if self.message:
+            parts.append(self.message)
+        return "  ".join(parts)
+
+
+class ProgressWriter:
+    """Appends to a job's progress file. One write call a line, so that several processes may share the file."""
+
+    def __init__(self, path: Path, worker: int | None = None):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._path, self._worker = path, worker
+        self._phase, self._phase_start, self._done_at_start = "", 0.0, 0
+
+    def report(self, phase: str, done: int | None = None, total: int | None = None, unit: str = "",
+               metrics: Mapping[str, float] | None = None, message: str = "", per_unit: Mapping[str, float] | None = None) -> None:
+        """Writes one moment; the rate is that of the phase since its first report. `per_unit` are metrics that are so many times the rate."""
+        now = time.time()
+        if phase != self._phase:
+            self._phase, self._phase_start, self._done_at_start = phase, now, done or 0
+        rate = eta = None
+        if done is not None and now > self._phase_start and done > self._done_at_start:
+            rate = (done - self._done_at_start) / (now - self._phase_start)
+            eta = max(0, total - done) / rate if total else None
+        rates = {name: rate * count for name, count in (per_unit or {}).items()} if rate else {}
+        moment = Progress(time=now, phase=phase, done=done, total=total, unit=unit, rate=rate, eta_seconds=eta,
+                          metrics=dict(metrics or {}) | rates, worker=self._worker,
+                          message=message[:_MAX_MESSAGE].encode(errors="replace").decode())
+        self.forward(moment)
+
+    def forward(self, moment: Progress) -> None:
+        """Writes a moment that another process has reported."""
+        with names_file(self._path):
+            os.write(self._descriptor, (moment.model_dump_json(exclude_defaults=True) + "\n").encode())
+
+
+class ProgressReader:
+    """Follows a progress file that may not exist yet; each call of `new` returns what has come since the last.
+
+    Args:
+      path: the file.
+      offset: the byte at which to begin.
+      root: a trusted folder above the file, below which no link is followed; by default its own.
+    """
+
+    def __init__(self, path: Path, offset: int = 0, root: Path | None = None):
+        self._root, self._path = root or path.parent, path
+        self.offset = offset
+        self.problems: list[str] = []
+        """What was wrong with lines that were left out, each with its place; no more than the first few."""
+
+    def new(self) -> list[Progress]:
+        """At most a few megabytes at a time; what is left comes with the next call."""
+        data = self._read()
+        whole = data[: data.rfind(b"\n") + 1]
+        if not whole and len(data) == _CHUNK_BYTES:  # no line of ours is so long
+            whole = data
+        start, self.offset = self.offset, self.offset + len(whole)
+        return list(self._parse(whole, start))
+
+    def all(self) -> Iterator[list[Progress]]:
+        """As `new` again and again, until nothing is left."""
+        before = -1
+        while before != self.offset:
+            before = self.offset
+            yield self.new()
+
+    def seek_end(self, num_bytes: int = 0) -> None:
+        """Leaves out what is there, but for so many bytes at the end."""
+        try:
+            with self._open() as file:
+                self.offset = max(0, os.fstat(file.fileno()).st_size - num_bytes)
+        except (FileNotFoundError, UnsafePath):
+            self.offset = 0
+
+    def _open(self) -> AbstractContextManager[IO[bytes]]:
+        return open_below(self._root, str(self._path.relative_to(self._root)))
+
+    def _read(self) -> bytes:
+        try:
+            with self._open() as file:
+                file.seek(self.offset)
+                return file.read(_CHUNK_BYTES)
+        except FileNotFoundError:
+            return b""
+        except UnsafePath as error:
+            if not self.problems:
+                self.problems.append(str(error))
+            return b""
+
+    def _parse(self, lines: bytes, start: int) -> Iterator[Progress]:
+        for line in lines.removesuffix(b"\n").split(b"\n") if lines else ():
+            try:
+                yield parse_progress(line, f"{self._path}, byte {start}")
+            except DataError as error:  # a writer was killed in the middle of it, or it is not ours
+                if len(self.problems) < _MAX_PROBLEMS:
+                    self.problems.append(str(error))
+            start += len(line) + 1
+
+
+def parse_progress(line: bytes, place: object) -> Progress:
+    """One line of a progress file. Raises DataError with the place if it is none."""
+    if len(line) > _MAX_LINE_BYTES:
+        raise DataError(f"{place}: a line of {len(line)} bytes, allowed are {_MAX_LINE_BYTES}")
+    return parse_json_as(Progress, line, place)
+
+
+def last_moment(path: Path, root: Path | None = None) -> Progress | None:
+    """The newest moment of a progress file, of which only the end is read; None where there is none yet."""
+    reader = ProgressReader(path, root=root)
+    reader.seek_end(_TAIL_BYTES)
+    moments = reader.new()
+    return moments[-1] if moments else None

@@ -1,0 +1,260 @@
+"""Decide first: what a task would do, and why, without doing anything.
+
+The operators act on these plans, and `trainyard explain` prints them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pipeline_ops.artifacts.dataset import split_digest
+from pipeline_ops.artifacts.fingerprint import CODE_ROOT, Fingerprint, digest_code
+from pipeline_ops.artifacts.input_names import BASE, RAW_FILES, WARM_START
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, find_damage, read_manifest
+from pipeline_ops.artifacts.results import LAST_EVALUATION, TEST_SPLIT, ModelFigures
+from pipeline_ops.config.model_catalogue import CATALOGUE, is_own
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.errors import DataError
+from pipeline_ops.jobs.request import Request
+from pipeline_ops.planning.base_dataset import choose_base
+from pipeline_ops.planning.dataset_lookup import find_dataset
+from pipeline_ops.planning.reference_dataset import find_reference
+from pipeline_ops.planning.warm_start import find_warm_start, with_warm_start
+from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, refuse_interval
+from pipeline_ops.registry.registry import Registry
+from pipeline_ops.user_code import models as own_code
+from pipeline_ops.user_code import stages as foreign
+from pipeline_ops.user_code.callbacks import callback_code
+from pipeline_ops.user_code.interpreter import versions_in
+
+JOBS = ("preprocess", "train", "evaluate", "export")
+"""In the order in which a DAG runs them."""
+
+_PAGE = ("pipeline_ops/pages/page.py", "pipeline_ops/pages/page.css", "pipeline_ops/pages/page_head.html",
+         "pipeline_ops/pages/svg.py")
+"""What the pages of two jobs share."""
+_INPUT = ("augment", "augment_scenes", "augmentation", "dataset", "detections", "image_transforms", "mosaic", "records", "sources", "split",
+          "stateless_random")
+_PLANNING = ("balance", "delta", "duplicates", "generations", "index", "perceptual_hash", "plan", "plan_file", "splits")
+_ONNX = ("onnx", "onnxruntime", "tf2onnx")
+_TENSORFLOW = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class JobKind:
+    """What is fixed about a job.
+
+    `module` is started as `python -m`; `reads` names the jobs whose manifests it gets; `code` lists, for a config, the
+    source that can change what comes out; `packages` those whose versions can.
+    """
+
+    module: str
+    reads: tuple[str, ...]
+    packages: tuple[str, ...]
+    code: Callable[[PipelineConfig], list[str]]
+
+
+_SHARED_BY_SOURCES = {"csv": ("manifest",), "jsonl": ("manifest",), "tfds": ("packed",), "tfrecord": ("packed", "label_map")}
+
+
+def _code_of_source(kind: str) -> list[str]:
+    names = ("collect", kind, *_SHARED_BY_SOURCES.get(kind, ()))
+    return ["beam_jobs/stages/given_boxes.py", *(f"beam_jobs/sources/{name}.py" for name in names)]
+
+
+def _code_of_model(model: str) -> list[str]:
+    return [] if is_own(model) else CATALOGUE[model].code
+
+
+KINDS: Mapping[str, JobKind] = {
+    "preprocess": JobKind(
+        "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c", "jinja2"),
+        lambda config: ["beam_jobs/preprocess.py", "beam_jobs/pipeline.py",
+                        "beam_jobs/work.py", "beam_jobs/io", "beam_jobs/output", "beam_jobs/statistics",
+                        *(f"beam_jobs/planning/{name}.py" for name in _PLANNING), *_PAGE, *_code_of_source(config.preprocess.source.type),
+                        "beam_jobs/stages/stage.py", "beam_jobs/stages/boxes.py",
+                        *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
+    "train": JobKind(
+        "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
+        lambda config: ["pipeline_ops/training", *(f"pipeline_ops/input/{name}.py" for name in _INPUT),
+                        "pipeline_ops/config/model_catalogue.py", "pipeline_ops/models/__init__.py", "pipeline_ops/models/own.py",
+                        "pipeline_ops/models/task.py", "pipeline_ops/models/classification.py", *_code_of_model(config.train.model)]),
+    "evaluate": JobKind(
+        "pipeline_ops.evaluation.evaluate", ("preprocess", "train"), (*_TENSORFLOW, "jinja2", "pillow"),
+        lambda config: ["pipeline_ops/evaluation", "pipeline_ops/artifacts/dataset_index.py", "pipeline_ops/input/saved_model_client.py",
+                        "pipeline_ops/input/detections.py", "pipeline_ops/input/records.py", *_PAGE]),
+    "export": JobKind(
+        "pipeline_ops.export.export", ("train", "evaluate"), (*_TENSORFLOW, "jinja2"),
+        lambda config: [*(f"pipeline_ops/export/{name}.py" for name in ("export", "check", "card", "conversion", "convert", "formats", "publication",
+                                                                        "warmup")),
+                        "pipeline_ops/export/publication.html", "pipeline_ops/pages/page.py", "pipeline_ops/input/saved_model_client.py",
+                        "pipeline_ops/input/detections.py"]),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class JobPlan:
+    """One job of one run: what to ask for, whether it has been made already, and why."""
+
+    request: Request
+    manifest: Path
+    is_cached: bool
+    reason: str
+    damage: tuple[str, ...] = ()
+    """What is wrong with an artifact that was made before; it is set aside before the job starts."""
+    python: Path | None = None
+    """The interpreter to start the job with; None for that of whoever starts it."""
+
+
+def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[str, str]) -> JobPlan:
+    """Plans one job.
+
+    Args:
+      job: one of JOBS.
+      config: the checked config.
+      run_id: the run; it does not influence the fingerprint.
+      manifests: URIs of the manifests that earlier jobs left, by job.
+
+    Raises:
+      DataError: an input is missing or is not what its manifest says.
+      ConfigError: it asks for a data set, a version or a file that is not there.
+    """
+    if job == "preprocess" and config.preprocess.dataset:
+        return _plan_given(config, run_id, config.preprocess.dataset)
+    if job == "preprocess":
+        refuse_interval(config)
+    kind, section = KINDS[job], getattr(config, job)
+    layout = Layout(config.root, config.pipeline)
+    inputs = {name: _as_input(manifests[name]) for name in kind.reads}
+    digests = {name: entry.digest for name, entry in inputs.items()}
+    if job == "preprocess":
+        digests[RAW_FILES] = list_folder(find_raw_folder(config), layout.listings).digest
+    if job == "evaluate":
+        digests[TEST_SPLIT] = split_digest(read_manifest(manifests["preprocess"]), "test")
+        if champion := _baseline(config, inputs["train"]):
+            inputs["champion"] = champion
+            digests["champion"] = champion.digest
+    foreign_code, foreign_versions = _foreign(job, config)
+    fingerprint = Fingerprint(config=section.fingerprinted() | _hosts_of(job, config), inputs=digests,
+                              code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()) | foreign_code,
+                              versions=versions_in(config.interpreter(job), _packages(job, config)) | foreign_versions)
+    if job == "train":
+        code = fingerprint.code | callback_code(config.train.callbacks, config.file.parent)
+        fingerprint = fingerprint.model_copy(update={"code": code})
+    if job == "train" and (warm_start := find_warm_start(config, fingerprint)):
+        fingerprint = with_warm_start(fingerprint, warm_start)
+        inputs[WARM_START] = warm_start
+    if job == "preprocess":
+        reference = find_reference(config, layout, fingerprint)
+        fingerprint = _with_inputs(fingerprint, reference.digests)
+        base = choose_base(layout.artifacts(job), fingerprint)
+        fingerprint = _with_inputs(fingerprint, {BASE: base.digest} if base else {})
+        inputs |= reference.inputs | ({BASE: base} if base else {})
+    if job == "evaluate" and (before := _evaluation_before(layout, fingerprint)):
+        inputs[LAST_EVALUATION] = before  # only told of, so no part of the fingerprint
+    resolved = {"registry": config.registry, "signing_key": _signing_key(config)} if job == "export" else {}
+    request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file),
+                      config=section.model_dump(mode="json") | resolved,
+                      hosts=config.hosts.model_dump(mode="json") if job == "train" and config.hosts else None,
+                      inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
+                      deadline_seconds=section.timeout_seconds)
+    return dataclasses.replace(_decide(request, layout), python=config.interpreter(job))
+
+
+def _signing_key(config: PipelineConfig) -> str | None:
+    return config.export.signing_key and str(config.path(config.export.signing_key))
+
+
+def _plan_given(config: PipelineConfig, run_id: str, version: str) -> JobPlan:
+    """A data set that is there is taken, whatever it was made of."""
+    path = find_dataset(Layout(config.root, config.pipeline), version)
+    manifest = read_manifest(path)
+    request = Request(job="preprocess", pipeline=config.pipeline, run_id=run_id, config_file=str(config.file),
+                      config=config.preprocess.model_dump(mode="json"), inputs=manifest.inputs, root=str(config.root), artifact=str(path.parent),
+                      fingerprint=manifest.fingerprint, deadline_seconds=config.preprocess.timeout_seconds)
+    return JobPlan(request, path, True, f"preprocess.dataset asks for the data set {version}")
+
+
+def _foreign(job: str, config: PipelineConfig) -> tuple[dict[str, str], dict[str, str]]:
+    """Digests of the code, and versions of the packages, that are not ours: of stages, and of models, losses and metrics."""
+    if job == "preprocess":
+        stages = [stage.name for stage in config.preprocess.stages]
+        return foreign.code_of(stages), foreign.distributions_of(stages)
+    if job == "train":
+        return own_code.code_of(config.train, config.file.parent), own_code.versions_of_own(config.train)
+    return {}, {}
+
+
+def _hosts_of(job: str, config: PipelineConfig) -> dict[str, dict[str, str]]:
+    """The code that the hosts of a training choose, as part of its config."""
+    program = config.hosts.program if job == "train" and config.hosts else {}
+    return {"hosts": program} if program else {}
+
+
+def _packages(job: str, config: PipelineConfig) -> tuple[str, ...]:
+    """Of what is optional, only what is asked for: who installs it for another pipeline changes nothing here."""
+    return KINDS[job].packages + (_ONNX if job == "export" and "onnx" in config.export.formats else ())
+
+
+def _with_inputs(fingerprint: Fingerprint, digests: Mapping[str, str]) -> Fingerprint:
+    return fingerprint.model_copy(update={"inputs": fingerprint.inputs | digests})
+
+
+def _decide(request: Request, layout: Layout) -> JobPlan:
+    manifest = layout.manifest(request.job, request.fingerprint.digest)
+    if not manifest.exists():
+        return JobPlan(request, manifest, False, _why_anew(request, layout))
+    damage = tuple(find_damage(manifest, read_manifest(manifest)) or _find_unpublished(request, read_manifest(manifest)))
+    if damage:
+        return JobPlan(request, manifest, False, f"the artifact was damaged: {damage[0]}", damage)
+    return JobPlan(request, manifest, True, "unchanged: same inputs, config, code and package versions")
+
+
+def _evaluation_before(layout: Layout, fingerprint: Fingerprint) -> Input | None:
+    """The newest evaluation of the pipeline but this one; what can't be read is none."""
+    others = [path for path in layout.artifacts("evaluate").glob(f"*/{NAME}") if path.parent.name != fingerprint.digest]
+    for path in sorted(others, key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
+        with contextlib.suppress(DataError):
+            return _as_input(str(path))
+    return None
+
+
+def _find_unpublished(request: Request, manifest: Manifest) -> list[str]:
+    """What an export left lies in the registry, where somebody may have removed it."""
+    if request.job != "export":
+        return []
+    figures = ModelFigures.model_validate(manifest.figures)
+    published = {version.number for version in Registry(request.config["registry"]).versions()}
+    return [] if figures.version in published else [f"version {figures.version} of the model {figures.name} is gone"]
+
+
+def _why_anew(request: Request, layout: Layout) -> str:
+    """What changed since the newest artifact of this job."""
+    made = sorted(layout.artifacts(request.job).glob("*/manifest.json"), key=lambda path: path.stat().st_mtime)
+    if not made:
+        return "never made before"
+    changes = request.fingerprint.changes_since(read_manifest(made[-1]).fingerprint)
+    changes = [change for change in changes if not change.startswith(f"inputs {BASE} ")]  # which one is gone on from is no reason to run
+    return "; ".join(changes) or "the last artifact is gone"
+
+
+def _as_input(manifest: str) -> Input:
+    return Input(uri=manifest, digest=read_manifest(manifest).digest)
+
+
+def _baseline(config: PipelineConfig, challenger: Input) -> Input | None:
+    """The model that the challenger has to beat.
+
+    Once the challenger itself is the champion, that is the one that it was compared with when it was published: an
+    unchanged second run asks the same question as the first, and finds it answered.
+    """
+    registry = Registry(config.registry)
+    champion = registry.champion()
+    if champion and champion.manifest().inputs["train"].digest == challenger.digest:
+        compared_with = champion.manifest().figures["compared_with"]
+        champion = next((v for v in registry.versions() if v.number == compared_with), None)
+    return Input(uri=champion.uri, digest=champion.manifest().digest) if champion else None

@@ -1,0 +1,161 @@
+"""Decide first: which trials a search has, and which of them is the best. Pure; the operators and `explain` act on it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from pipeline_ops.artifacts.layout import Layout, trial_name
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.results import TrainingFigures
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.search import MAX_TRIALS, Range, Search
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.storage.parsing import read_json_as
+
+
+class Trial(BaseModel):
+    """One combination of parameters, by dotted key."""
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int
+    parameters: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Of its record and of the folder of its attempts."""
+        return trial_name(self.number)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key.removeprefix('train.')} {_short(value)}" for key, value in self.parameters.items())
+
+
+class Result(BaseModel):
+    """How a trial ended: its figure, or, for one that failed, what it said."""
+
+    model_config = ConfigDict(frozen=True)
+
+    trial: Trial
+    manifest: str | None = None
+    figure: float | None = None
+    message: str = ""
+
+
+class SearchResult(BaseModel):
+    """All trials of a run, in order, and the number of the one that goes on."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+    monitor: str
+    results: list[Result]
+    best: int
+
+    @property
+    def winner(self) -> Result:
+        return next(result for result in self.results if result.trial.number == self.best)
+
+    def table(self) -> list[str]:
+        """Lines for a person, the best first."""
+        lines = []
+        for result in ranked(self.results, self.monitor):
+            figure = f"{self.monitor} {result.figure:.4f}" if result.figure is not None else f"failed: {_first_line(result.message)}"
+            lines.append(f"{'*' if result.trial.number == self.best else ' '} {result.trial.name}  {figure}  {result.trial}")
+        return lines
+
+
+def read_search(layout: Layout, run_id: str) -> SearchResult | None:
+    """What a run's search has come to. Raises DataError where the file says something else."""
+    return read_json_as(SearchResult, layout.root, str(layout.search_result(run_id).relative_to(layout.root)))
+
+
+def plan_trials(config: PipelineConfig) -> list[Trial]:
+    """The trials of a config's search, in an order that does not change.
+
+    Trial number n of a random search does not depend on how many there are: more of them keep what was trained before.
+
+    Raises:
+      ConfigError: there are too many.
+    """
+    search = config.search
+    combinations = _grid(search) if search.method == "grid" else _drawn(search)
+    distinct = list({repr(sorted(parameters.items())): parameters for parameters in reversed(combinations)}.values())[::-1]
+    if len(distinct) > MAX_TRIALS:
+        raise ConfigError(f"search: the grid has {len(distinct)} combinations, more than {MAX_TRIALS}; take fewer values, or method: random")
+    return [Trial(number=number, parameters=parameters) for number, parameters in enumerate(distinct)]
+
+
+def trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
+    """The config of one trial: that of its run, and the trial's own values over it. Raises ConfigError that names the trial."""
+    try:
+        return config.changed(trial.parameters)
+    except ConfigError as error:
+        raise ConfigError(f"search, {trial.name} ({trial}): {error}") from None
+
+
+def check_trials(config: PipelineConfig, trials: Sequence[Trial]) -> None:
+    """Raises ConfigError with all trials that can't be trained: now, and not after hours of the others."""
+    problems = []
+    for trial in trials:
+        try:
+            trial_config(config, trial)
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def monitor_of(config: PipelineConfig) -> str:
+    return config.search.monitor or config.train.best_monitor or "validation_loss"
+
+
+def result_of(trial: Trial, manifest: str, monitor: str) -> Result:
+    """Of a trial that has ended well: the figure of the epoch whose weights became the model. One that is no number loses to all others."""
+    figures = TrainingFigures.model_validate(read_manifest(manifest).figures)
+    figure = figures.history[figures.best_epoch].metrics[monitor]
+    if math.isnan(figure):
+        return Result(trial=trial, message=f"its {monitor} is not a number")
+    return Result(trial=trial, manifest=manifest, figure=figure)
+
+
+def choose(results: Sequence[Result], monitor: str) -> SearchResult | None:
+    """The earliest of the best; None where all have failed."""
+    best = next((result for result in ranked(results, monitor) if result.figure is not None), None)
+    return None if best is None else SearchResult(monitor=monitor, results=list(results), best=best.trial.number)
+
+
+def ranked(results: Sequence[Result], monitor: str) -> list[Result]:
+    """The best first, those that failed last. A loss or an error is better when it is lower, anything else when it is higher."""
+    sign = 1 if monitor.endswith(("loss", "error")) else -1
+    return sorted(results, key=lambda result: (math.inf if result.figure is None else sign * result.figure, result.trial.number))
+
+
+def _grid(search: Search) -> list[dict[str, Any]]:
+    keys = list(search.parameters)
+    return [dict(zip(keys, values, strict=True)) for values in itertools.islice(itertools.product(*search.parameters.values()), 100_000)]
+
+
+def _drawn(search: Search) -> list[dict[str, Any]]:
+    return [{key: _draw(values, random.Random(f"{search.seed} {number} {key}")) for key, values in search.parameters.items()}  # noqa: S311
+            for number in range(search.trials)]
+
+
+def _draw(values: list[Any] | Range, rng: random.Random) -> Any:
+    if isinstance(values, list):
+        return rng.choice(values)
+    low, high = values.low, values.high + values.is_whole  # whole numbers: each as likely as its neighbour, the last one too
+    drawn = math.exp(rng.uniform(math.log(low), math.log(high))) if values.scale == "log" else rng.uniform(low, high)
+    return min(int(drawn), values.high) if values.is_whole else float(f"{drawn:.4g}")  # digits that a person can read and repeat
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:200] if text.strip() else "it left no message"

@@ -1,0 +1,107 @@
+"""The entries below a folder of raw data: files that may be read, and those that may not.
+
+Raw data come from outside. A link that leads out of the folder could name any file that the job may
+read, a pipe would block it, and a sparse file could cost hours. Such an entry is refused at its own
+place, without being opened, and the others go on. Called by `listing.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pipeline_ops.errors import DataError
+
+MAX_FILE_BYTES = 16 << 30
+MAX_DEPTH = 100
+"""Folders inside folders."""
+
+
+class Entry(NamedTuple):
+    """An entry that is no folder. `relative` is its path below the folder.
+
+    `reason` and `detail` say why it is refused. Both are empty for a file that may be read.
+    """
+
+    relative: bytes
+    path: bytes
+    stat: os.stat_result
+    reason: str = ""
+    detail: str = ""
+
+
+def walk_entries(folder: bytes) -> Iterator[Entry]:
+    """Every entry below a folder; names that begin with a dot are not data.
+
+    Links are followed as long as they stay below the folder, which may be a link itself.
+
+    Raises:
+      DataError: a link to a folder leads out of the folder or into a circle, or folders are nested
+        too deeply. One record less would be the wrong answer, because a whole class may lie there.
+      OSError: a folder cannot be read.
+    """
+    root = os.path.realpath(folder)
+    waiting = [(folder, b"", (root,))]
+    while waiting:
+        path, prefix, trail = waiting.pop()
+        if prefix.count(b"/") > MAX_DEPTH:
+            raise DataError(f"{os.fsdecode(path)}: folders are nested more than {MAX_DEPTH} deep; move the files up")
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.name.startswith(b"."):
+                    continue
+                if _is_folder(entry):
+                    waiting.append((entry.path, prefix + entry.name + b"/", _trail_to(entry, trail, root)))
+                else:
+                    yield _checked(entry, prefix + entry.name, root)
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _trail_to(entry: os.DirEntry, trail: tuple[bytes, ...], root: bytes) -> tuple[bytes, ...]:
+    """The real path of a folder, behind those of the folders in which links were followed on the way.
+
+    Raises DataError for a link that may not be followed.
+    """
+    *before, parent = trail
+    if not entry.is_symlink():
+        return (*before, os.path.join(parent, entry.name))
+    target = os.path.realpath(entry.path)
+    if not _is_below(target, root):
+        raise DataError(f"{os.fsdecode(entry.path)}: this link leads to {os.fsdecode(target)}, out of the folder of raw data; "
+                        "move or mount the files below the folder, or name another one in preprocess.source.path")
+    if any(_is_below(passed, target) for passed in trail):
+        raise DataError(f"{os.fsdecode(entry.path)}: this link leads to {os.fsdecode(target)}, which holds the link itself; remove it")
+    return (*trail, target)
+
+
+def _checked(entry: os.DirEntry, relative: bytes, root: bytes) -> Entry:
+    found = entry.stat(follow_symlinks=False)
+    if stat.S_ISLNK(found.st_mode):
+        try:
+            found, target = entry.stat(), os.path.realpath(entry.path)
+        except FileNotFoundError:
+            return Entry(relative, entry.path, found, "dead_link", "a link that leads nowhere; remove it")
+        except OSError as error:
+            return Entry(relative, entry.path, found, "dead_link", f"a link that cannot be followed: {error.strerror}; remove it")
+        if not _is_below(target, root):
+            return Entry(relative, entry.path, found, "link_outside",
+                         "a link that leads out of the folder of raw data; put the file itself there")
+    if not stat.S_ISREG(found.st_mode):
+        return Entry(relative, entry.path, found, "not_regular", "neither a file nor a folder; remove it")
+    if found.st_size > MAX_FILE_BYTES:
+        return Entry(relative, entry.path, found, "too_large",
+                     f"has {found.st_size} bytes, allowed are {MAX_FILE_BYTES}; divide it")
+    return Entry(relative, entry.path, found)
+
+
+def _is_below(path: bytes, folder: bytes) -> bool:
+    """Whether a real path is a folder or lies in it."""
+    return path == folder or path.startswith(folder.rstrip(b"/") + b"/")

@@ -1,0 +1,87 @@
+"""Where the raw files of a pipeline lie: a local folder, or a place in an object store. The one place that tells which."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import os
+from pathlib import Path
+
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.raw_data.listing import Listing, RawFolder
+from pipeline_ops.raw_data.local import list_raw_files, list_stats
+from pipeline_ops.raw_data.remote import RemoteFolder
+
+
+def raw_folder(named: str, config_folder: Path) -> RawFolder:
+    """The folder that a source names: a URI, or a path that is taken from the folder of the config file."""
+    if "://" in named and not named.startswith("file://"):
+        return RemoteFolder(named.rstrip("/"))
+    return (config_folder / Path(named.removeprefix("file://")).expanduser()).resolve()
+
+
+def find_raw_folder(config: PipelineConfig) -> RawFolder:
+    """The place of a pipeline's raw files."""
+    return raw_folder(config.preprocess.source.folder, config.file.parent)
+
+
+def list_folder(folder: RawFolder, indexes: Path) -> Listing:
+    """Lists it; `indexes` is for local folders, see `list_raw_files`. Raises ConfigError, DataError, MachineError."""
+    return Listing(folder, folder.list_files()) if isinstance(folder, RemoteFolder) else list_raw_files(folder, indexes)
+
+
+def glance(folder: RawFolder) -> tuple[str, int]:
+    """A text that is another one when files have come, gone or been written to, and their number. No file is read. Raises as `list_folder` does."""
+    if isinstance(folder, RemoteFolder):
+        listing = Listing(folder, folder.list_files())
+        return listing.digest, len(listing.files)
+    lines = sorted(f"{key}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}\0" for key, stat in list_stats(folder))
+    return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest(), len(lines)
+
+
+def refuse_interval(config: PipelineConfig) -> None:
+    """Raises ConfigError where the raw data lie somewhere else for each data interval, and nobody has said which one is meant."""
+    if config.preprocess.source.has_interval:
+        raise ConfigError(f"preprocess.source.path is {config.preprocess.source.path}, and this run has no data interval, because the clock has not "
+                          "started it; give it a preprocess.source.path of its own, or start a backfill")
+
+
+def validate_folder(config: PipelineConfig) -> None:
+    """A quick look at a local folder of raw data, which reads no file; of an object store, the first task says what is wrong.
+
+    Raises:
+      DataError: it is missing, is not a folder, cannot be read or is empty, or lacks a file that the source names.
+    """
+    folder, source = find_raw_folder(config), config.preprocess.source
+    if not isinstance(folder, Path) or source.has_interval:
+        return
+    key = f"preprocess.source.path in {config.file}"
+    if not folder.is_dir():
+        raise DataError(f"{folder}: {_why_no_folder(folder)}; correct {key}")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise DataError(f"{folder}: cannot be read by this user; change its permissions, or correct {key}")
+    with os.scandir(folder) as entries:
+        kinds = [entry.is_dir() for entry in itertools.islice(entries, _MOST_LOOKED_AT) if not entry.name.startswith(".")]
+    if not kinds:
+        raise DataError(f"{folder}: is empty; put the raw data there, or correct {key}")
+    if source.type == "image_folder" and not any(kinds):
+        raise DataError(f"{folder}: its files lie in no folder; put the images of each class into a folder of its own, named as the class")
+    for name, path in source.named_files.items():
+        if not (folder / path).is_file():
+            raise DataError(f"{folder / path}: no such file; it is named by preprocess.source.{name} in {config.file}")
+
+
+_MOST_LOOKED_AT = 1000
+
+
+def _why_no_folder(folder: Path) -> str:
+    if folder.exists():
+        return "is a file, not a folder"
+    try:
+        beside = [entry.name for entry in os.scandir(folder.parent) if entry.is_dir()]
+    except OSError:
+        return "no such folder"
+    return f"no such folder; {nearest(folder.name, beside)}" if difflib.get_close_matches(folder.name, beside, n=1) else "no such folder"

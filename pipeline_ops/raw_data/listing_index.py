@@ -1,0 +1,70 @@
+"""The index of a listing: what is known of each raw file, one line of text for each.
+
+    "<key as JSON>"\\t<size> <mtime in ns> <ctime in ns> <digest>
+
+An index only saves time. One that is damaged is reported and passed over, and all files are read
+again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+from pipeline_ops.errors import DataError, MachineError
+from pipeline_ops.storage.atomic import write_whole
+from pipeline_ops.storage.safe_paths import open_below
+
+MAX_BYTES = 4 << 30
+MAX_LINES = 20_000_000
+_MAX_LINE_BYTES = 64 << 10
+_ENTRY = re.compile(r"[0-9]{1,20} -?[0-9]{1,20} -?[0-9]{1,20} [0-9a-f]{32}")
+_log = logging.getLogger(__name__)
+
+
+def read_index(file: Path) -> dict[str, str]:
+    """By key: size, mtime and ctime in nanoseconds, and digest. Empty where there is no index.
+
+    Raises:
+      MachineError: it can't be read.
+    """
+    try:
+        with open_below(file.parent, file.name, MAX_BYTES) as lines:
+            return parse_index(lines, str(file))
+    except FileNotFoundError:
+        return {}
+    except DataError as error:
+        _log.warning("%s; all raw files are read again", error)
+        return {}
+    except OSError as error:
+        raise MachineError(f"{file} can't be read: {error.strerror}; mend the disk, then retry") from error
+
+
+def parse_index(lines: IO[bytes], place: str) -> dict[str, str]:
+    """Raises DataError with the first line that is none of an index."""
+    found: dict[str, str] = {}
+    read = iter(lambda: lines.readline(_MAX_LINE_BYTES), b"")
+    for number, line in enumerate(islice(read, MAX_LINES + 1), start=1):
+        try:
+            key, _, entry = line.decode().removesuffix("\n").rpartition("\t")
+            if number > MAX_LINES or not _ENTRY.fullmatch(entry):
+                raise ValueError
+            key = json.loads(key)
+            if not isinstance(key, str):
+                raise ValueError
+        except (ValueError, RecursionError):
+            raise DataError(f"{place}, line {number}: not an index of raw files") from None
+        found[key] = entry
+    return found
+
+
+def write_index(file: Path, entries: Mapping[str, str], files: Iterable[tuple[str, str]]) -> None:
+    """Only what belongs to one of the files, given as key and digest, and to what it holds now."""
+    lines = (f"{json.dumps(key)}\t{entries[key]}\n" for key, digest in files
+             if entries.get(key, "").endswith(digest))
+    write_whole(file, "".join(lines).encode())

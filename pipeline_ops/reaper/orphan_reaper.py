@@ -1,0 +1,157 @@
+"""Ends the jobs that nobody wants any more, from the API server, which takes the orders that make them so.
+
+Airflow's own hooks are not enough. `on_kill` of a task is not called where its worker was killed, and is cut short where the
+machine is busy; `on_kill` of a trigger is not called where the triggerer is down, or had not begun with it; and of a task whose
+tries are used up, nobody is told. So each job is looked at once a second: by the rule of `jobs/cancellation.py` its task instance
+still needs it, or it is told to end.
+
+The storage root has to be in reach of the API server, as it has to be for the pages. Several API servers do the same, which does no harm.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from airflow.models.dagrun import DagRun
+from airflow.models.task_state_store import TaskStateStoreModel
+from airflow.models.taskinstance import TaskInstance
+from airflow.utils.session import create_session
+from sqlalchemy import Row, Select, and_, delete, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from pipeline_ops.airflow_runs import find_author_config
+from pipeline_ops.artifacts.layout import Attempt, Layout, trial_name
+from pipeline_ops.errors import DataError, TrainyardError
+from pipeline_ops.jobs.cancellation import STORE_KEY, Claim, StoredJob, ask_to_end, reason_to_end, why_unwanted
+from pipeline_ops.jobs.request import read_status
+from pipeline_ops.storage.parsing import parse_json_as
+from pipeline_ops.storage.safe_paths import folder_below
+
+_LOOK_SECONDS = 1.0
+_MAX_REPORTED, _MAX_PROBLEM = 10_000, 2000
+_log = logging.getLogger(__name__)
+_jobs, _tasks = TaskStateStoreModel, TaskInstance
+
+
+def start() -> None:
+    """Looks for ever, in a thread that ends with the process."""
+    threading.Thread(target=_look_for_ever, name="trainyard-custodian", daemon=True).start()
+
+
+class Custodian:
+    """Ends the jobs that are not wanted any more.
+
+    It remembers the jobs of its last look, because a deleted run takes its jobs' rows along, and
+    the problems that it has reported. What it reads of one job is not trusted, and a problem with
+    one job leaves the others alone.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], Attempt] = {}
+        """The folder of each job, by the row and the value that name it."""
+        self._reported: dict[object, str] = {}
+        """The last problem that was logged, by row or folder."""
+
+    def look(self, session: Session) -> None:
+        """Ends what is not wanted now, and forgets it."""
+        rows, known = session.execute(_every_job()).all(), {}
+        for row in rows:
+            try:
+                self._look_at(row, session, known)
+            except SQLAlchemyError:
+                raise
+            except Exception as error:  # of any kind: it must not keep the other jobs alive
+                self._report(row.id, f"The job of {row.task_id} in {row.dag_id}, {row.run_id}, can't be looked after: "
+                                     f"{type(error).__name__}: {error}")
+        present = {(row.id, row.value) for row in rows}
+        still_known = {attempt.folder for attempt in known.values()}
+        for place, attempt in self._known.items():
+            if place not in present and attempt.folder not in still_known:
+                self._end(attempt, "its run is not in Airflow any more")
+        self._known = known
+
+    def _look_at(self, row: Row, session: Session, known: dict[tuple[int, str], Attempt]) -> None:
+        stored = parse_json_as(StoredJob, row.value, f"{STORE_KEY} in Airflow's task state store")
+        place = (row.id, row.value)
+        attempt = self._known.get(place) or _attempt_of(row, stored.attempt, session)
+        known[place] = attempt
+        reason = why_unwanted(stored.claim, _now(row), row.state)
+        if reason and self._end(attempt, reason):
+            session.execute(delete(_jobs).where(_jobs.id == row.id, _jobs.value == row.value))  # the next try may have put its own there
+            del known[place]
+
+    def _end(self, attempt: Attempt, reason: str) -> bool:
+        """Whether nothing is left to be done: the job has ended, or knows that it has to."""
+        must_end = f"The job in {attempt.folder} has to end ({reason}), and"
+        try:
+            with folder_below(*attempt.below_root(attempt.folder)):
+                pass
+            if not self._has_ended(attempt) and reason_to_end(attempt) is None:
+                ask_to_end(attempt, reason)
+                _log.info("The job in %s is told to end: %s", attempt.folder, reason)
+        except FileNotFoundError:
+            self._report(attempt.folder, f"{must_end} its folder is not in reach of the API server, so it can't be told")
+            return False
+        except (TrainyardError, OSError) as error:
+            self._report(attempt.folder, f"{must_end} can't be told: {error}")
+            return False
+        return True
+
+    def _has_ended(self, attempt: Attempt) -> bool:
+        """Whether the job has said how. A status that can't be read says nothing."""
+        try:
+            return read_status(attempt) is not None
+        except DataError as error:
+            self._report(attempt.status, str(error))
+            return False
+
+    def _report(self, record: object, problem: str) -> None:
+        """Once for each record, and not every second."""
+        if self._reported.get(record) != problem:
+            if len(self._reported) >= _MAX_REPORTED:
+                self._reported.clear()
+            self._reported[record] = problem
+            _log.error("%s", problem[:_MAX_PROBLEM])
+
+
+def _attempt_of(row: Row, name: str, session: Session) -> Attempt:
+    """Where the job works: as the config of the DAG's author and the task instance say, and not its row.
+
+    Raises:
+      TrainyardError: there is no such DAG or attempt, or the config can't be used now.
+    """
+    config = find_author_config(row.dag_id, row.run_id, session)
+    task = row.task_id if row.map_index < 0 else trial_name(row.map_index)
+    return Layout(config.root, config.pipeline).attempt(row.run_id, task, name)
+
+
+def _now(row: Row) -> Claim | None:
+    """What the task would claim now; None where it is not there any more."""
+    return row.instance and Claim(task_instance=str(row.instance), max_tries=row.max_tries, clear_number=row.clear_number)
+
+
+def _every_job() -> Select:
+    """Those that a task has claimed and that nobody has ended, each beside its task instance and run as they are now."""
+    same_task = and_(_tasks.dag_id == _jobs.dag_id, _tasks.run_id == _jobs.run_id, _tasks.task_id == _jobs.task_id,
+                     _tasks.map_index == _jobs.map_index)
+    return (select(_jobs.id, _jobs.value, _jobs.dag_id, _jobs.run_id, _jobs.task_id, _jobs.map_index, _tasks.id.label("instance"),
+                   _tasks.state, _tasks.max_tries, DagRun.clear_number)
+            .join(DagRun, DagRun.id == _jobs.dag_run_id).outerjoin(_tasks, same_task).where(_jobs.key == STORE_KEY))
+
+
+def _look_for_ever() -> None:
+    custodian, is_blind = Custodian(), False
+    while True:
+        time.sleep(_LOOK_SECONDS)
+        try:
+            with create_session() as session:
+                custodian.look(session)
+        except Exception:  # the database may be down for long; what is missed now is found when it is back
+            if not is_blind:
+                _log.exception("Can't look after the jobs; trying again every second")
+            is_blind = True
+        else:
+            is_blind = False

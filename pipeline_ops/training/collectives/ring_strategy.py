@@ -1,0 +1,144 @@
+"""A `tf.distribute` strategy whose workers add up in the ring, without a server of TensorFlow's.
+
+It gives the results of MultiWorkerMirroredStrategy: the same replica numbers, the same initial
+values on all workers, and sums over all replicas wherever Keras or a user's code asks for them. It
+opens no port on one host. It is for workers that train on CPUs. On GPUs the sums would go through
+the host's memory, and NCCL is faster.
+
+TensorFlow is pinned: a strategy is made by overriding methods that are not public. The tests train
+with this one and compare weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.distribute import cross_device_ops, values
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+
+from pipeline_ops.training.collectives.ring import Ring
+
+_SUMMED_BY_RING = (tf.float16, tf.bfloat16, tf.float32)
+
+
+class RingStrategy(tf.distribute.Strategy):
+    """One worker's side of the gang.
+
+    Args:
+      devices: The devices of this worker, one for each of its replicas.
+      ring: The worker's place among the others.
+    """
+
+    _collective_key_base = 0  # MirroredExtended asks for it
+
+    def __init__(self, devices: Sequence[str], ring: Ring):
+        super().__init__(_RingExtended(self, devices, ring))
+        self.ring = ring
+
+
+class _RingExtended(MirroredExtended):
+    """Numbers the replicas through all workers, and reduces by the ring."""
+
+    def __init__(self, strategy: RingStrategy, devices: Sequence[str], ring: Ring):
+        self._ring = ring
+        super().__init__(strategy, devices, RingOps(ring))
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self._ring.workers * len(self._devices)
+
+    def _in_multi_worker_mode(self) -> bool:
+        return True
+
+    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
+        return self._ring.worker * len(self._devices) + replica_id
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
+        return replica_id_in_sync_group - self._ring.worker * len(self._devices)
+
+    def _use_merge_call(self) -> bool:
+        return True
+
+    def _get_cross_device_ops(self, value: Any) -> tf.distribute.CrossDeviceOps:
+        return self._cross_device_ops
+
+    def _reduce_to(self, reduce_op: tf.distribute.ReduceOp, value: Any, destinations: Any, options: Any) -> Any:
+        if isinstance(value, values.Mirrored) and reduce_op == tf.distribute.ReduceOp.MEAN:
+            return value
+        return self._cross_device_ops.reduce(reduce_op, value, destinations)
+
+    def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: tf.Variable | None, **kwargs) -> Any:
+        """What worker 0 begins with: all workers have the same, whatever the initializer draws."""
+        value = super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
+        return (lambda: self._of_first_worker(value, kwargs.get("dtype"))) if replica_id == 0 else value
+
+    def _of_first_worker(self, value: Any, dtype: tf.DType | None) -> tf.Tensor:
+        value = tf.convert_to_tensor(value() if callable(value) else value, dtype)
+        return self._cross_device_ops.add_up([value if self._ring.worker == 0 else tf.zeros_like(value)])[0]
+
+
+class RingOps(tf.distribute.CrossDeviceOps):
+    """Sums and means over all replicas of all workers."""
+
+    def __init__(self, ring: Ring):
+        super().__init__()
+        self._ring = ring
+        with tf.device("/cpu:0"):
+            self._turn = tf.Variable(0, trainable=False)
+
+    @property
+    def _num_between_graph_workers(self) -> int:
+        return self._ring.workers
+
+    def reduce_implementation(self, reduce_op: tf.distribute.ReduceOp, per_replica_value: Any, destinations: Any, options: Any) -> Any:
+        return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
+
+    def batch_reduce_implementation(self, reduce_op: tf.distribute.ReduceOp, value_destination_pairs: Sequence[tuple[Any, Any]],
+                                    options: Any) -> list[Any]:
+        replicas = [value.values for value, _ in value_destination_pairs]
+        totals = self.add_up([_total(of_replica) for of_replica in replicas])
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            counts = [self._ring.workers * len(of_replica) for of_replica in replicas]
+            totals = [tf.cast(total / count, total.dtype) for total, count in zip(totals, counts, strict=True)]
+        return [cross_device_ops.simple_broadcast(total, destinations, always_mirrored=True)
+                for total, (_, destinations) in zip(totals, value_destination_pairs, strict=True)]
+
+    def add_up(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums over all workers. Short floats are summed as float32, other numbers exactly."""
+        dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        wide = [tf.cast(tensor, tf.float32) if tensor.dtype in _SUMMED_BY_RING else tensor for tensor in dense]
+        with tf.device("/cpu:0"):
+            totals = self._in_turn(lambda: tf.nest.flatten(tf.numpy_function(self._sum, wide, [tensor.dtype for tensor in wide])))
+        return [tf.cast(tf.ensure_shape(total, tensor.shape), tensor.dtype) for total, tensor in zip(totals, dense, strict=True)]
+
+    def _in_turn(self, exchange: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Keeps exchanges in the order of the program, which is the same on all workers.
+
+        Operations on one variable keep their order. Two exchanges in one graph have no other relation.
+        """
+        if tf.executing_eagerly():
+            return exchange()
+        with tf.control_dependencies([self._turn.assign_add(1)]):
+            totals = exchange()
+        with tf.control_dependencies(totals):
+            self._turn.assign_add(1)
+        return totals
+
+    def _sum(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        totals = iter(self._ring.all_reduce(*(array for array in arrays if array.dtype == np.float32)))
+        return [next(totals) if array.dtype == np.float32 else self._sum_exactly(array) for array in arrays]
+
+    def _sum_exactly(self, array: np.ndarray) -> np.ndarray:
+        every = [np.frombuffer(said, array.dtype) for said in self._ring.gather(array.tobytes())]
+        return np.sum(every, axis=0, dtype=array.dtype).reshape(array.shape)
+
+
+def _total(of_replica: Sequence[Any]) -> tf.Tensor:
+    """Of the replicas of this worker. Gradients of embeddings come as slices."""
+    if len(of_replica) == 1:
+        return tf.convert_to_tensor(of_replica[0])
+    with tf.device("/cpu:0"):
+        return tf.add_n([tf.convert_to_tensor(value) for value in of_replica])

@@ -1,0 +1,277 @@
+"""The compiled steps: one loop for every synchronous strategy.
+
+Keras's `fit` does not run under MultiWorkerMirroredStrategy, and its optimizers clip each replica's gradient before
+the all-reduce, which silently makes the result depend on the number of workers. So the all-reduce is ours: each
+replica divides its summed loss by the *global* batch, gradients and metric sums are added up over all replicas in one
+collective, and the optimizer sees the gradient of the global batch. Where a loss is a mean over something else than examples, over
+boxes say, their number is among the sums, and the gradient is divided by it after the collective.
+
+Strategies whose steps are not taken by all replicas together have loops of their own with the same methods:
+`parameter_server.py` and `sharded.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline_ops.config.train import Train
+from pipeline_ops.models.task import Task, num_sums
+from pipeline_ops.training.checkpointing.state import Arrays
+from pipeline_ops.training.collectives.all_reduce import AllReduce, all_reduce
+from pipeline_ops.training.gradients import as_floats, in_micro_batches, part_of
+from pipeline_ops.training.optimizer import make_optimizer
+from pipeline_ops.training.random_numbers import Generators
+
+_SUM = tf.distribute.ReduceOp.SUM
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """Some steps that were taken.
+
+    `sums` are those of `Task.batch_sums` over all workers; `is_finite` says whether every weight is still a number;
+    `is_asked_to_stop` whether some worker said so; `worst_loss` is the largest mean loss of a step, None where steps are not
+    looked at one by one. All are the same on every worker.
+    """
+
+    sums: np.ndarray
+    is_finite: bool
+    is_asked_to_stop: bool
+    worst_loss: float | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        return self.is_finite and bool(np.isfinite(self.sums).all())
+
+
+class Loop(Protocol):
+    """A model, its optimizer, and what can be done with them. All workers of a gang call the same methods in the same order."""
+
+    model: keras.Model
+
+    def train(self, batches: Iterator, step: int, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
+        """Takes a step for each learning rate, from the given one on, in one call of a compiled function.
+
+        `stop` is 1 where this worker is asked to stop.
+        """
+        ...
+
+    def train_on(self, batch: Any, step: int, learning_rate: float) -> Taken:
+        """Takes one step on a batch that `next(batches)` gave: to find out which one of several did the harm."""
+        ...
+
+    def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
+        """The sums of `Task.batch_sums` over this worker's batches and then over all workers; with averaged weights where they are kept."""
+        ...
+
+    def weights(self) -> Arrays:
+        """All weights, in the order of `model.weights`."""
+        ...
+
+    def best_weights(self) -> Arrays:
+        """The weights that are evaluated: the averaged ones where they are kept, else `weights`."""
+        ...
+
+    def optimizer_values(self) -> Arrays: ...
+
+    def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
+        """Sets what `weights` and `optimizer_values` gave; None leaves the optimizer as it is."""
+        ...
+
+
+class SynchronousLoop:
+    """All replicas take each step together.
+
+    Args:
+      strategy: the strategy in whose scope `model` was built.
+      model: returns what the task's `batch_sums` takes.
+      task: what the model is trained for.
+      config: the training section.
+      add_up: adds up what the replicas have in a step.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, task: Task, config: Train, add_up: AllReduce = all_reduce):
+        self._strategy, self.model, self._task, self._config, self._all_reduce = strategy, model, task, config, add_up
+        with strategy.scope():
+            self.optimizer = make_optimizer(config.optimizer, scale_loss=config.precision == "float16")
+            self.optimizer.build(model.trainable_variables)
+        self._variables = [v.value for v in model.weights], [v.value for v in self.optimizer.variables]
+        self._generators = Generators(model)
+        self._inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        # The gradients that reach `apply_gradients` are summed already. A private hook, so keras is pinned.
+        self._inner._all_reduce_sum_gradients = lambda gradients: gradients
+        self._local_replicas = len(strategy.extended.worker_devices) if strategy.extended._in_multi_worker_mode() else strategy.num_replicas_in_sync
+        self._gradients = tf.function(self._sum_gradients, jit_compile=True) if config.xla == "gradients" else self._sum_gradients
+        self._step = tf.function(self._replica_step, jit_compile=True) if config.xla == "step" else self._replica_step
+
+    def train(self, batches: Iterator, step: int, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
+        # Of one length always: another length would be traced anew.
+        padded = np.zeros(max(self._config.steps_per_call, len(learning_rates)), np.float32)
+        padded[:len(learning_rates)] = learning_rates
+        return _taken(*self._train(batches, tf.constant(step), tf.constant(padded), tf.constant(len(learning_rates)), tf.constant(stop)))
+
+    def train_on(self, batch: Any, step: int, learning_rate: float) -> Taken:
+        return _taken(*self._train_on(batch, tf.constant(step), tf.constant(learning_rate, tf.float32)))
+
+    @tf.function(reduce_retracing=True)
+    def _train(self, batches: Iterator, first: tf.Tensor, learning_rates: tf.Tensor, num_steps: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        sums, worst = tf.zeros([num_sums(self._task) + 1]), tf.constant(tf.float32.min)
+        for number in tf.range(num_steps):
+            of_step = self._take(next(batches), first + number, learning_rates[number], stop)
+            sums, worst = sums + of_step, tf.maximum(worst, _mean_loss(of_step))
+        self._share_averages(sums)
+        return sums, self._are_finite(), worst
+
+    @tf.function(reduce_retracing=True)
+    def _train_on(self, batch: Any, step: tf.Tensor, learning_rate: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        sums = self._take(batch, step, learning_rate, tf.constant(0.0))
+        self._share_averages(sums)
+        return sums, self._are_finite(), _mean_loss(sums)
+
+    def _take(self, batch: Any, step: tf.Tensor, learning_rate: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+        """One step: the sums over all replicas, and how many of them are asked to stop."""
+        self._inner._learning_rate.value.assign(learning_rate)
+        replicas = self._strategy.run(self._step, args=(*batch, step, stop))
+        return self._strategy.experimental_local_results(replicas)[0]  # the same on every replica
+
+    def _share_averages(self, taken: tf.Tensor) -> None:
+        """Gives all replicas the mean of what each has measured of its own share: the moving averages of batch normalisation.
+
+        Keras lets every replica keep its own for ever, so each worker would evaluate, and save, another model. A moving average is linear, so
+        it makes no difference how often this is done.
+
+        Args:
+          taken: what the steps before have given. Where statistics are frozen no step writes them, and nothing else would keep this exchange
+            from overtaking one of theirs: each worker would add to its gradients what another one means for averages.
+        """
+        averages = [variable.value for variable in self.model.non_trainable_variables if variable.value.dtype.is_floating]
+        count = self._strategy.num_replicas_in_sync
+        if not averages or count == 1:
+            return
+
+        def share() -> None:
+            with tf.control_dependencies([taken]):
+                totals = self._all_reduce([average.read_value() for average in averages])
+            for average, total in zip(averages, totals, strict=True):
+                average.assign(total / count)
+
+        self._strategy.run(share)
+
+    def _are_finite(self) -> tf.Tensor:
+        """Of the first replica; the others have the same weights."""
+        values = [self._strategy.experimental_local_results(variable.value)[0] for variable in self.model.trainable_variables]
+        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
+
+    def _replica_step(self, features: Any, labels: Any, step: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+        self._generators.begin(step, _replica_number())
+        sums, gradients = self._gradients(*self._part_of_replica(features, labels))
+        *gradients, sums = self._all_reduce([*gradients, tf.concat([sums, [stop]], 0)])
+        if not self._task.counts_examples:
+            per_counted = self._config.global_batch / tf.maximum(sums[-2], 1.0)  # they were divided by the global batch
+            gradients = [gradient * per_counted for gradient in gradients]
+        self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
+        return sums
+
+    def _part_of_replica(self, *batch: Any) -> Any:
+        """This replica's share of what the worker has: the devices of one worker share its batches."""
+        return part_of(batch, _replica_number() % self._local_replicas, self._local_replicas)
+
+    def _sum_gradients(self, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Sums and gradients of this replica's share."""
+        shapes = [variable.shape for variable in self.model.trainable_variables]
+        return in_micro_batches(self._config.micro_batches, self._sum_gradients_of, features, labels, shapes, num_sums(self._task))
+
+    def _sum_gradients_of(self, _number: int | tf.Tensor, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            sums = self._task.batch_sums(self.model(as_floats(features), training=True), labels, training=True)
+            loss = sums[0] / self._config.global_batch
+            if self.model.losses:  # regularisers: every replica and every micro-batch has the same ones
+                loss += tf.add_n(self.model.losses) / (self._strategy.num_replicas_in_sync * self._config.micro_batches)
+            scaled = self.optimizer.scale_loss(loss)
+        variables = [variable.value for variable in self.model.trainable_variables]
+        return sums, tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
+        """Workers may have different numbers of batches: nothing is exchanged until each has gone through its own."""
+        raw = self.weights() if self._config.optimizer.average_weights else None
+        if raw:
+            self.assign(self.best_weights())
+        sums = tf.zeros([num_sums(self._task)])
+        for features, labels in batches:
+            sums += tf.add_n(self._strategy.experimental_local_results(self._evaluate_batch(features, labels)))
+        if raw:
+            self.assign(raw)
+        return self._sum_over_workers(sums).numpy()
+
+    @tf.function(reduce_retracing=True)
+    def _evaluate_batch(self, features: Any, labels: Any):
+        def evaluate(features, labels):
+            features, labels = self._part_of_replica(features, labels)
+            return self._task.batch_sums(self.model(as_floats(features), training=False), labels, training=False)
+
+        return self._strategy.run(evaluate, args=(features, labels))
+
+    @tf.function
+    def _sum_over_workers(self, sums: tf.Tensor) -> tf.Tensor:
+        """Every local replica brings an equal share of what this worker has."""
+        return self._strategy.reduce(_SUM, self._strategy.run(lambda values: values / self._local_replicas, args=(sums,)), axis=None)
+
+    def weights(self) -> Arrays:
+        """To be called by all workers at the same step: some variables are averaged over the workers when they are read."""
+        return [variable.numpy() for variable in self.model.weights]
+
+    def best_weights(self) -> Arrays:
+        if not self._config.optimizer.average_weights:
+            return self.weights()
+        averages = {id(variable): average for variable, average in
+                    zip(self.model.trainable_variables, self._inner._model_variables_moving_average, strict=True)}
+        return [averages.get(id(variable), variable).numpy() for variable in self.model.weights]
+
+    def optimizer_values(self) -> Arrays:
+        return [variable.numpy() for variable in self.optimizer.variables]
+
+    def views(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """What `weights` and `optimizer_values` give, not copied: good until the next step."""
+        weights, optimizer_values = self._variables
+        return [*map(_view_of, weights)], [*map(_view_of, optimizer_values)]
+
+    def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
+        pairs = [*zip(self.model.weights, weights, strict=True)]
+        if optimizer_values is not None:
+            pairs += zip(self.optimizer.variables, optimizer_values, strict=True)
+        for variable, value in pairs:
+            variable.assign(value)
+
+
+def snapshot(loop: Loop) -> tuple[Sequence, Sequence]:
+    """Weights and optimizer values, good until the next step. Loops whose variables lie in pieces gather them, which is a copy."""
+    return loop.views() if isinstance(loop, SynchronousLoop) else (loop.weights(), loop.optimizer_values())
+
+
+def _view_of(variable: tf.Variable) -> tf.Tensor:
+    """Where there is one replica, the operation itself: what `tf.convert_to_tensor` does around it takes as long, and a checkpoint waits for it."""
+    if isinstance(variable, tf.distribute.DistributedValues):
+        return tf.convert_to_tensor(variable)
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
+def _mean_loss(sums: tf.Tensor) -> tf.Tensor:
+    """Of the sums of one step, behind which is the number of those who are asked to stop."""
+    return sums[0] / tf.maximum(sums[-2], 1.0)
+
+
+def _taken(sums: tf.Tensor, is_finite: tf.Tensor, worst_loss: tf.Tensor) -> Taken:
+    *sums, asked = sums.numpy()
+    return Taken(np.array(sums), bool(is_finite), asked > 0, float(worst_loss))
+
+
+def _replica_number() -> int | tf.Tensor:
+    number = tf.distribute.get_replica_context().replica_id_in_sync_group
+    static = tf.get_static_value(number)
+    return number if static is None else int(static)

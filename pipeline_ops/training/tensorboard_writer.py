@@ -1,0 +1,102 @@
+"""What the chief writes for TensorBoard: scalars always, and what `train.tensorboard` asks for.
+
+Nothing here exchanges anything with other workers: histograms are made of weights that were read already, and the graph
+and the predictions come from a second model that never joined the strategy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from PIL import Image, ImageDraw
+
+from pipeline_ops.artifacts.results import Epoch
+from pipeline_ops.config.diagnostics import Tensorboard
+from pipeline_ops.training.checkpointing.state import Arrays
+from pipeline_ops.training.loops.synchronous import as_floats
+
+_MIN_SIDE = 96
+_CAPTION_PIXELS = 14
+_RIGHT, _WRONG = (40, 160, 70), (200, 50, 40)
+
+
+@dataclasses.dataclass
+class Board:
+    """Event files in a folder.
+
+    Args:
+      folder: of the event files.
+      config: what is written.
+      class_names: for captions.
+      image_shape: H, W, C.
+      examples: images uint8 [N, H, W, C] and labels int64 [N] of the validation split, N as `config.images` says; called once.
+      build: makes the second model; called once, if it is needed.
+    """
+
+    folder: Path
+    config: Tensorboard
+    class_names: Sequence[str]
+    image_shape: tuple[int, int, int]
+    examples: Callable[[], tuple[tf.Tensor, tf.Tensor]]
+    build: Callable[[], keras.Model]
+
+    def __post_init__(self) -> None:
+        self._writer = tf.summary.create_file_writer(str(self.folder))
+        self._model: keras.Model | None = None
+
+    def write(self, epoch: Epoch, weights: Arrays) -> None:
+        """One epoch; `weights` are those that were evaluated, in the order of `model.weights`."""
+        with self._writer.as_default(step=epoch.step):
+            for name, value in (epoch.metrics | {"learning_rate": epoch.learning_rate}).items():
+                tf.summary.scalar(name, value)
+            if self.config.graph and epoch.epoch == 0:
+                self._write_graph()
+            if self.config.histograms:
+                for variable, values in zip(self._second_model().weights, weights, strict=True):
+                    tf.summary.histogram(f"weights/{variable.path}", values)
+            if self.config.images:
+                self._write_images(weights)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _second_model(self) -> keras.Model:
+        if self._model is None:
+            self._model = self.build()
+        return self._model
+
+    def _write_graph(self) -> None:
+        model = self._second_model()
+        images = tf.TensorSpec([None, *self.image_shape], tf.float32)  # a model of the user's own class does not say what it takes
+        tf.summary.graph(tf.function(lambda images: model(images, training=False)).get_concrete_function(images).graph)
+
+    def _write_images(self, weights: Arrays) -> None:
+        images_NHWC, labels_N = self._examples()
+        model = self._second_model()
+        model.set_weights(weights)
+        answers_N = np.argmax(model(as_floats(images_NHWC), training=False), axis=-1)
+        drawn = [_draw(image, self.class_names[label], self.class_names[answer])
+                 for image, label, answer in zip(images_NHWC.numpy(), labels_N.numpy(), answers_N, strict=True)]
+        tf.summary.image("predictions", np.stack(drawn), max_outputs=len(drawn))
+
+    def _examples(self) -> tuple[tf.Tensor, tf.Tensor]:
+        if not hasattr(self, "_shown"):
+            self._shown = self.examples()
+        return self._shown
+
+
+def _draw(image_HWC: np.ndarray, label: str, answer: str) -> np.ndarray:
+    """An image with the answer under it, and the label where they differ; green or red."""
+    picture = Image.fromarray(image_HWC if image_HWC.shape[-1] == 3 else image_HWC[..., 0]).convert("RGB")
+    scale = max(1, -(-_MIN_SIDE // min(picture.size)))
+    picture = picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
+    canvas = Image.new("RGB", (picture.width, picture.height + _CAPTION_PIXELS), _RIGHT if answer == label else _WRONG)
+    canvas.paste(picture, (0, 0))
+    ImageDraw.Draw(canvas).text((2, picture.height + 1), answer if answer == label else f"{answer}, is {label}", fill=(255, 255, 255))
+    return np.asarray(canvas)

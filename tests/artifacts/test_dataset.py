@@ -1,0 +1,33 @@
+"""Names of shards, and what is removed from them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline_ops.artifacts.dataset import generation_of, removed_positions, shard_name, shards_of
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
+
+NAMES = {
+    ("train", 0, 8, 1): "train-00000-of-00008.tfrecord",
+    ("test", 7, 8, 1): "test-00007-of-00008.tfrecord",
+    ("train", 0, 3, 2): "train-g0002-00000-of-00003.tfrecord",
+    ("validation", 12, 300, 12345): "validation-g12345-00012-of-00300.tfrecord",
+}
+
+
+@pytest.mark.parametrize("parts", NAMES)
+def test_a_name_says_split_place_and_generation(parts):
+    assert shard_name(*parts) == NAMES[parts]
+    assert generation_of(NAMES[parts]) == parts[3]
+
+
+def test_shards_of_a_split_are_those_of_all_its_generations_and_know_what_is_removed():
+    names = ["quarantine.jsonl", "test-00000-of-00001.tfrecord", "train-00000-of-00001.tfrecord", "train-g0002-00000-of-00001.tfrecord"]
+    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
+    manifest = Manifest(job="preprocess", pipeline="p", fingerprint=fingerprint, fingerprint_digest="", figures={"removed": {names[3]: [0, 4]}},
+                        files=[ManifestFile(path=name, num_bytes=1, crc32c="00000000") for name in names])
+    assert [file.path for file in shards_of(manifest, "train")] == names[2:]
+    assert removed_positions(manifest, "train") == ((), (0, 4))
+    assert removed_positions(manifest, "test") == ((),)
+    assert removed_positions(manifest.model_copy(update={"figures": {}}), "train") == ((), ())

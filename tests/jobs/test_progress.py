@@ -1,0 +1,122 @@
+"""Progress lines: what a job writes reads back, and a bad line is one problem at its place (F16)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+
+import pytest
+
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.artifacts.results import Epoch
+from pipeline_ops.errors import DataError
+from pipeline_ops.jobs.progress import (
+    Progress,
+    ProgressReader,
+    ProgressWriter,
+    last_moment,
+    parse_progress,
+)
+from pipeline_ops.storage.atomic import write_json
+
+
+def test_a_metric_that_is_not_a_number_reads_back(tmp_path):
+    """F16: it was written as null, which ended the train job as a bug."""
+    writer = ProgressWriter(tmp_path / "progress.jsonl")
+    writer.report("train", 1, 2, "steps", {"own": math.nan, "high": math.inf, "low": -math.inf})
+    [line] = (tmp_path / "progress.jsonl").read_text().splitlines()
+    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    [moment] = ProgressReader(tmp_path / "progress.jsonl").new()
+    assert math.isnan(moment.metrics["own"])
+    assert (moment.metrics["high"], moment.metrics["low"]) == (math.inf, -math.inf)
+    assert "own nan" in str(moment)
+
+
+def test_figures_that_are_not_numbers_read_back(tmp_path):
+    """F16."""
+    epoch = Epoch(epoch=0, step=1, metrics={"validation_own": math.nan}, learning_rate=math.inf)
+    again = Epoch.model_validate_json(epoch.model_dump_json())
+    assert math.isnan(again.metrics["validation_own"])
+    assert again.learning_rate == math.inf
+    write_json(tmp_path / "a.json", {"values": [math.nan, {"x": (-math.inf, 1.5)}]})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"values": ["NaN", {"x": ["-Infinity", 1.5]}]}
+
+
+BAD_LINES = [
+    b'{"time": 1, "phase": "train", "metrics": {"loss": null}}', b"null", b"[]", b'"x"', b"{", b"\xff\xfe",
+    b'{"time": "soon", "phase": "x"}', b'{"phase": "x"}', b'{"time": 1e300, "phase": "x"}',
+    b'{"time": NaN, "phase": "x"}', b'{"time": 1, "phase": "x", "done": ' + b"9" * 5000 + b"}",
+    b'{"time": 1, "phase": "x", "total": -1}', b'{"time": 1, "phase": "x", "rate": Infinity}',
+    b'{"time": 1, "phase": "x", "eta_seconds": NaN}', b'{"time": 1, "phase": "\\ud800"}', b"[" * 100_000,
+    b'{"time": 1, "phase": "' + b"x" * 101 + b'"}', b'{"a":' * 50_000, b'{"time": 1, "pha']
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: repr(line[:40]))
+def test_a_line_that_is_no_moment_is_one_error_with_its_place(line):
+    with pytest.raises(DataError, match="^progress.jsonl, byte 7: ") as refused:
+        parse_progress(line, "progress.jsonl, byte 7")
+    assert len(str(refused.value)) < 2000
+
+
+def test_bad_lines_do_not_hide_the_good_ones(tmp_path):
+    """F16: one such line was an error 500 of the Progress page."""
+    path = tmp_path / "progress.jsonl"
+    good = [b'{"time": %d, "phase": "train", "done": %d}' % (i, i) for i in range(len(BAD_LINES))]
+    path.write_bytes(b"".join(a + b"\n" + b + b"\n" for a, b in zip(good, BAD_LINES, strict=True)))
+    reader = ProgressReader(path)
+    assert [moment.done for moments in reader.all() for moment in moments] == list(range(len(good)))
+    assert len(reader.problems) == len(BAD_LINES)
+    assert reader.problems[0].startswith(f"{path}, byte {len(good[0]) + 1}: ")
+    assert "metrics.loss: Input should be a valid number" in reader.problems[0]
+
+
+def test_a_file_of_nothing_but_bad_lines_is_read_once_in_bounded_memory(tmp_path):
+    path = tmp_path / "progress.jsonl"
+    path.write_bytes(b"x\n" * 100_000 + b"y" * (10 << 20) + b'\n{"time": 1, "phase": "end"}\n')
+    reader = ProgressReader(path)
+    assert [moment.phase for moments in reader.all() for moment in moments] == ["end"]
+    assert len(reader.problems) == 20
+
+
+def test_a_line_that_is_still_being_written_waits_for_its_end(tmp_path):
+    path = tmp_path / "progress.jsonl"
+    path.write_bytes(b'{"time": 1, "phase": "a"}\n{"time": 2, "ph')
+    reader = ProgressReader(path)
+    assert [moment.phase for moment in reader.new()] == ["a"]
+    with open(path, "ab") as file:
+        file.write(b'ase": "b"}\n')
+    assert [moment.phase for moment in reader.new()] == ["b"]
+    assert reader.problems == []
+
+
+def test_no_link_is_followed_to_a_progress_file(tmp_path):
+    """F8."""
+    (tmp_path / "root" / "attempt").mkdir(parents=True)
+    (tmp_path / "secret").write_text("a secret\n")
+    path = tmp_path / "root" / "attempt" / "progress.jsonl"
+    path.symlink_to(tmp_path / "secret")
+    reader = ProgressReader(path, root=tmp_path / "root")
+    assert reader.new() == [] and last_moment(path) is None
+    assert "link" in reader.problems[0] and "a secret" not in reader.problems[0]
+
+
+def test_what_a_writer_is_given_is_always_what_a_reader_takes(tmp_path):
+    writer = ProgressWriter(tmp_path / "progress.jsonl", worker=3)
+    writer.report("load", message="a name that is not Unicode: \udcff " + "x" * 100_000)
+    writer.report("train", 5, 3, "steps")
+    writer.report("train", 6, 3, "steps")
+    reader = ProgressReader(tmp_path / "progress.jsonl")
+    assert [moment.phase for moment in reader.new()] == ["load", "train", "train"]
+    assert reader.problems == []
+
+
+def test_only_the_processes_of_a_gang_are_taken_for_workers(tmp_path):
+    """The records that were kept out lie in the same folder as `rejected.jsonl`."""
+    names = ["worker-0.jsonl", "worker-12.jsonl", "chief-0.jsonl", "ps-1.jsonl", "rejected.jsonl",
+             "progress.jsonl", "worker-x.jsonl", "quarantine.jsonl", "worker-0.jsonl.tmp"]
+    for name in names:
+        (tmp_path / name).write_bytes(Progress(time=1, phase="x").model_dump_json().encode())
+    found = Attempt(tmp_path).workers_progress()
+    assert list(found) == ["chief 0", "ps 1", "worker 0", "worker 12"]
+    assert all(os.path.dirname(path) == str(tmp_path) for path in found.values())

@@ -1,0 +1,144 @@
+"""What tests of Airflow's own UI share: an embedded Airflow with a DAG file of the test's own, and a person in front of a browser.
+
+Pictures of what the person sees go to the folder that TRAINYARD_SCREENSHOTS names, for whoever wants to look at them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
+from pipeline_ops.cli.local_airflow.embedded import USER, Home, Server
+from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine: install the package chromium")
+PICTURES = os.environ.get("TRAINYARD_SCREENSHOTS")
+_ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+              "--disable-component-update", "--disable-sync"]
+_UI_MILLISECONDS = 400_000
+"""As long as a run may take on a busy machine."""
+_DRAWING_MILLISECONDS = 800
+"""Airflow draws a moment after it has loaded, and opens a part of a form slowly."""
+_DESKTOP, _PHONE = {"width": 1400, "height": 1000}, {"width": 390, "height": 844}
+
+
+@contextlib.contextmanager
+def running_airflow(home: Path, config: Path, dag_id: str, environment: Mapping[str, str]) -> Iterator[AirflowApi]:
+    """Airflow with the DAG files that lie in its home; the DAG is unpaused."""
+    argv = [sys.executable, str(Path(__file__).parents[1] / "cli" / "holder.py"), str(home), str(config)]
+    holder = subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    lines = [holder.stdout.readline() for _ in range(2)]
+    assert lines[1].startswith("up "), lines
+    server = Server.alive(Home(home))
+    with AirflowApi(server.url, USER, server.password) as api:
+        wait_until_healthy(api, Home(home), server)
+        wait_for_dag(api, Home(home), server, dag_id, since=0.0)
+        api.pause(dag_id, paused=False)
+        yield api
+    holder.communicate(timeout=60)
+
+
+class Person:
+    """Somebody who uses Airflow with a browser, and nothing else. `outside` are the requests that went anywhere but to this Airflow."""
+
+    def __init__(self, page, api: AirflowApi):
+        self.page, self._login = page, api._login
+        self.url = str(api._client.base_url).rstrip("/")
+        self._count = 0
+        self.outside: list[str] = []
+        page.on("request", lambda request: self.outside.append(request.url) if not request.url.startswith((self.url, "data:", "blob:")) else None)
+
+    def look(self, name: str) -> None:
+        """Takes a picture, if anybody wants to see it; they are numbered."""
+        if PICTURES is None:
+            return
+        self._count += 1
+        self.page.wait_for_load_state("networkidle")
+        self.page.wait_for_timeout(_DRAWING_MILLISECONDS)
+        self.page.screenshot(path=Path(PICTURES) / f"{self._count:02}-{name}.png")
+
+    def go(self, path: str) -> None:
+        self.page.goto(self.url + path)
+
+    def log_in(self) -> None:
+        self.go("/")
+        self.page.locator("input[name=username]").wait_for()
+        self.look("login")
+        self.page.fill("input[name=username]", self._login["username"])
+        self.page.fill("input[name=password]", self._login["password"])
+        self.page.click("button[type=submit]")
+        self.page.wait_for_url(re.compile(r".*/(home)?$"))
+
+    def open_form(self, dag: str):
+        """The trigger form of a DAG."""
+        self.go(f"/dags/{dag}")
+        self.page.get_by_role("button", name=re.compile("Trigger")).first.click()
+        return self.page.get_by_role("dialog").first
+
+    def fill(self, form, section: str, key: str, value: str):
+        """Types into a field of the form, whose section is opened if it is not; returns the field."""
+        field = form.locator(f"[name='element_{key}']")
+        if not field.is_visible():
+            form.get_by_text(section, exact=True).first.click()
+        field.fill(value)
+        field.press("Tab")
+        return field
+
+    def send(self, form) -> str:
+        """Triggers; the path of the run's page."""
+        form.get_by_role("button", name="Trigger").click()
+        self.page.wait_for_url(re.compile("/runs/"))
+        return self.page.url.removeprefix(self.url).split("?")[0].rstrip("/")
+
+    def open_tab(self, name: str):
+        """One of our pages, by its link: in a run, or in the navigation."""
+        self.page.get_by_role("link", name=name, exact=True).first.click()
+        return self.page.frame_locator(f"iframe[title='{name}']")
+
+    def look_on_a_phone(self, path: str, name: str) -> None:
+        """One of our pages by itself, as narrow as a phone and in the dark. It must not be wider than the phone."""
+        self.page.set_viewport_size(_PHONE)
+        self.page.emulate_media(color_scheme="dark")
+        self.go(path)
+        self.page.wait_for_load_state("networkidle")
+        self.look(f"{name}-on-a-phone")
+        assert self.page.evaluate("document.documentElement.scrollWidth") <= _PHONE["width"]
+        self.page.set_viewport_size(_DESKTOP)
+        self.page.emulate_media(color_scheme="light")
+
+
+@contextlib.contextmanager
+def person_at_browser(api: AirflowApi) -> Iterator[Person]:
+    """Somebody who has not logged in yet."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_ARGUMENTS)
+        page = browser.new_page(viewport=_DESKTOP)
+        page.set_default_timeout(_UI_MILLISECONDS)
+        person = Person(page, api)
+        try:
+            yield person
+        except BaseException:
+            person.look("where-it-failed")
+            raise
+        finally:
+            browser.close()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

@@ -1,0 +1,62 @@
+"""What the tests of detection share: a small data set of scenes with real digits, as preprocessing would leave it, and train jobs on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.artifacts.dataset import DatasetFigures, shard_name
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.manifest import Manifest, list_files, write_manifest
+
+DIGIT_SCENES = Path(__file__).resolve().parents[2] / "configs" / "digit_scenes.yaml"
+NUM_SHARDS = 4
+COUNTS = {"train": 150, "validation": 20, "test": 30}
+CLASS_NAMES = [str(digit) for digit in range(10)]
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory) -> str:
+    """The URI of a data set's manifest: 200 scenes of 128x128."""
+    folder = tmp_path_factory.mktemp("scenes")
+    counts, labels = {}, {}
+    for split, count in COUNTS.items():
+        examples = [scene_example(split, number) for number in range(count)]
+        boxes = [box.label for example in examples for box in example.boxes]
+        labels[split] = {name: boxes.count(name) for name in CLASS_NAMES}
+        for shard in range(NUM_SHARDS):
+            name = shard_name(split, shard, NUM_SHARDS)
+            counts[name] = _write_shard(folder / name, examples[shard::NUM_SHARDS])
+    figures = DatasetFigures(task="detection", class_names=CLASS_NAMES, image_shape=(128, 128, 1), num_examples=COUNTS, labels=labels,
+                             num_rejected=0, rejected_by_reason={})
+    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
+    write_manifest(folder, Manifest(job="preprocess", pipeline="digit_scenes", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest,
+                                    files=list_files(folder, counts), figures=figures.model_dump(mode="json")))
+    return str(folder / "manifest.json")
+
+
+def scene_example(split: str, number: int):
+    """A scene as the stages of preprocessing see it."""
+    from beam_jobs.sources.digit_scene import draw_scene
+    from beam_jobs.stages.stage import Box, Example
+
+    image, boxes = draw_scene(split, number)
+    found = tuple(Box(*map(float, corners), str(digit)) for corners, digit in boxes)
+    return Example(key=f"{split}/{number:03d}.png", label="", encoded=b"", split=split, boxes=found).with_image(image[..., None])
+
+
+def _write_shard(path: Path, examples) -> int:
+    from beam_jobs.io.example import serialise
+    from beam_jobs.io.tfrecord import TFRecordWriter
+
+    with TFRecordWriter(path) as writer:
+        for example in examples:
+            writer.write(*serialise(example, {name: index for index, name in enumerate(CLASS_NAMES)}))
+    return len(examples)
+
+
+@pytest.fixture
+def make_detection_job(scenes, tmp_path, make_job_in):
+    """Makes train jobs on the scenes, with overrides of configs/digit_scenes.yaml."""
+    return make_job_in(tmp_path, scenes, DIGIT_SCENES)

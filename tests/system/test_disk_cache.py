@@ -1,0 +1,139 @@
+"""What a host keeps: made once, whole or absent, never removed while somebody uses it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.errors import MachineError
+from pipeline_ops.system.disk_cache import HostCache
+
+MAKE = """
+import os, sys, time
+sys.path[:0] = {path!r}
+from pathlib import Path
+from pipeline_ops.system.disk_cache import HostCache
+
+def fill(folder):
+    with open({log!r}, "a") as log:
+        log.write("made\\n")
+    (folder / "half").write_text("x")
+    time.sleep({seconds})
+    (folder / "whole").write_text("x" * 100)
+
+print(HostCache(Path({folder!r}), {limit}).entry("parsed", {digest!r}, fill), flush=True)
+sys.stdin.read()
+"""
+
+
+def start(tmp_path: Path, digest="1", seconds=0.0, limit=1 << 20) -> subprocess.Popen:
+    code = MAKE.format(path=sys.path, log=str(tmp_path / "log"), folder=str(tmp_path / "host"), digest=digest, seconds=seconds, limit=limit)
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def end(*processes: subprocess.Popen) -> None:
+    for process in processes:
+        process.communicate()
+        assert process.returncode == 0
+
+
+def cache_of(tmp_path: Path) -> Path:
+    return tmp_path / "host" / "trainyard-cache" / str(os.geteuid())
+
+
+def entries(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in cache_of(tmp_path).iterdir() if not path.name.startswith("."))
+
+
+def test_of_several_processes_one_makes_it_and_the_others_wait(tmp_path):
+    processes = [start(tmp_path, seconds=0.3) for _ in range(3)]
+    assert {process.stdout.readline().strip() for process in processes} == {str(cache_of(tmp_path) / "parsed-1")}
+    end(*processes)
+    assert (tmp_path / "log").read_text() == "made\n"
+
+
+def test_what_a_killed_process_has_half_made_is_never_seen(tmp_path):
+    killed = start(tmp_path, seconds=60)
+    while not (tmp_path / "log").exists():
+        time.sleep(0.02)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert entries(tmp_path) == []
+    end(start(tmp_path))
+    assert sorted(path.name for path in (cache_of(tmp_path) / "parsed-1").iterdir()) == ["half", "whole"]
+    assert [path.name for path in cache_of(tmp_path).glob("*.staging")] == []
+
+
+def test_the_oldest_are_removed_when_there_is_too_much_and_nobody_uses_them(tmp_path):
+    for digest in "123":
+        end(start(tmp_path, digest, limit=250))
+    assert entries(tmp_path) == ["parsed-2", "parsed-3"]
+
+
+def test_what_somebody_uses_stays(tmp_path):
+    user = start(tmp_path, "1")
+    user.stdout.readline()
+    end(start(tmp_path, "2", limit=10))
+    assert entries(tmp_path) == ["parsed-1", "parsed-2"]
+    end(user)
+    end(start(tmp_path, "3", limit=10))
+    assert entries(tmp_path) == ["parsed-3"]
+
+
+def test_a_failure_of_the_maker_leaves_nothing(tmp_path):
+    def fill(folder: Path) -> None:
+        (folder / "half").write_text("x")
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        HostCache(tmp_path / "host", 1).entry("parsed", "1", fill)
+    assert entries(tmp_path) == []
+
+
+def test_a_shared_local_folder_loses_nothing_that_the_cache_did_not_make(tmp_path):
+    """F4: with `train.input.local_folder: /scratch` the oldest folders in /scratch were removed."""
+    for name in ("results", "parsed-1", "data"):
+        (tmp_path / "host" / name).mkdir(parents=True)
+        (tmp_path / "host" / name / "file").write_text("x" * 1000)
+    for digest in "123":
+        end(start(tmp_path, digest, limit=10))
+    assert sorted(path.name for path in (tmp_path / "host").iterdir()) == ["data", "parsed-1", "results", "trainyard-cache"]
+    assert all((tmp_path / "host" / name / "file").exists() for name in ("results", "parsed-1", "data"))
+    assert entries(tmp_path) == ["parsed-3"]
+
+
+def test_in_the_cache_itself_only_its_own_entries_are_removed_and_others_reported(tmp_path, caplog):
+    """F4."""
+    victim, cache = tmp_path / "victim", HostCache(tmp_path / "host", 1)
+    victim.mkdir()
+    (victim / "file").write_text("x" * 1000)
+    cache.entry("parsed", "1", lambda folder: None)
+    (cache_of(tmp_path) / "thesis").mkdir()
+    (cache_of(tmp_path) / "thesis" / "chapter").write_text("x" * 1000)
+    (cache_of(tmp_path) / "dataset-2").symlink_to(victim)
+    end(start(tmp_path, "3", limit=10))
+    cache.entry("parsed", "4", lambda folder: None)
+    assert {"thesis", "dataset-2"} <= set(entries(tmp_path)) and (victim / "file").exists() and (cache_of(tmp_path) / "thesis" / "chapter").exists()
+    assert "thesis is not a folder that this program made" in caplog.text and "dataset-2 is not a folder" in caplog.text
+
+
+def test_a_cache_that_others_can_write_to_is_refused(tmp_path):
+    """F4."""
+    cache_of(tmp_path).mkdir(parents=True)
+    cache_of(tmp_path).chmod(0o777)
+    with pytest.raises(MachineError, match="open to other users .*run chmod 700 on it, or remove it, or name another train.input.local_folder"):
+        HostCache(tmp_path / "host", 1).entry("parsed", "1", lambda folder: None)
+
+
+def test_users_who_share_a_local_folder_have_a_cache_each(tmp_path):
+    """F4."""
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host").chmod(0o1777)
+    made = HostCache(tmp_path / "host", 1).entry("parsed", "1", lambda folder: None)
+    assert made.parent.stat().st_mode & 0o7777 == 0o700 and made.parent.parent.stat().st_mode & 0o7777 == 0o1777

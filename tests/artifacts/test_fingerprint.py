@@ -80,7 +80,7 @@ def test_a_folder_stands_for_its_sources_and_nothing_else(tmp_path):
 
 def test_code_is_named_from_the_root_so_that_its_place_is_no_difference():
     assert list(digest_code(["pipeline_ops/errors.py"])) == ["pipeline_ops/errors.py"]
-    assert (CODE_ROOT / "pipeline_ops" / "contracts" / "errors.py").is_file()
+    assert (CODE_ROOT / "pipeline_ops" / "errors.py").is_file()
 
 
 def test_the_report_template_is_part_of_the_evaluation():

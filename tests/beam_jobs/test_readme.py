@@ -20,10 +20,9 @@ README = (ROOT / "beam_jobs" / "README.md").read_text()
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """As much of this repository as a stage needs, with what the README tells to write."""
-    for folder in ("beam_jobs", "pipeline_ops/contracts"):
+    for folder in ("beam_jobs", "pipeline_ops"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "pipeline_ops/__init__.py"):
-        shutil.copy(ROOT / file, tmp_path / file)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
     stage, test = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     stages = tmp_path / "beam_jobs" / "stages"
     (stages / "bright_enough.py").write_text(stage)

@@ -20,10 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch) -> Path:
     """A copy of as much of this repository as a stage and its test need."""
-    for folder in ("beam_jobs", "pipeline_ops/contracts", "tests/beam_jobs"):
+    for folder in ("beam_jobs", "pipeline_ops", "tests/beam_jobs"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "pipeline_ops/__init__.py"):
-        shutil.copy(ROOT / file, tmp_path / file)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -246,7 +246,7 @@ def test_a_host_with_other_code_is_named_before_anything_is_trained(start, tmp_p
     from pipeline_ops.artifacts.fingerprint import CODE_ROOT
 
     shutil.copytree(CODE_ROOT / "pipeline_ops", tmp_path / "copy" / "pipeline_ops", ignore=shutil.ignore_patterns("__pycache__"))
-    changed = tmp_path / "copy" / "pipeline_ops" / "training" / "loop.py"
+    changed = tmp_path / "copy" / "pipeline_ops" / "training" / "loops" / "synchronous.py"
     changed.write_text(changed.read_text() + "# changed\n")
     job = start(hosts=1, lab={"code": str(tmp_path / "copy")})
     assert job.end() == ExitCode.CONFIG, "trying again does not mend it"

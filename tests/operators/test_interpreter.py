@@ -118,6 +118,6 @@ def test_airflow_without_tensorflow_and_beam_runs_a_training_without_airflow(dat
     dags, modules = json.loads(run_python(for_airflow, _PARSE, str(ROOT / "dags" / "trainyard.py"), **environment))
     assert "digits" in dags
     assert not set(modules) & set(ONLY_FOR_JOBS)
-    manifest = read_manifest(run_python(for_airflow, _TASK.replace("TESTS", str(ROOT / "tests")), str(config.file), dataset, **environment))
+    manifest = read_manifest(run_python(for_airflow, _TASK.replace("TESTS", str(ROOT / "tests" / "support")), str(config.file), dataset, **environment))
     assert {"tensorflow-cpu", "keras"} & set(manifest.fingerprint.versions)
     assert manifest.figures["workers"] == 2

@@ -233,10 +233,10 @@ def test_another_interpreter_finds_our_packages_outside_of_the_attempt(plan, han
     environment = job_environment(os.environ) | bring_our_code({})
     script = """
 import importlib.util, sys
-print(*(importlib.util.find_spec(name).origin for name in ("pipeline_ops.contracts", "beam_jobs.stages")), *sys.path)
+print(*(importlib.util.find_spec(name).origin for name in ("pipeline_ops.storage", "beam_jobs.stages")), *sys.path)
 """
     python = tmp_path / "other" / "bin" / "python"
     done = subprocess.run([python, "-c", script], env=environment, cwd=handle.attempt.folder, capture_output=True, text=True)
     found = done.stdout.split()
-    assert found[:2] == [str(CODE_ROOT / "pipeline_ops/contracts/__init__.py"), str(CODE_ROOT / "beam_jobs/stages/__init__.py")], done.stderr
+    assert found[:2] == [str(CODE_ROOT / "pipeline_ops/storage/__init__.py"), str(CODE_ROOT / "beam_jobs/stages/__init__.py")], done.stderr
     assert not [path for path in found[2:] if path == "" or path.startswith(str(handle.attempt.folder)) or path == str(CODE_ROOT)]

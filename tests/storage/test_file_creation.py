@@ -22,7 +22,7 @@ WITHOUT = {"exfat": {"link": errno.EPERM}, "smb": {"link": errno.ENOTSUP},
 
 
 def run_without(calls: dict[str, int], code: str, *arguments: str) -> subprocess.Popen:
-    start = f"import sys; sys.path[:0] = [{str(TESTS)!r}]\nimport kernel_refusals\n"
+    start = f"import sys; sys.path[:0] = [{str(TESTS / 'support')!r}]\nimport kernel_refusals\n"
     return subprocess.Popen([sys.executable, "-c", f"{start}kernel_refusals.refuse({calls!r})\n{code}", *arguments],
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -13,7 +13,7 @@ from pipeline_ops.storage.atomic import exclusive_lock, remove_by_rename, remove
 from pipeline_ops.storage.own_folders import owners_below, remove_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-THE_ONE_PLACE = ROOT / "pipeline_ops" / "contracts" / "own_folders.py"
+THE_ONE_PLACE = ROOT / "pipeline_ops" / "storage" / "own_folders.py"
 FILES = [file for folder in ("pipeline_ops", "beam_jobs", "dags") for file in sorted((ROOT / folder).rglob("*.py")) if file != THE_ONE_PLACE]
 
 

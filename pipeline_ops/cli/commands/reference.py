@@ -18,7 +18,7 @@ from pipeline_ops.config.pipeline import PipelineConfig
 
 _HEAD = """# Reference of a pipeline's YAML
 
-Made by `trainyard reference` from the declarations in `pipeline_ops/contracts/`. Do not edit it by hand.
+Made by `trainyard reference` from the declarations in `pipeline_ops/config/`. Do not edit it by hand.
 
 The column "set by" says who may set a key:
 

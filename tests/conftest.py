@@ -22,7 +22,7 @@ from pipeline_ops.jobs.runner import Job
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.system.temp_dirs import own_temporary_folder
 
-pytest_plugins = ["workshop", "publishers", "scenes", "small_disks", "log_tails"]
+pytest_plugins = ["workshop", "publishers", "scenes", "small_disks", "log_tails", "airflow_database"]
 
 DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 NUM_SHARDS = 4

@@ -128,12 +128,12 @@ class RunningJob:
                 and "-c" not in command(pid).split()[:2]]
 
     def preloaded(self) -> list[int]:
-        return [pid for pid in self.all() if "training.preloaded" in command(pid) and parent(pid) in self.agents()]
+        return [pid for pid in self.all() if "training.fork_server" in command(pid) and parent(pid) in self.agents()]
 
     def worker(self, name: str) -> int:
         """The process of that name, as the plan has it: `worker 0`."""
         log = os.path.realpath(self.job.attempt.worker_log(name))
-        found = [pid for pid in self.all() if "training.preloaded" in command(pid) and os.path.realpath(f"/proc/{pid}/fd/1") == log]
+        found = [pid for pid in self.all() if "training.fork_server" in command(pid) and os.path.realpath(f"/proc/{pid}/fd/1") == log]
         assert found, f"{name} does not run\n{self.job.attempt.log.read_text()}"
         return found[0]
 

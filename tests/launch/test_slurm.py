@@ -93,8 +93,8 @@ def test_a_killed_launcher_leaves_no_process_on_any_node_and_the_next_try_goes_o
     job.wait_until_held()
     os.kill(job.process.pid, signal.SIGKILL)
     job.process.wait()
-    assert [survivor for survivor in job.survivors(10) if "launch.keeper" not in survivor and "slurm" not in survivor] == []
-    [keeper] = [pid for pid in job.all() if "launch.keeper" in command(pid)]
+    assert [survivor for survivor in job.survivors(10) if "launch.allocation_holder" not in survivor and "slurm" not in survivor] == []
+    [keeper] = [pid for pid in job.all() if "launch.allocation_holder" in command(pid)]
     os.kill(keeper, signal.SIGTERM)  # it would give the nodes back by itself a minute later
     wait_until(lambda: cluster.jobs() == [], "the job is still allocated")
     assert_went_on(undisturbed, job, start("second"))

@@ -1,0 +1,120 @@
+"""Ratchets: violations that are left over, one list each in `ratchets/`. A list may only get shorter."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import graphlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LISTS = Path(__file__).resolve().parent / "ratchets"
+NO_SUBJECT = frozenset(
+    "As At By For From How In Its Nothing Of On That Those To What When Where Whether Which Who Whose With".split()
+)
+"""First words of docstrings that begin without a subject."""
+
+
+def module_name(file: Path, root: Path) -> str:
+    return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def modules(root: Path = ROOT) -> dict[str, ast.Module]:
+    """The syntax tree of each module of the product, by dotted name."""
+    files = [file for top in ("pipeline_ops", "beam_jobs", "dags") for file in sorted((root / top).rglob("*.py"))]
+    return {module_name(file, root): ast.parse(file.read_bytes()) for file in files}
+
+
+def import_graph(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
+    """The modules that each module imports at any place, also for type checkers only."""
+    graph: dict[str, set[str]] = {}
+    for name, tree in trees.items():
+        found = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        graph[name] = (found & trees.keys()) - {name}
+    return graph
+
+
+def docstrings(trees: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
+    """The docstring of each module, class and function, with its dotted name."""
+    for module, tree in trees.items():
+        waiting: list[tuple[str, ast.AST]] = [(module, tree)]
+        while waiting:
+            name, node = waiting.pop()
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
+                yield name, text
+            for child in ast.iter_child_nodes(node):
+                is_named = isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+                waiting.append((f"{name}.{child.name}" if is_named else name, child))
+
+
+def without_subject(trees: dict[str, ast.Module]) -> set[str]:
+    return {name for name, text in docstrings(trees) if text.split(maxsplit=1)[0].rstrip(",:") in NO_SUBJECT}
+
+
+def class_names_twice(trees: dict[str, ast.Module]) -> set[str]:
+    """Public classes that have the name of another one."""
+    places = collections.defaultdict(list)
+    for module, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module)
+    return {f"{name}: {', '.join(sorted(found))}" for name, found in places.items() if len(found) > 1}
+
+
+def module_names_twice(trees: dict[str, ast.Module]) -> set[str]:
+    """Modules of one package and the packages below it that have the same name."""
+    places = collections.defaultdict(list)
+    for module in trees:
+        parts = module.split(".")
+        layer = ".".join(parts[:2] if parts[0] == "pipeline_ops" else parts[:1])
+        if len(parts) > len(layer.split(".")):
+            places[layer, parts[-1]].append(module)
+    return {", ".join(sorted(found)) for found in places.values() if len(found) > 1}
+
+
+RATCHETS: dict[str, Callable[[dict[str, ast.Module]], set[str]]] = {
+    "docstrings_without_a_subject": without_subject,
+    "classes_of_the_same_name": class_names_twice,
+    "modules_of_the_same_name": module_names_twice,
+}
+
+
+@pytest.mark.parametrize("name", RATCHETS)
+def test_a_list_of_violations_only_gets_shorter(name):
+    listed, found = set((LISTS / f"{name}.txt").read_text().splitlines()), RATCHETS[name](modules())
+    assert found - listed == set(), "new violations: mend them"
+    assert listed - found == set(), f"mended: take them out of {name}.txt"
+
+
+def test_no_module_imports_itself_through_others():
+    assert list(graphlib.TopologicalSorter(import_graph(modules())).static_order())
+
+
+@pytest.fixture
+def wrong(tmp_path) -> dict[str, ast.Module]:
+    """Two modules with every violation."""
+    for number, other in ((1, 2), (2, 1)):
+        folder = tmp_path / "pipeline_ops" / "launch" / f"part_{number}"
+        folder.mkdir(parents=True)
+        (folder / "same.py").write_text(
+            f'"""What it is."""\nclass Same:\n    def method(self):\n        """Of a thing."""\n'
+            f"        from pipeline_ops.launch.part_{other} import same\n"
+        )
+    return modules(tmp_path)
+
+
+def test_each_violation_can_be_seen(wrong):
+    first, second = "pipeline_ops.launch.part_1.same", "pipeline_ops.launch.part_2.same"
+    assert without_subject(wrong) == {f"{module}{rest}" for module in (first, second) for rest in ("", ".Same.method")}
+    assert class_names_twice(wrong) == {f"Same: {first}, {second}"}
+    assert module_names_twice(wrong) == {f"{first}, {second}"}
+    with pytest.raises(graphlib.CycleError):
+        list(graphlib.TopologicalSorter(import_graph(wrong)).static_order())

@@ -1,1 +1,4 @@
-"""The preprocess job: raw data to sharded TFRecords, with Apache Beam. `README.md` says how to add a stage."""
+"""The preprocess job: turns raw data into sharded TFRecords with Apache Beam.
+
+`README.md` describes how to add a stage.
+"""

@@ -1,4 +1,4 @@
-"""Keeps Beam's chatter off a job's log. What Beam warns of stays in it."""
+"""Keeps Beam's info messages out of a job's log. Its warnings stay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _BEAM = "apache_beam"
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
-    """For `import apache_beam`, which says on the root logger that BigQuery's client libraries are missing."""
+    """Hides the warnings of `import apache_beam`.
+
+    The import logs on the root logger that BigQuery's client libraries are missing.
+    """
     logging.disable(logging.WARNING)
     try:
         yield

@@ -1,7 +1,8 @@
-"""The Beam graph: the name of one plan per shard is spread over the workers; behind it, each builds whole shards.
+"""The Beam graph: spreads the names of the shard plans over workers, which build whole shards.
 
-No image crosses a shuffle or a coder. The runner is named, because DirectRunner may be another engine from one machine
-to the next. What a worker wants to tell the driver lies in a scratch folder, see `work.py`.
+No image crosses a shuffle or a coder. The runner is named, because DirectRunner may be another
+engine on another machine. Workers leave their results for the driver in a scratch folder, see
+`work.py`.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import MachineError, TrainyardError
 
 _REPORT_SECONDS = 0.5
-_STOP_SECONDS = 5.0  # the time to end the image in work
+_STOP_SECONDS = 5.0  # the time for finishing the current image
 
 
 class BuildShards(beam.PTransform):
-    """Names of plans in, names of finished shards out.
+    """Builds shards: names of plans in, names of finished shards out.
 
     Args:
-      order: What the shards have in common.
-      scratch: The folder of the plans.
-      threads: How many plans each Beam worker builds at once.
+      order: the common properties of the shards.
+      scratch: the folder of the plans.
+      threads: the number of plans that each Beam worker builds at once.
     """
 
     def __init__(self, order: Order, scratch: Path, threads: int = 1):
@@ -54,10 +55,10 @@ class BuildShards(beam.PTransform):
 
 
 class _BuildShard(beam.DoFn):
-    """Builds the plans of a bundle in threads of its own.
+    """Builds the plans of a bundle in its own threads.
 
-    Beam's embedded runner has one worker as long as it opens no port. With more workers it starts
-    gRPC servers on all interfaces, which serve any file of the host to any client.
+    Beam's embedded runner opens no port while it has one worker. With more workers it starts gRPC
+    servers on all interfaces, which serve any file of the host to any client.
     """
 
     def __init__(self, order: Order, scratch: Path, threads: int):
@@ -95,21 +96,22 @@ def build_shards(plans: Sequence[ShardPlan], order: Order, runner: BeamRunner, s
                  report: Callable[[int, int], None]) -> list[ShardSummary]:
     """Builds all shards.
 
-    Beam runs in a thread of its own. This one stays free to report and to be cancelled.
+    Beam runs in a thread of its own. The calling thread stays free for reports and for
+    cancellation.
 
     Args:
       plans: the shards.
-      order: what they have in common, and what is to be made of them.
-      runner: how to run; without influence on a single byte.
+      order: the common properties of the shards, and the kind of summary to make.
+      runner: the Beam runner and its options. They do not change a single byte of the result.
       scratch: an empty folder.
-      report: called about twice a second with records done and records rejected.
+      report: called about twice a second with the number of finished and of rejected records.
 
     Returns:
-      Summaries in the order of the plans.
+      The summaries in the order of the plans.
 
     Raises:
-      ConfigError: an option of the runner that Beam does not take.
-      TrainyardError: what a worker has ended with.
+      ConfigError: Beam does not take an option of the runner.
+      TrainyardError: the error with which a worker ended.
       MachineError: a worker process died, or a runner that is not embedded failed.
     """
     engine, options = engine_of(runner)
@@ -137,7 +139,11 @@ def _run(plans: Sequence[ShardPlan], build: BuildShards, engine: PipelineRunner,
 
 
 def _failure_of(runner: BeamRunner, error: BaseException) -> TrainyardError:
-    """A failure of the disk or of another runner, which is a service, is retried; any other is a bug."""
+    """Returns the error to raise when Beam has failed.
+
+    A failure of the disk, or of another runner, which is a service, is a MachineError and is
+    retried. Any other failure is a bug.
+    """
     what = (str(error).strip().splitlines() or ["no reason given"])[-1]
     if isinstance(error, OSError):
         return MachineError(f"Beam failed: {what}; make room or mend the disk, then retry")
@@ -147,21 +153,23 @@ def _failure_of(runner: BeamRunner, error: BaseException) -> TrainyardError:
 
 
 class _Background:
-    """Work in a daemon thread. Leaving the block while it still runs tells it to stop, and waits a little.
+    """Work in a daemon thread. Leaving the block early stops the work and waits up to 5 seconds.
 
-    A process that ends while such a thread is inside OpenCV or gRPC aborts, and loses its exit code: hence the wait.
+    A process that ends while such a thread is inside OpenCV or gRPC aborts and loses its exit code.
+    The wait prevents that.
     """
 
     def __init__(self, work: Callable[[], None], stop: Callable[[], None]):
         self.error: BaseException | None = None
         self._work, self._stop = work, stop
-        # Not Thread.join: in Python 3.11, a signal handler that raises inside it makes a living thread count as dead.
+        # Not Thread.join: in Python 3.11, a signal handler that raises inside it makes a living
+        # thread count as dead.
         self._ended = threading.Event()
 
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # carried over to the thread that waits
+        except BaseException as error:  # passed to the waiting thread
             self.error = error
         finally:
             self._ended.set()
@@ -171,7 +179,7 @@ class _Background:
         return self
 
     def is_running(self, wait_seconds: float) -> bool:
-        """Whether it still runs after so long."""
+        """Waits up to `wait_seconds`, and returns whether the work is still running."""
         return not self._ended.wait(wait_seconds)
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:

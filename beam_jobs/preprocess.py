@@ -1,8 +1,9 @@
-"""The preprocess job: `python -m beam_jobs.preprocess --request <path>`. Started by the preprocess operator.
+"""The preprocess job: `python -m beam_jobs.preprocess --request <path>`.
 
-Raw files in; out comes a data set: the shards of three splits, a quarantine that keeps every record that was kept out,
-an index, statistics, a schema, a page that shows all that, and figures. It makes all of it or nothing. From the data set before,
-where the request names one, it takes over the shards of what did not change.
+The preprocess operator starts it. The job turns raw files into a data set: the shards of three
+splits, a quarantine with every rejected record, an index, statistics, a schema, a page that shows
+all of these, and figures. It makes the whole data set or nothing. If the request names a previous
+data set, the job takes over the shards of everything that did not change.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ def preprocess(job: Job) -> ExitCode:
     """Makes the data set that the request asks for.
 
     Raises:
-      ConfigError: a stage, or one of its parameters, is not what it has to be.
-      DataError: too many unusable files, an empty split, a class without examples, images of different shapes, or data that
-        is not what the champion's data was.
-      MachineError: a disk or a worker failed, or a raw file changed meanwhile.
+      ConfigError: a stage or one of its parameters is invalid.
+      DataError: too many files are unusable, a split is empty, a class has no examples, images have
+        different shapes, or the data differ from the champion's data.
+      MachineError: a disk or a worker failed, or a raw file changed during the job.
     """
     config = Preprocess.model_validate(job.request.config)
     check_stages(config, Path(job.request.config_file))
@@ -99,7 +100,7 @@ def preprocess(job: Job) -> ExitCode:
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """What there is to work on, and what the stages do to its classes; `class_names` are those that come out."""
+    """The source as it was read, and the stages. `class_names` are the classes after the stages."""
 
     listing: Listing
     found: Found
@@ -119,7 +120,11 @@ def _read_source(job: Job, config: Preprocess) -> _Source:
 
 
 def _validate_training(job: Job, config: Preprocess, source: _Source) -> None:
-    """Raises ConfigError where the training that the data set is made for cannot be run on it; nothing was built yet."""
+    """Checks that the requested training can run on these data, before anything is built.
+
+    Raises:
+      ConfigError: the training cannot run on these data.
+    """
     training = job.request.training
     if training is None:
         return
@@ -140,7 +145,11 @@ def _plan(job: Job, config: Preprocess, source: _Source, collection: Decision, b
 
 
 def _check_outcome(job: Job, config: Preprocess, source: _Source, collection: Decision, summaries: Sequence[ShardSummary]) -> list[RejectedRecord]:
-    """Everything that was kept out, by key. Raises DataError: too much of it, a class without examples, or images of different shapes."""
+    """Returns everything that was kept out, in the order of the keys.
+
+    Raises:
+      DataError: too much was kept out, a class has no examples, or images have different shapes.
+    """
     rejected = _in_order([*source.found.rejected, *collection.rejected], summaries)
     _check_shapes(job, summaries)
     bad = [record for record in rejected if not is_removed_copy(record)]
@@ -165,10 +174,13 @@ def _list_raw_files(job: Job, config: Preprocess) -> Listing:
 
 
 def _hash_pictures(job: Job, config: Preprocess, source: _Source, known: Mapping[str, str]) -> Mapping[str, str]:
-    """Perceptual hashes by content, where near duplicates are looked for; only files without a known one are read."""
+    """The perceptual hashes by content, if near duplicates are to be removed.
+
+    Only files without a known hash are read.
+    """
     if config.duplicates != "remove_near":
         return {}
-    order = PictureOrder(Order(source.listing.folder, job.attempt.folder, (), ()))  # writes no shard
+    order = PictureOrder(Order(source.listing.folder, job.attempt.folder, (), ()))  # no shard is written
     with _scratch(job) as scratch:
         blocks = _run_beam(job, config, plan_blocks(source.found.records, known), order, "compare", scratch)
     return {**known, **pictures_of(blocks)}
@@ -185,21 +197,24 @@ def _take_over(delta: Delta, before: DataSetBefore | None, draft: ArtifactDraft,
 
 @contextlib.contextmanager
 def _scratch(job: Job) -> Iterator[Path]:
-    """A folder for what workers tell the driver. Below the storage root, which workers on other hosts see, too."""
+    """A folder for the messages of the workers to the driver.
+
+    It is below the storage root, so that workers on other hosts can reach it.
+    """
     scratch = job.attempt.scratch
     scratch.mkdir()
     try:
         yield scratch
     finally:
-        remove_own(scratch)  # of a job that is killed, its operator removes it
+        remove_own(scratch)  # if the job is killed, its operator removes it
 
 
 def _run_beam(job: Job, config: Preprocess, plans: Sequence[ShardPlan], order: Order | PictureOrder, phase: str, scratch: Path) -> list:
     """The summaries of all plans."""
-    if not plans:  # nothing but removals, and no need for Beam
+    if not plans:  # only removals, which need no Beam
         return []
     with worker_processes(config.runner, plans, order, scratch):
-        # Beam takes longer to import than all of the above to run, and most mistakes have shown themselves by now.
+        # Importing Beam takes longer than running everything above, which finds most mistakes.
         with quiet_import():
             from beam_jobs.pipeline import build_shards
         return build_shards(plans, order, config.runner, scratch, _reporter(job, phase, sum(len(plan.records) for plan in plans)))
@@ -215,12 +230,12 @@ def _reporter(job: Job, phase: str, total: int) -> Callable[[int, int], None]:
 
 
 def _in_order(unusable: Iterable[RejectedRecord], summaries: Iterable[ShardSummary]) -> list[RejectedRecord]:
-    """Everything that was kept out, by key."""
+    """Returns everything that was kept out, in the order of the keys."""
     return sorted([*unusable, *(record for summary in summaries for record in summary.rejected)], key=lambda record: record.key)
 
 
 def _check_shapes(job: Job, summaries: Iterable[ShardSummary]) -> None:
-    """Raises DataError where two images have different shapes: a batch could not hold both."""
+    """Raises DataError if two images have different shapes: a batch could not hold both."""
     examples = {shape: key for summary in summaries for shape, key in summary.shapes}
     if len(examples) > 1:
         (one, one_key), (other, other_key), *_ = sorted(examples.items())
@@ -229,12 +244,15 @@ def _check_shapes(job: Job, summaries: Iterable[ShardSummary]) -> None:
 
 
 def _keep_rejected_by_driver(source: _Source, collection: Decision, scratch: Path) -> None:
-    """Keeps the bytes of what no worker has seen: of what the source could not use, and of images that contradict one another."""
+    """Keeps the bytes of rejected records that no worker has read.
+
+    These are files that the source could not use, and images that contradict one another.
+    """
     listing, unusable = source.listing, source.found.rejected
     with FragmentWriter(scratch, "driver") as fragment:
         files = {file.key: file for file in listing.files} if unusable else {}
         for rejected in unusable:
-            if file := files.get(rejected.key):  # a box, or an image that is not there, has no bytes of its own
+            if file := files.get(rejected.key):  # a box or a missing image has no bytes of its own
                 fragment.add(rejected, file.key, read_beginning(file, listing.folder, MAX_BYTES), file.num_bytes)
         for record, rejected in zip(collection.kept_out, collection.rejected, strict=True):
             if not is_removed_copy(rejected):
@@ -242,7 +260,7 @@ def _keep_rejected_by_driver(source: _Source, collection: Decision, scratch: Pat
 
 
 def _complete(draft: ArtifactDraft, config: Preprocess, figures: DatasetFigures, delta: Delta) -> DatasetFigures:
-    """Adds to the shards what the manifest says of them, and what each class weighs."""
+    """Adds the figures for the manifest and, if the config asks for them, the class weights."""
     removed = {shard: list(positions) for shard, positions in delta.linked.items() if positions}
     figures = figures.model_copy(update={"generation": delta.generation, "removed": removed})
     draft.figures = figures.model_dump(mode="json")
@@ -256,8 +274,8 @@ def _complete(draft: ArtifactDraft, config: Preprocess, figures: DatasetFigures,
 def main() -> NoReturn:
     """Runs the job and ends the process at once.
 
-    Threads of Beam may outlive a run that failed, and a Python that shuts down around a thread that is inside gRPC or
-    OpenCV aborts: the operator would get the signal in place of our exit code.
+    Threads of Beam may outlive a failed run. A Python process that shuts down while a thread is
+    inside gRPC or OpenCV aborts. The operator would then get a signal instead of the exit code.
     """
     try:
         run_job(preprocess)

@@ -1,7 +1,8 @@
-"""One picture of what stages do: raw examples on the left, what becomes of them on the right, with labels and boxes.
+"""A picture of the effect of stages: raw examples on the left, their results on the right.
 
-It reads only the raw files that it shows, and writes nothing but the picture. Called by `trainyard preview`; the job
-does not use it. All examples are taken for training examples, so that `augment` shows its copies.
+Labels and boxes are drawn. The preview reads only the raw files that it shows, and writes only the
+picture. `trainyard preview` calls it, the job does not. All examples are treated as training
+examples, so that `augment` shows its copies.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from pipeline_ops.raw_data.folder import find_raw_folder, list_folder
 if TYPE_CHECKING:
     import numpy as np
 
-_CELL = 260  # pixels: the side of the square that a picture is fitted into
+_CELL = 260  # pixels: the side of the square that holds a picture
 _TEXT = 34  # pixels: the height of the two lines below it
 _GAP = 8
-_MOST_SHOWN = 4  # of the examples that one became
+_MOST_SHOWN = 4  # results of one example
 _COLORS = ("#e6194b", "#0082c8", "#f58231", "#3cb44b", "#911eb4", "#008080", "#aa6e28", "#808000")
 
 
 @dataclasses.dataclass(frozen=True)
 class Preview:
-    """The picture, as a PNG file, and how many of the examples ended how."""
+    """The picture, as a PNG file, and the number of examples by outcome."""
 
     png: bytes
     outcomes: dict[str, int]
@@ -47,7 +48,7 @@ class Preview:
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """One raw example: as it came to the stage, what became of it, and in a word what that is."""
+    """One example: before the stages, after them, and the outcome in words."""
 
     key: str
     before: Example | None
@@ -60,8 +61,10 @@ def preview(config: PipelineConfig, stage: str | None, num_examples: int) -> Pre
 
     Args:
       config: a checked config.
-      stage: the name of a stage in the config; of two with the same name the first. None is for the whole chain.
-      num_examples: how many raw examples to show, spread over the whole set; the same ones on every call.
+      stage: the name of a stage in the config. Of two stages with the same name, the first is
+        drawn. None draws the whole chain.
+      num_examples: the number of raw examples to show. They are spread over the whole set, and are
+        the same on every call.
 
     Raises:
       ConfigError: the config has no such stage, or a stage can't work on these data.
@@ -79,7 +82,7 @@ def preview(config: PipelineConfig, stage: str | None, num_examples: int) -> Pre
     check_data(config.preprocess, task_of(records), class_names, config.file)
     bound = bind_stages(stages)
     chosen = sorted(records, key=lambda record: hashlib.blake2b(record.key.encode(), person=b"preview").digest())[:num_examples]
-    # Of the whole chain, "before" is the image as decode gives it; so it is where decode itself is asked for.
+    # For the whole chain, and for `decode` itself, "before" is the decoded image.
     first, last = (1, len(bound)) if place is None else (max(place, 1), place + 1)
     examples = (Example(record.key, record.label, read_raw(record.file, listing.folder), boxes=record.boxes, frame=record.frame) for record in chosen)
     return draw(examples, bound[:first], bound[first:last])
@@ -97,8 +100,8 @@ def draw(examples: Iterable[Example], before: Sequence[BoundStage], shown: Seque
     """Draws examples.
 
     Args:
-      examples: as they were read.
-      before: the stages that come before what is shown, `decode` the first of them.
+      examples: the examples as they were read.
+      before: the stages that run before the shown ones. The first of them is `decode`.
       shown: the stages whose effect is shown.
     """
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
@@ -108,7 +111,7 @@ def draw(examples: Iterable[Example], before: Sequence[BoundStage], shown: Seque
 
 
 def _run(example: Example, before: Sequence[BoundStage], shown: Sequence[BoundStage]) -> list[_Row]:
-    """A row for each example that comes to the stages; one, if none comes so far."""
+    """One row for each example that reaches the shown stages, or a single row if none does."""
     came, end = _outcome(example, before)
     if not came:
         return [_Row(example.key, None, (), end)]
@@ -120,7 +123,7 @@ def _run(example: Example, before: Sequence[BoundStage], shown: Sequence[BoundSt
 
 
 def _outcome(example: Example, stages: Sequence[BoundStage]) -> tuple[list[Example], str]:
-    """What comes out, and if nothing does, why."""
+    """Returns the examples that the stages make, or the reason if there are none."""
     skipped: Counter[str] = Counter()
     try:
         finished = run_stages(stages, example, Counter(), skipped)
@@ -135,7 +138,7 @@ def _is_same(before: Example, after: Sequence[Example]) -> bool:
 
 
 def _page(rows: Sequence[_Row]) -> Image.Image:
-    """Where every example stays one, two of them stand side by side."""
+    """Draws all rows, in two columns if each example stays one example."""
     num_after = max(1, *(min(len(row.after), _MOST_SHOWN) for row in rows))
     strips = [_strip(row, num_after) for row in rows]
     columns = 2 if num_after == 1 and len(strips) > 1 else 1
@@ -164,7 +167,7 @@ def _strip(row: _Row, num_after: int) -> Image.Image:
 
 
 def _cell(example: Example | None, key: str, note: str) -> Image.Image:
-    """A picture with what is known of it in two lines."""
+    """A picture with two lines of text about the example."""
     cell = Image.new("RGB", (_CELL, _CELL + _TEXT), "white")
     if example is None:
         ImageDraw.Draw(cell).rectangle((0, 0, _CELL - 1, _CELL - 1), fill="#eee")
@@ -181,7 +184,10 @@ def _cell(example: Example | None, key: str, note: str) -> Image.Image:
 
 
 def _write(pen: ImageDraw.ImageDraw, line: int, text: str, color: str, keep_end: bool = False) -> None:
-    """A line below a picture, as much of it as there is room for; of a key the end says more than the start."""
+    """Writes a line below a picture, shortened to the width of the cell.
+
+    With `keep_end`, the start is cut off: the end of a key says more than its start.
+    """
     font, shown = _font(12), text
     while pen.textlength(shown, font) > _CELL - 4:
         text = text[1:] if keep_end else text[:-1]
@@ -190,7 +196,7 @@ def _write(pen: ImageDraw.ImageDraw, line: int, text: str, color: str, keep_end:
 
 
 def _fitted(example: Example) -> Image.Image:
-    """The image in the size of a cell, small ones enlarged by whole pixels, with its boxes."""
+    """The image with its boxes, scaled to the size of a cell. Small images are not smoothed."""
     height, width, channels = example.shape
     scale = _CELL / max(height, width)
     size = max(1, round(width * scale)), max(1, round(height * scale))

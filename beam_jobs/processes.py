@@ -1,7 +1,8 @@
-"""Worker processes of the embedded runner: Beam's threads hand them the names of plans, so that no two images wait for one Python.
+"""Worker processes of the embedded runner, so that no two images wait for one Python process.
 
-Beam's own worker processes import Beam, which takes longer than a small job; these don't, and they start while the driver
-imports Beam. A name goes out and two counts come back: no image passes through the driver.
+Beam's threads hand them the names of plans. Beam's own worker processes import Beam, which takes
+longer than a small job. These processes do not, and they start while the driver imports Beam. Each
+takes a name and returns two counts. No image passes through the driver.
 """
 
 from __future__ import annotations
@@ -26,16 +27,25 @@ from pipeline_ops.errors import MachineError
 
 _END_SECONDS = 5.0
 _BYTES_PER_WORKER, _BYTES_PER_RECORD = 20e6, 10e3
-"""Where the number is ours to choose: of less work, starting a process costs more than it saves. A record is work besides its bytes."""
+"""The work that justifies one process, if the config leaves the number of processes open.
+
+With less work, starting a process costs more than it saves. Each record counts as work in addition
+to its bytes.
+"""
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
-"""glibc keeps what an image has freed for the next one, in place of handing it to the kernel and asking for it again: a quarter of the time
-of an image that is only passed through."""
+"""Lets glibc keep the memory of an image for the next one, instead of returning it to the kernel.
+
+This saves a quarter of the time of an image that is only passed through.
+"""
 _pools: dict[Path, Workers] = {}
-"""By scratch folder: a DoFn can't hold a process, because Beam pickles it."""
+"""The pools by scratch folder. A DoFn can't hold a process, because Beam pickles it."""
 
 
 class Workers:
-    """Processes that all work for one order; `do` may be called by as many threads as there are processes."""
+    """Processes that all work for one order.
+
+    As many threads as there are processes may call `do` at the same time.
+    """
 
     def __init__(self, count: int, order: Any, scratch: Path):
         self._scratch, self._free = scratch, queue.SimpleQueue()
@@ -50,7 +60,7 @@ class Workers:
             self._free.put(self._all[-1])
 
     def do(self, name: str) -> Done | None:
-        """As `Work.do`, by whichever process is free."""
+        """Runs `Work.do` in a free process."""
         process, connection = worker = self._free.get()
         try:
             connection.send(name)
@@ -63,7 +73,7 @@ class Workers:
             self._free.put(worker)
 
     def close(self) -> None:
-        """Lets every process end its record, and returns when none is left."""
+        """Lets every process finish its record. Kills those that take longer than 5 seconds."""
         for _, connection in self._all:
             connection.close()
         for process, _ in self._all:
@@ -82,7 +92,10 @@ def _end_of(process: subprocess.Popen) -> str:
 
 @contextlib.contextmanager
 def worker_processes(runner: BeamRunner, plans: Sequence[ShardPlan], order: Any, scratch: Path) -> Iterator[None]:
-    """Has worker processes for the block, if the runner asks for them and the work is worth it; `workers_for` finds them."""
+    """Runs worker processes during the block, if the runner asks for them and the work is worth it.
+
+    `workers_for` finds them.
+    """
     if (count := num_processes(runner, plans)) == 0:
         yield
         return
@@ -95,12 +108,15 @@ def worker_processes(runner: BeamRunner, plans: Sequence[ShardPlan], order: Any,
 
 
 def workers_for(scratch: Path) -> Workers | None:
-    """Those of this process; None where there are none, or in a worker on another host."""
+    """The worker processes that this process has started.
+
+    None if there are none, or in a worker on another host.
+    """
     return _pools.get(scratch)
 
 
 def num_processes(runner: BeamRunner, plans: Sequence[ShardPlan]) -> int:
-    """0 if the work is done by threads of the driver."""
+    """The number of worker processes. 0 if threads of the driver do the work."""
     if (runner.name, runner.mode) != ("embedded", "multi_processing"):
         return 0
     if runner.workers:

@@ -1,6 +1,6 @@
-"""How far the workers are, counted in one small file that threads and processes append to.
+"""The workers' progress, counted in one small file that threads and processes append to.
 
-It has no influence on what comes out. Removing the file is also how the driver tells its workers to stop.
+It does not influence the result. The driver also stops its workers by removing the file.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 
 from pipeline_ops.storage.atomic import names_file
 
-_NOTE = struct.Struct("<II")  # records done, and how many of them were rejected, since the worker's last note
+_NOTE = struct.Struct("<II")  # records done, and records rejected among them, since the worker's last note
 _SECONDS_BETWEEN_NOTES = 0.25
 
 
 class Stopped(Exception):
-    """The driver has given up; nobody waits for this shard any more."""
+    """The driver has given up and does not need the shard."""
 
 
 class Tally:
-    """The driver's end."""
+    """The driver's side of the progress file."""
 
     def __init__(self, path: Path):
         self._path, self._offset = path, 0
@@ -31,7 +31,7 @@ class Tally:
             path.write_bytes(b"")
 
     def read(self) -> tuple[int, int]:
-        """Records that all workers have done so far, and how many of them were rejected."""
+        """The number of records that all workers have finished so far, and of those rejected."""
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:  # gone once a worker has given up
             file.seek(self._offset)
             data = file.read()
@@ -43,15 +43,16 @@ class Tally:
 
 
 def stop_workers(path: Path) -> None:
-    """Each of them raises Stopped at its next note."""
+    """Stops all workers: each raises Stopped at its next note."""
     path.unlink(missing_ok=True)
 
 
 class Notes:
-    """One worker's notes on one shard: `add` after every record, `flush` at the end.
+    """One worker's notes on one shard: call `add` after every record, and `flush` at the end.
 
     Raises:
-      Stopped: here, so that no shard is begun any more, and at every note.
+      Stopped: the driver has given up. Raised by the constructor, so that no further shard is
+        begun, and by every note.
     """
 
     def __init__(self, path: Path):

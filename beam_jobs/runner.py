@@ -1,12 +1,13 @@
-"""Which engine runs the Beam graph: the embedded one on this host, or any that Beam has a runner for.
+"""The engine that runs the Beam graph: the embedded one on this host, or another Beam runner.
 
-Nothing else in the preprocess job knows. The runner is named, because DirectRunner may be another engine from one machine
-to the next. The embedded runner works in memory, because in its other modes Beam opens four ports on all interfaces, without
-credentials, and serves any file of the host there. What runs at once are threads of `pipeline.py` and processes of `processes.py`.
+The graph does not depend on the choice. The runner is named, because DirectRunner may be another
+engine on another machine. The embedded runner works in memory. In its other modes, Beam opens four
+ports on all interfaces, without credentials, and serves any file of the host there. Parallel work
+runs in the threads of `pipeline.py` and in the processes of `processes.py`.
 
-Other runners start workers elsewhere. Two things must hold there: the raw files, the storage root and the attempt's
-folder are mounted at the same paths (the workers write shards and summaries into them), and Trainyard and its packages are
-installed in the same versions.
+Other runners start workers on other hosts. They have two requirements. The raw files, the storage
+root and the attempt's folder are mounted at the same paths, because the workers write shards and
+summaries into them. Trainyard and its packages are installed in the same versions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BEAMS_NAMES = {"portable": "PortableRunner", "flink": "FlinkRunner", "spark": "
 
 
 def engine_of(runner: BeamRunner) -> tuple[PipelineRunner, PipelineOptions]:
-    """The engine and its options.
+    """Returns the engine and its options.
 
     Raises:
       ConfigError: Beam lacks the runner's packages, or does not take an option.
@@ -36,7 +37,7 @@ def engine_of(runner: BeamRunner) -> tuple[PipelineRunner, PipelineOptions]:
         options = PipelineOptions.from_dictionary({"runner": _BEAMS_NAMES[runner.name], **runner.options})
         options.get_all_options()
         return create_runner(_BEAMS_NAMES[runner.name]), options
-    except SystemExit:  # how Beam's argument parser ends, after it has said on stderr what it does not take
+    except SystemExit:  # Beam's argument parser exits after it has named the wrong option on stderr
         raise ConfigError(f"preprocess.runner.options: Beam does not take {runner.options}; the log says why") from None
     except (ImportError, ValueError) as error:
         raise ConfigError(f"preprocess.runner.name: Beam can't start {runner.name}: {error}") from None

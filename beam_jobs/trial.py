@@ -1,8 +1,8 @@
 """A trial of a pipeline's data and model before any work.
 
-The source is listed and read, the splits are planned, one image runs through the stages, and the
-model is built for what comes out (`jobs/model_check.py`). Called by the preprocess job and by
-`trainyard validate --deep`. Nothing is written but indexes of listings and the verdict.
+The trial lists and reads the source, plans the splits, runs one image through the stages, and
+builds the model for the result (`pipeline_ops/jobs/model_check.py`). The preprocess job and
+`trainyard validate --deep` call it. It writes only the indexes of listings and the verdict.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _MOST_TRIED = 50
 
 
 def validate_deeply(config: PipelineConfig, python: str) -> dict[str, int]:
-    """Checks data and model of a pipeline; `python` is the interpreter where the config names none.
+    """Checks data and model of a pipeline. `python` is the interpreter if the config names none.
 
     Returns:
       The number of images in each split.
 
     Raises:
-      ConfigError, DataError: as the preprocess job would, before its work.
+      ConfigError, DataError: the errors that the preprocess job would raise before its work.
       MachineError: a file or the process that builds the model has failed.
     """
     refuse_interval(config)
@@ -69,7 +69,7 @@ def validate_plan(
     folder: str,
     task: Task,
 ) -> None:
-    """Raises DataError where a split or a class has no example left after the stages."""
+    """Raises DataError if a split or a class has no example left after the stages."""
     counts: dict[str, Counter[str]] = {}
     for split, by_name in planned_labels(decision.by_split).items():
         counts[split] = Counter()
@@ -86,9 +86,9 @@ def shape_for(
     stages: Sequence[BoundStage],
     folder: RawFolder,
 ) -> tuple[int, int, int] | None:
-    """The shape of the images that a model is checked for; None where no image tells it.
+    """The shape of the images that a model is checked for, or None if it is unknown.
 
-    Where only height and width count and the config says them, no image is read.
+    No image is read if only height and width count and the config gives them.
     """
     size = image_size(config.stages)
     if size and not needs_a_process(train):
@@ -99,8 +99,9 @@ def shape_for(
 def sample_shape(
     records: Iterable[Record], stages: Sequence[BoundStage], folder: RawFolder
 ) -> tuple[int, int, int] | None:
-    """Height, width and channels of the first image that the stages keep; None where they keep
-    none of some.
+    """The height, width and channels of the first image that the stages keep.
+
+    None if the stages keep none of the first 50 images.
     """
     ordered = sorted(records, key=_hash)[:_MOST_TRIED]
     for record in ordered:

@@ -1,8 +1,9 @@
-"""A worker's share of the job: takes one plan after the other, builds it, and leaves in the scratch folder what the driver asks for.
+"""A worker's share of the job: builds one plan after the other, and leaves the results in a folder.
 
-The same code runs inside a Beam worker and in a process of its own (`worker.py`). It knows nothing of Beam, and nothing is
-handed back but two counts: no runner hands a value back, so summaries, tallies and errors are files. So are the plans, of which
-only the names travel: Beam would compress them, and keep all of them in memory.
+The same code runs inside a Beam worker and in a separate process (`worker.py`). It does not depend
+on Beam, and returns only two counts. No runner returns a value, so summaries, tallies and errors
+are files in the scratch folder. The plans are files, too, and only their names travel: Beam would
+compress the plans and keep all of them in memory.
 """
 
 from __future__ import annotations
@@ -25,25 +26,28 @@ if TYPE_CHECKING:
     from beam_jobs.output.shard import Order
     from beam_jobs.planning.perceptual_hash import PictureOrder
 
-TALLY, PLAN, SUMMARY, ERROR = "tally", ".plan", ".json", ".error"  # in the scratch folder, the last three by shard
+TALLY, PLAN, SUMMARY, ERROR = "tally", ".plan", ".json", ".error"  # in the scratch folder, the last three for each shard
 Done = tuple[int, int]
-"""Examples, and how many records were rejected."""
+"""The number of examples, and the number of rejected records."""
 _log = logging.getLogger("beam_jobs.work")
 
 
 class Work:
-    """What a worker does for an order."""
+    """Builds the plans of one order."""
 
     def __init__(self, order: Order | PictureOrder, scratch: Path):
         import cv2
 
-        cv2.setNumThreads(1)  # its threads would fight with the workers for the same cores
-        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # a broken image is a reject with a reason, not a line on stderr
+        cv2.setNumThreads(1)  # its threads would compete with the workers for the same cores
+        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # a broken image is rejected with a reason, without a line on stderr
         warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
         self._builder, self._scratch = order.builder(scratch / TALLY, scratch), scratch
 
     def do(self, name: str) -> Done | None:
-        """Builds the plan of this name; None if it was not built to its end. Never raises: Beam would print each error four times over."""
+        """Builds the plan of this name. Returns None if the build was stopped or has failed.
+
+        It never raises: Beam would print each error four times.
+        """
         try:
             plan = read_plan(self._scratch / f"{name}{PLAN}")
             summary = self._builder.build(plan)
@@ -62,7 +66,7 @@ def write_plans(plans: Iterable[ShardPlan], scratch: Path) -> None:
 
 
 def give_up(name: str, error: Exception, scratch: Path) -> None:
-    """Leaves the error for the driver, and stops all workers."""
+    """Leaves the error for the driver and stops all workers."""
     if isinstance(error, OSError):
         error = MachineError(f"{name}: {error}; make room or mend the disk, then retry")
     if not isinstance(error, TrainyardError):
@@ -75,7 +79,10 @@ def give_up(name: str, error: Exception, scratch: Path) -> None:
 
 
 def raise_what_workers_left(scratch: Path) -> None:
-    """Of several errors the first shard's: the others are most often the same."""
+    """Raises the error that a worker left, if there is one.
+
+    Of several errors, it raises the first shard's: the others are usually the same.
+    """
     for file in sorted(scratch.glob(f"*{ERROR}")):
         status = read_json_as(Status, scratch, file.name)
         raise error_of(status.exit_code, status.message)

@@ -1,10 +1,11 @@
-"""Makes one Airflow DAG of every pipeline config, and one that moves their models in and out of service.
+"""Creates one Airflow DAG for each pipeline config, and one that manages the models in service.
 
-Airflow reads this file; there is nothing to change in it.
+Airflow reads this file. It needs no changes.
 
-The configs are the YAML files in `configs/`, or in the files and folders that TRAINYARD_CONFIGS lists, separated by
-colons. A config that cannot be used hurts nothing else: its DAG is tagged `broken`, says why, and cannot be triggered.
-`trainyard_broken.py` reports all of them.
+The configs are the YAML files in `configs/`, or in the files and folders that TRAINYARD_CONFIGS
+lists, separated by colons. An invalid config does not affect the others. Its DAG is tagged
+`broken`, states the reason, and cannot be triggered. `trainyard_broken.py` reports all invalid
+configs. The last DAG moves the models of the pipelines in and out of service.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reports the pipeline configs that cannot be used, as the import error of this file.
 
-Airflow reads this file; there is nothing to change in it. It makes no DAG. An import error in `trainyard.py` would mark
-all DAGs of that file stale; here it marks none.
+Airflow reads this file. It needs no changes and makes no DAG. An import error in `trainyard.py`
+would mark all DAGs of that file stale. Here it marks none.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""From Airflow's database to a pipeline: which config a DAG was made of, with what overrides a run was asked for, how its tasks stand.
+"""Finds a pipeline and its runs in Airflow's database.
 
-The only file of the plugin that asks the database. Who may ask is decided before, by Airflow's own rules, in `app.py`.
+It returns the config that a DAG was made from, the overrides that a run was started with, and the
+state of its tasks. Only this module queries the database for the UI plugin. `ui/app.py` checks the
+user's permissions first, by Airflow's own rules.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pipeline_ops.config.run_config import author_config, run_config_or_author
 from pipeline_ops.errors import TrainyardError
 
 TAG = "trainyard"
-"""By which the factory marks the DAGs that it makes."""
+"""The tag by which the factory marks its DAGs."""
 
 
 _MAX_PLANS = 1000
@@ -30,12 +32,15 @@ _plans: dict[str, tuple[str, tuple[str, ...]] | None] = {}
 
 
 class NotFound(TrainyardError):
-    """There is no such thing here; the message is for the person who asked."""
+    """A DAG or a run that does not exist here. The message is for the user who asked for it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskState:
-    """One task of a run, as Airflow has it; the tasks that were mapped from one are told apart by `map_index`."""
+    """The state of one task of a run in Airflow.
+
+    `map_index` distinguishes the tasks that were mapped from one task.
+    """
 
     task_id: str
     map_index: int
@@ -47,7 +52,7 @@ class TaskState:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run of a pipeline; the tasks are in the order of the DAG."""
+    """One run of a pipeline. The tasks are in the order of the DAG."""
 
     config: PipelineConfig
     run_id: str
@@ -67,24 +72,32 @@ def find_pipeline(dag_id: str, session: Session) -> PipelineConfig:
     """The config of a DAG that the factory has made.
 
     Raises:
-      NotFound: there is no such DAG, or it is another one's.
-      ConfigError: its YAML can't be used any more.
+      NotFound: there is no such DAG, or the factory has not made it.
+      ConfigError: its YAML is no longer valid.
     """
     return load_config(_plan_of(dag_id, session)[0])
 
 
 def find_author_config(dag_id: str, run_id: str, session: Session) -> PipelineConfig:
-    """The config that the author gave a run, without the run's conf. Raises as `find_pipeline` does."""
+    """The config that the author gave a run, without the run's conf.
+
+    Raises as `find_pipeline` does.
+    """
     return author_config(_plan_of(dag_id, session)[0], run_id)
 
 
 def find_config_file(dag_id: str, session: Session) -> str:
-    """The YAML that a DAG was made of. Raises NotFound as `find_pipeline` does."""
+    """The YAML that a DAG was made from. Raises NotFound as `find_pipeline` does."""
     return _plan_of(dag_id, session)[0]
 
 
 def find_run(dag_id: str, run_id: str, session: Session) -> Run:
-    """Raises as `find_pipeline` does, and NotFound where there is no such run."""
+    """The run of a DAG, with its config and its tasks.
+
+    Raises:
+      NotFound: there is no such DAG or run.
+      ConfigError: the YAML of the DAG is no longer valid.
+    """
     row = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
     if row is None:
         raise NotFound(f"There is no run {run_id} of {dag_id}.")
@@ -98,7 +111,7 @@ def find_run(dag_id: str, run_id: str, session: Session) -> Run:
 
 
 def find_pipelines(dag_ids: Iterable[str], session: Session) -> list[str]:
-    """Those among some DAGs that are pipelines, by name."""
+    """The pipelines among some DAGs, sorted by name."""
     tagged = select(DagTag.dag_id).join(DagModel, DagModel.dag_id == DagTag.dag_id).where(DagTag.name == TAG, ~DagModel.is_stale)
     return sorted(set(session.scalars(tagged)) & set(dag_ids))
 
@@ -113,9 +126,12 @@ def _plan_of(dag_id: str, session: Session) -> tuple[str, tuple[str, ...]]:
 
 
 def _read_plan(serialized: SerializedDagModel) -> tuple[str, tuple[str, ...]] | None:
-    """Remembered by the DAG's hash: to deserialize a DAG costs tens of milliseconds, and a page asks every two seconds."""
+    """Reads a DAG's config file and tasks, and caches them by the DAG's hash.
+
+    Deserializing a DAG takes tens of milliseconds, and a page asks every two seconds.
+    """
     if serialized.dag_hash not in _plans:
-        tasks = sorted(serialized.dag.tasks, key=lambda task: len(task.get_flat_relative_ids(upstream=True)))  # each after those before it
+        tasks = sorted(serialized.dag.tasks, key=lambda task: len(task.get_flat_relative_ids(upstream=True)))  # each task after its upstream tasks
         files = [file for task in tasks if (file := getattr(task, "config_file", None))]
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()

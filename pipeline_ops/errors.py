@@ -1,13 +1,13 @@
-"""Errors as a tree of who must act, and the one table of exit codes.
+"""Errors by the person who must act, and the table of exit codes.
 
     TrainyardError
-    ├── ConfigError     the author of the YAML must act        exit 78, never retried
-    ├── DataError       the owner of the data must act         exit 65, never retried
-    ├── MachineError    nobody: another try may succeed        exit 75, retried
-    └── Cancelled       a person or the scheduler stopped it   exit 143, never retried
+    ├── ConfigError     the author of the YAML must act       exit 78, never retried
+    ├── DataError       the owner of the data must act        exit 65, never retried
+    ├── MachineError    no action: another try may succeed    exit 75, retried
+    └── Cancelled       a user or the scheduler stopped it    exit 143, never retried
 
-Anything else that escapes a job is a bug of ours: exit 70, never retried. A job that leaves no exit status at all
-(killed by signal 9, host gone) counts as a machine failure.
+Any other error that escapes a job is a bug of ours: exit 70, never retried. A job that leaves no
+exit status at all (killed by signal 9, host gone) counts as a machine failure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """What a job's exit status says to its operator. The numbers are those of sysexits(3) where it has one."""
+    """The meaning of a job's exit status for its operator.
+
+    The numbers are those of sysexits(3) if it defines one.
+    """
 
     SUCCESS = 0
     GATE_NOT_PASSED = 3
@@ -28,46 +31,46 @@ class ExitCode(enum.IntEnum):
 
     @property
     def is_retried(self) -> bool:
-        """Whether another attempt may end differently."""
+        """Returns whether another attempt may end differently."""
         return self is ExitCode.RETRY
 
     @property
     def leaves_manifest(self) -> bool:
-        """Whether a job that exits so has left a whole artifact."""
+        """Returns whether a job with this exit code has left a whole artifact."""
         return self in (ExitCode.SUCCESS, ExitCode.GATE_NOT_PASSED)
 
 
 class TrainyardError(Exception):
-    """Base of every error that we raise on purpose; the message says what to do."""
+    """Base of every error that we raise on purpose. The message says what to do."""
 
     exit_code = ExitCode.BUG
 
 
 class ConfigError(TrainyardError):
-    """The YAML, an override or a hosts file asks for something that can't be."""
+    """The YAML, an override or a hosts file requests something impossible."""
 
     exit_code = ExitCode.CONFIG
 
 
 class DataError(TrainyardError):
-    """The raw data, or an artifact made from it, is not what the pipeline needs."""
+    """The raw data, or an artifact made from them, do not meet the pipeline's requirements."""
 
     exit_code = ExitCode.DATA
 
 
 class MachineError(TrainyardError):
-    """A process, a host, a disk or a network failed. Trying again is right."""
+    """A process, a host, a disk or a network failed. A retry may succeed."""
 
     exit_code = ExitCode.RETRY
 
 
 class Cancelled(TrainyardError):
-    """Somebody stopped the job."""
+    """A user or the scheduler stopped the job."""
 
     exit_code = ExitCode.CANCELLED
 
 
 def error_of(exit_code: ExitCode, message: str) -> TrainyardError:
-    """The error that another process has ended with."""
+    """The error for another process's exit code and message."""
     kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, MachineError, Cancelled)}
     return kinds.get(exit_code, TrainyardError)(message)

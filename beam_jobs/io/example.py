@@ -1,7 +1,8 @@
-"""Serialises examples as tf.train.Example, and parses what others wrote, without importing TensorFlow, which would cost every worker seconds.
+"""Serialises and parses tf.train.Example without importing TensorFlow.
 
-The messages are declared in a descriptor pool of their own, so they don't clash with TensorFlow's in a process that
-has both. Map entries are written in the order of their keys, so equal examples are equal bytes.
+That import would cost every worker seconds. The messages are declared in a descriptor pool of their
+own, so they don't clash with TensorFlow's in a process that has both. Map entries are written in
+the order of their keys, so equal examples are equal bytes.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ _PNG = [16, 1]  # cv2.IMWRITE_PNG_COMPRESSION: written out, so that another defa
 
 
 def serialise(example: Example, labels: Mapping[str, int]) -> tuple[bytes, bytes, bytes]:
-    """The bytes of one record in three parts, of which the second is the image file; `labels` gives the index of each class.
+    """The bytes of one record in three parts, of which the second is the image file.
 
-    Written by hand and not by protobuf, which would copy the image twice and take most of the time of an image that is only
-    passed through. The bytes are those that protobuf writes.
+    `labels` gives the index of each class. The bytes are those that protobuf writes. Protobuf
+    itself would copy the image twice, and take most of the time of an image that is only passed
+    through.
     """
     encoded = example.encoded if example.is_original else encode_png(example.image)
     if example.boxes is None:
@@ -65,7 +67,7 @@ def pack(features: Mapping[str, bytes | int]) -> bytes:
 
 
 def unpack(record: bytes) -> dict[str, bytes | int]:
-    """What `pack` was given."""
+    """The features that `pack` got."""
     features = _TrainExample.FromString(record).features.feature
     return {name: getattr(feature, feature.WhichOneof("kind")).value[0] for name, feature in features.items()}
 
@@ -73,7 +75,8 @@ def unpack(record: bytes) -> dict[str, bytes | int]:
 def _entries_after_image(example: Example, labels: Mapping[str, int]) -> bytes:
     """The features of an example for detection whose names come after the image's, in their order.
 
-    The coordinates are fractions of the image, so that they hold for any size that a reader decodes or resizes to.
+    The coordinates are fractions of the image, so that they hold for any size that a reader decodes
+    or resizes to.
     """
     height, width, _ = example.shape
     boxes = example.boxes
@@ -93,7 +96,10 @@ def _label_entry(index: int) -> bytes:
 
 
 def _entry(name: str, feature: bytes) -> bytes:
-    """One entry of the map Features.feature: field 1 of Features, with the key in field 1 and the value in field 2."""
+    """One entry of the map Features.feature, field 1 of Features.
+
+    The key is in field 1 of the entry and the value in field 2.
+    """
     return _delimited(b"\x0a", _delimited(b"\x0a", name.encode()) + _delimited(b"\x12", feature))
 
 
@@ -106,7 +112,7 @@ def _float_feature(values: Sequence[float]) -> bytes:
 
 
 def _int64_feature(values: Sequence[int]) -> bytes:
-    """Of numbers that are not negative."""
+    """A feature of numbers, which must be 0 or more."""
     return _delimited(b"\x1a", _delimited(b"\x0a", b"".join(map(_varint, values))) if values else b"")
 
 
@@ -115,7 +121,10 @@ def _delimited(tag: bytes, content: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the first cases are shortcuts for the lengths that images have."""
+    """Encodes seven bits a byte, the lowest first.
+
+    The first cases are shortcuts for the lengths that images have.
+    """
     if number < 1 << 7:
         return _SMALL[number]
     if number < 1 << 14:
@@ -130,7 +139,7 @@ _ENCODED_NAME = _delimited(b"\x0a", ENCODED.encode())
 
 
 def parse(record: bytes) -> dict[str, list]:
-    """The features of a tf.train.Example, by name: lists of bytes, float or int, empty where nothing is set.
+    """The features of a tf.train.Example, by name: lists of bytes, float or int, empty if not set.
 
     Raises:
       ValueError: the bytes are no such message.
@@ -143,7 +152,10 @@ def parse(record: bytes) -> dict[str, list]:
 
 
 def encode_png(image_HWC: np.ndarray) -> bytes:
-    """A PNG of a uint8 image of 1 channel, or 3 in the order RGB: without loss, and the same bytes on every try."""
+    """A PNG of a uint8 image of 1 channel, or of 3 channels in the order RGB.
+
+    The PNG has no loss, and the same bytes on every attempt.
+    """
     import cv2
 
     pixels = cv2.cvtColor(image_HWC, cv2.COLOR_RGB2BGR) if image_HWC.shape[2] == 3 else image_HWC
@@ -151,7 +163,7 @@ def encode_png(image_HWC: np.ndarray) -> bytes:
 
 
 def _declare_messages() -> descriptor_pb2.FileDescriptorProto:
-    """tensorflow/core/example/{feature,example}.proto, as far as tf.train.Example goes."""
+    """Declares tf.train.Example as tensorflow/core/example/{feature,example}.proto does."""
     file = descriptor_pb2.FileDescriptorProto(name="trainyard/example.proto", package="tensorflow", syntax="proto3")
     add = functools.partial(_add_field, label=_Field.LABEL_OPTIONAL)
     for name, kind in (("BytesList", _Field.TYPE_BYTES), ("FloatList", _Field.TYPE_FLOAT), ("Int64List", _Field.TYPE_INT64)):
@@ -172,7 +184,7 @@ def _declare_messages() -> descriptor_pb2.FileDescriptorProto:
 
 
 def _add_field(message: descriptor_pb2.DescriptorProto, name: str, number: int, kind: int | str, **options: int) -> None:
-    """`kind` is a scalar type, or the name of a message."""
+    """Adds a field. `kind` is a scalar type, or the name of a message."""
     if isinstance(kind, str):
         message.field.add(name=name, number=number, type=_Field.TYPE_MESSAGE, type_name=kind, **options)
     else:

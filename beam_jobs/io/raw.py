@@ -1,7 +1,8 @@
-"""Where a record's image bytes are, and how to get them: a file of its own, an object in a store, or a place inside a TFRecord file.
+"""Finds and reads the image bytes of a record.
 
-A plan holds these small values in place of images; the worker that builds a shard reads the bytes. Called by `shard.py`,
-and by whoever needs the bytes of one record.
+The bytes are a file of their own, an object in a store, or a part of a TFRecord file. A plan holds
+the places, which are small, instead of images. The worker that builds a shard reads the bytes.
+Called by `beam_jobs/output/shard.py`, and by other modules that need the bytes of one record.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from pipeline_ops.raw_data.remote import RemoteFolder
 class PackedImage:
     """An image inside a tf.train.Example of a TFRecord file.
 
-    `num_bytes` and `digest` are the image's own, as a RawFile's are; `container` is the key of the TFRecord file,
-    `offset` where the record begins in it, and `feature` the one that holds the image.
+    `num_bytes` and `digest` are the image's own, like a RawFile's. `container` is the TFRecord
+    file, `offset` is where the record begins in it, and `feature` is the name of the feature that
+    holds the image.
     """
 
     key: str
@@ -36,29 +38,32 @@ class PackedImage:
     feature: str
 
     def holds(self, content: bytes) -> bool:
-        """Whether this is the image that was there when the source was read."""
+        """Returns whether `content` is the image that was there when the source was read."""
         return digest_image(content) == self.digest
 
 
 Raw = RawFile | PackedImage
-_FETCHED_FILES, _FETCHED_BYTES = 32, 16e6  # at once; the first that is reached counts
+_FETCHED_FILES, _FETCHED_BYTES = 32, 16e6  # limits of one fetch; the first that is reached counts
 
 
 def file_of(raw: Raw) -> RawFile:
-    """The file below the source's folder that it is in."""
+    """The file below the source's folder that holds the image."""
     return raw.container if isinstance(raw, PackedImage) else raw
 
 
 def digest_image(content: bytes) -> str:
-    """As the listing digests a file, so that equal images have equal digests wherever they lie."""
+    """The digest of an image, computed as the listing computes that of a file.
+
+    Equal images have equal digests wherever they lie.
+    """
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def read_raw(raw: Raw, folder: RawFolder) -> bytes:
-    """The image file's bytes; `folder` is that of the listing.
+    """The bytes of an image file. `folder` is the folder of the listing.
 
     Raises:
-      MachineError: it can't be read, or is not what it was when the run started.
+      MachineError: the file can't be read, or has changed since the run started.
     """
     if isinstance(folder, RemoteFolder):
         return folder.read([raw])[0]
@@ -72,7 +77,7 @@ def read_raw(raw: Raw, folder: RawFolder) -> bytes:
 
 
 def read_beginning(file: RawFile, folder: RawFolder, num_bytes: int) -> bytes:
-    """As much of a file as this."""
+    """The first `num_bytes` of a file."""
     if isinstance(folder, RemoteFolder):
         return folder.read_beginning(file, num_bytes)
     with open(file.path(folder), "rb") as opened:
@@ -80,9 +85,10 @@ def read_beginning(file: RawFile, folder: RawFolder, num_bytes: int) -> bytes:
 
 
 class Reader:
-    """Reads one record after another, in the order in which they were announced; some may be left out.
+    """Reads records one after another, in the order in which they were announced.
 
-    From an object store they are fetched together, a few ahead: one by one, a worker would wait for the network all the time.
+    Some records may be left out. Records in an object store are fetched together, a few ahead. If
+    they were fetched one by one, a worker would always wait for the network.
     """
 
     def __init__(self, raws: Iterable[Raw], folder: RawFolder):
@@ -90,7 +96,7 @@ class Reader:
         self._fetched: dict[str, bytes] = {}
 
     def read(self, raw: Raw) -> bytes:
-        """As `read_raw`."""
+        """Reads a record as `read_raw` does."""
         if not isinstance(self._folder, RemoteFolder):
             return read_raw(raw, self._folder)
         while raw.key not in self._fetched:
@@ -107,9 +113,10 @@ class Reader:
 
 
 def _read_file(raw: RawFile, folder: Path) -> bytes | None:
-    """None where there is something else by now.
+    """The bytes of a file, or None if it has changed.
 
-    The file is looked at once its bytes are here: whoever has written to it since it was listed has changed its ctime by then.
+    The file's state is checked after its bytes are read: any write since it was listed has changed
+    its ctime by then.
     """
     descriptor = os.open(raw.path(folder), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
     try:
@@ -124,7 +131,7 @@ def _read_file(raw: RawFile, folder: Path) -> bytes | None:
 
 
 def _read_packed(raw: PackedImage, folder: Path) -> bytes | None:
-    """None where there is something else by now."""
+    """The bytes of an image inside a TFRecord file, or None if it has changed."""
     try:
         values = parse(read_record(raw.container.path(folder), raw.offset)).get(raw.feature)
     except (Damaged, ValueError):

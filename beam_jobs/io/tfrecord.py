@@ -1,7 +1,7 @@
 """Writes TFRecord files without TensorFlow: whole or absent, and synced to disk.
 
-A record is its length (uint64), the masked CRC32C of these eight bytes, the data, and the masked CRC32C of the data,
-all little endian; see "TFRecords format details" in TensorFlow's guide.
+A record is its length (uint64), the masked CRC32C of these eight bytes, the data, and the masked
+CRC32C of the data, all little endian. See "TFRecords format details" in TensorFlow's guide.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ _MOST_PARTS = 512  # the kernel takes 1024 at once
 
 
 class TFRecordWriter:
-    """Writes one file. It has its name only once the `with` block has ended well; otherwise there is no file.
+    """Writes one file, which gets its name when the `with` block ends without an error.
+
+    There is no file after an error.
 
     Raises:
-      MachineError: the disk refused it (full, read-only, gone).
+      MachineError: the disk refused the file (full, read-only, gone).
     """
 
     def __init__(self, path: Path):
@@ -41,7 +43,7 @@ class TFRecordWriter:
         return self
 
     def write(self, *parts: bytes) -> None:
-        """Adds one record. It may come in parts, so that nobody has to copy a large one to put it together."""
+        """Adds one record. It may come in parts, so that a large one needs no copy to join them."""
         framed = frame(*parts)
         self._parts += framed
         self._num_bytes += sum(map(len, parts))
@@ -53,7 +55,7 @@ class TFRecordWriter:
 
     def _flush(self) -> None:
         written, total = os.writev(self._file.fileno(), self._parts) if self._parts else 0, sum(map(len, self._parts))
-        if written < total:  # as on a full disk: the next try says so
+        if written < total:  # as on a full disk: the next write raises the error
             rest = memoryview(b"".join(self._parts))
             while written < total:
                 written += self._file.write(rest[written:])
@@ -74,8 +76,8 @@ class TFRecordWriter:
         os.replace(self._temporary, self._path)
 
     def _discard(self) -> None:
-        """Closes the file, and removes what has not got its name."""
-        with contextlib.suppress(OSError):  # the first error has been raised; a leftover goes with its folder
+        """Closes the file, and removes it if it did not get its name."""
+        with contextlib.suppress(OSError):  # the first error has been raised; a leftover is removed with its folder
             self._file.close()
             self._temporary.unlink(missing_ok=True)
 
@@ -84,13 +86,16 @@ class TFRecordWriter:
 
 
 def frame(*parts: bytes) -> list[bytes]:
-    """A record, put together of parts, as it stands in the file."""
+    """A record as it stands in the file, put together of parts."""
     length = struct.pack("<Q", sum(map(len, parts)))
     return [length + masked_crc(length), *parts, masked_crc(*parts)]
 
 
 def masked_crc(*parts: bytes) -> bytes:
-    """A CRC over data that holds its own CRC is weak, hence the mask."""
+    """The masked CRC32C of the data.
+
+    The mask is needed because a CRC over data that holds its own CRC is weak.
+    """
     crc = 0
     for part in parts:
         crc = google_crc32c.extend(crc, part)

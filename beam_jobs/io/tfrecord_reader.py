@@ -1,7 +1,7 @@
-"""Reads TFRecord files without TensorFlow, and believes no byte whose checksum is wrong. `tfrecord.py` has the format.
+"""Reads TFRecord files without TensorFlow, and refuses data whose checksum is wrong.
 
-A damaged record does not hide the ones behind it, unless it is its length that is damaged: nobody knows then where the
-next one begins.
+`tfrecord.py` describes the format. A damaged record does not hide the records after it, unless its
+length is damaged. It is then unknown where the next record begins.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _GZIP, _ZLIB = b"\x1f\x8b", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
 class Damaged(Exception):
-    """A record that can't be read. `is_end`: nor can what is behind it.
+    """A record that can't be read. `is_end` means that the records after it can't be read either.
 
     Args:
       reason: one word to count by: `truncated`, `corrupt`, `compressed` or `too_large`.
-      detail: what is wrong, and at which offset.
+      detail: the fault, and its offset.
     """
 
     def __init__(self, reason: str, detail: str, is_end: bool = False):
@@ -35,7 +35,9 @@ class Damaged(Exception):
 
 
 def scan_records(path: bytes) -> Iterator[tuple[int, bytes | Damaged]]:
-    """Every record of a file with its offset, or what is wrong with it; only one record is in memory at a time.
+    """Yields every record of a file with its offset, or the damage at that offset.
+
+    Only one record is in memory at a time.
 
     Raises:
       OSError: the file can't be read.
@@ -80,7 +82,7 @@ def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
 
 
 def _length_at(file: BinaryIO, offset: int, size: int) -> int:
-    """Leaves the file at the first byte of the data."""
+    """The length of a record. Leaves the file at the first byte of the data."""
     file.seek(offset)
     head = file.read(_HEAD_BYTES)
     if offset == 0 and head[:2] in (_GZIP, *_ZLIB) and masked_crc(head[:8]) != head[8:]:

@@ -1,7 +1,8 @@
-"""What a data set says about itself: statistics, schema, the comparison with its reference, and a page that shows all that.
+"""The description of a data set: statistics, schema, comparison with its reference, and a page.
 
-Called by the preprocess job once the shards are there. A data set that breaks the rules of its schema, or that has
-drifted too far, fails the job; its page is then beside the log, because there will be no artifact.
+The preprocess job calls it once the shards exist. A data set that breaks the rules of its schema,
+or has drifted too far, fails the job. Its page is then in the attempt's folder, next to the log,
+because there is no artifact.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SHOWN_REJECTS = 24
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """The data set that this one is compared with; `name` is one of REFERENCES."""
+    """The data set that this one is compared with. `name` is one of REFERENCES."""
 
     name: str
     manifest: Manifest
@@ -41,7 +42,11 @@ class Reference:
 
 
 def read_reference(inputs: Mapping[str, Input]) -> Reference | None:
-    """The reference that the job was planned with. Raises DataError if it is gone or was changed since."""
+    """Reads the reference that the job was planned with.
+
+    Raises:
+      DataError: the reference is gone, or has changed since.
+    """
     name = next((name for name in REFERENCES if name in inputs), None)
     if name is None:
         return None
@@ -57,10 +62,11 @@ def _read(file: Path, kind: type[BaseModel]) -> BaseModel:
 
 
 def describe(job: Job, config: Preprocess, folder: Path, figures: DatasetFigures, statistics: DatasetStatistics, reference: Reference | None) -> None:
-    """Writes statistics, schema and page into a data set's folder, which has its quarantine already.
+    """Writes statistics, schema and page into a data set's folder, where the quarantine already is.
 
     Raises:
-      DataError: the schema or a drift that the config does not allow, with the numbers and the place of the page.
+      DataError: the config does not allow the schema or a drift. The message gives the numbers and
+        the path of the page.
     """
     schema = infer_schema(figures, merge_splits(statistics.splits))
     if reference:

@@ -1,7 +1,8 @@
-"""What happens to bad records: each is kept with its bytes, named, counted, and held to a budget.
+"""The quarantine of bad records: each is kept with its bytes, named, counted, and held to a budget.
 
-A worker that meets one writes it into a fragment beside its shard's summary, so its bytes move no further than that.
-The driver makes one shard of all fragments, in the order of the keys, streaming: the quarantine may be larger than memory.
+A worker writes a bad record into a fragment next to its shard's summary, so the bytes go no further
+than that. The driver combines all fragments into one shard, in the order of the keys. It streams
+them, because the quarantine may be larger than memory.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from pipeline_ops.storage.atomic import write_whole
 from pipeline_ops.storage.read_errors import unreadable
 
 MAX_BYTES = 1 << 20
-"""Of a record's content; of a larger one, its beginning is kept."""
+"""The maximum number of bytes of a record's content. A longer content is cut off there."""
 _NAMED = 10
 _FRAGMENT = ".quarantine"
 _HEADER = struct.Struct("<QI")  # of a TFRecord: length, checksum of the length
@@ -44,11 +45,11 @@ _FOOTER_BYTES = 4
 
 
 class FragmentWriter:
-    """The bad records of one shard. There is a file only if there is one of them.
+    """Writes the bad records of one shard. It makes a file only if there is a bad record.
 
     Args:
-      folder: gets the fragment.
-      name: of the shard.
+      folder: the folder of the fragment.
+      name: the name of the shard.
     """
 
     def __init__(self, folder: Path, name: str):
@@ -59,14 +60,14 @@ class FragmentWriter:
         return self
 
     def add(self, rejected: RejectedRecord, source: str, content: bytes, num_bytes: int | None = None) -> None:
-        """`num_bytes` is given where `content` is not the whole of it."""
+        """Adds a bad record. `num_bytes` is given if `content` is only its beginning."""
         self.add_packed(pack({
             QUARANTINE_KEY: rejected.key.encode(), QUARANTINE_STAGE: rejected.stage.encode(), QUARANTINE_REASON: rejected.reason.encode(),
             QUARANTINE_DETAIL: rejected.detail.encode(), QUARANTINE_SOURCE: source.encode(),
             QUARANTINE_NUM_BYTES: len(content) if num_bytes is None else num_bytes, QUARANTINE_CONTENT: content[:MAX_BYTES]}))
 
     def add_packed(self, record: bytes) -> None:
-        """A bad record as it stands in a quarantine shard."""
+        """Adds a bad record in the format of a quarantine shard."""
         if self._writer is None:
             self._writer = self._open.enter_context(TFRecordWriter(self._path))
         self._writer.write(record)
@@ -76,23 +77,25 @@ class FragmentWriter:
 
 
 def write_quarantine(folder: Path, rejected: Sequence[RejectedRecord], fragments: Path) -> None:
-    """Writes the list of all bad records, and the shard with the bytes of those that have some, into a data set's folder.
+    """Writes the list of bad records, and the shard with their bytes, into a data set's folder.
+
+    The shard holds only the records that have bytes.
 
     Args:
-      rejected: in the order of their keys.
+      rejected: the bad records in the order of their keys.
       fragments: the folder that holds the fragments of all shards.
     """
     write_list(folder / QUARANTINE, rejected)
     places = sorted(place for file in sorted(fragments.glob(f"*{_FRAGMENT}")) for place in _places(file))
     with TFRecordWriter(folder / QUARANTINE_SHARD) as writer:
-        for _, file, offset, length in places:  # opened one by one: there may be more fragments than a process may have open
+        for _, file, offset, length in places:  # opened one by one: there may be more fragments than a process may open
             with open(file, "rb") as fragment:
                 fragment.seek(offset)
                 writer.write(fragment.read(length))
 
 
 def carry_over(shard: Path, keys: Collection[str], fragments: Path) -> None:
-    """Puts some records of another data set's quarantine shard, by key, among the fragments.
+    """Copies some records of another data set's quarantine shard, given by key, to the fragments.
 
     Raises:
       DataError: the shard can't be read.
@@ -111,7 +114,7 @@ def carry_over(shard: Path, keys: Collection[str], fragments: Path) -> None:
 
 
 def read_quarantine(shard: Path) -> Iterator[dict[str, bytes | int]]:
-    """The features of one bad record after the other."""
+    """Yields the features of each bad record."""
     with open(shard, "rb") as file:
         for _, length in _frames(file):
             yield unpack(file.read(length))
@@ -122,14 +125,17 @@ def write_list(file: Path, rejected: Iterable[RejectedRecord]) -> None:
 
 
 def _places(file: Path) -> Iterator[tuple[str, Path, int, int]]:
-    """Key, file, offset and length of every record of a fragment."""
+    """Yields key, file, offset and length of every record of a fragment."""
     with open(file, "rb") as opened:
         for offset, length in _frames(opened):
             yield unpack(opened.read(length))[QUARANTINE_KEY].decode(), file, offset, length
 
 
 def _frames(file) -> Iterator[tuple[int, int]]:
-    """Offset and length of the content of every record; the file stands there when they are yielded."""
+    """Yields offset and length of the content of every record.
+
+    At each yield, the file is positioned at that offset.
+    """
     offset = 0
     while header := file.read(_HEADER.size):
         length, _ = _HEADER.unpack(header)
@@ -141,17 +147,22 @@ def _frames(file) -> Iterator[tuple[int, int]]:
 
 def check_rejects(rejected: Sequence[RejectedRecord], labels: Iterable[tuple[str, Iterable[str]]], stages: Sequence[BoundStage], num_records: int,
                   rejects: Rejects, full_list: Path, config_file: str) -> None:
-    """Holds the bad records to the budget, and to the rule that no class may be lost.
+    """Checks the bad records against the budget, and that no class is lost.
 
     Args:
-      rejected: in the order of their keys; without the copies that were removed, which are not bad.
-      labels: key and labels of all records that are known to have some, good and bad; without those copies, too.
-      stages: of the config; they may rename classes.
-      num_records: all that there were, with those of which the source made no record.
-      full_list: where the list of all is written if this fails.
+      rejected: the bad records in the order of their keys, without removed copies, which are not
+        bad.
+      labels: key and labels of all records with known labels, good and bad, also without removed
+        copies.
+      stages: the stages of the config. They may rename classes.
+      num_records: the number of all records, including those that the source could not use.
+      rejects: the budget.
+      full_list: the file that gets the list of all bad records if the check fails.
+      config_file: the config file, for messages.
 
     Raises:
-      DataError: with the lost classes or the first of the bad records, and the place of the full list.
+      DataError: the budget is exceeded or a class is lost. The message has the lost classes, the
+        first of the bad records, and the path of the full list.
     """
     budget, lost = rejects.budget(num_records), lost_classes(labels, rejected, stages)
     if len(rejected) <= budget and not lost:
@@ -168,7 +179,10 @@ def check_rejects(rejected: Sequence[RejectedRecord], labels: Iterable[tuple[str
 
 
 def lost_classes(labels: Iterable[tuple[str, Iterable[str]]], rejected: Iterable[RejectedRecord], stages: Sequence[BoundStage] = ()) -> list[str]:
-    """Classes that had records, and of which every single one was rejected; under the names that they have after the stages."""
+    """The classes that had records, all of which were rejected.
+
+    The names are those after the stages.
+    """
     bad, planned, lost = {record.key for record in rejected}, Counter(), Counter()
     if not bad:
         return []

@@ -1,4 +1,7 @@
-"""Builds one shard: reads its files, runs the stages, writes the examples. Called by the Beam step; knows nothing of Beam."""
+"""Builds one shard: reads its files, runs the stages, writes the examples.
+
+A Beam step or a worker process calls it. It does not depend on Beam.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +31,25 @@ Shape = tuple[int, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What is the same for all shards of a data set. It travels to the workers by pickle."""
+    """The common properties of all shards of a data set. It is pickled for the workers."""
 
     raw_folder: RawFolder
     target: Path
-    """The folder that gets the shards."""
+    """The folder of the shards."""
     stages: tuple[Stage, ...]
     class_names: tuple[str, ...]
     summary: ClassVar[type[ShardSummary]] = ShardSummary
-    """What a builder says of each shard."""
+    """The type of summary that a builder returns for each shard."""
 
     def builder(self, tally: Path, fragments: Path) -> ShardBuilder:
         return ShardBuilder(self, tally, fragments)
 
 
 class ShardBuilder:
-    """Builds one shard after another, notes in the file `tally` how far it is, and leaves bad records in `fragments`."""
+    """Builds one shard after another.
+
+    It records its progress in the file `tally`, and leaves bad records in `fragments`.
+    """
 
     def __init__(self, order: Order, tally: Path, fragments: Path):
         self._order, self._tally, self._fragments = order, tally, fragments
@@ -51,12 +57,13 @@ class ShardBuilder:
         self._labels = {name: index for index, name in enumerate(order.class_names)}
 
     def build(self, plan: ShardPlan) -> ShardSummary:
-        """Writes the shard, whole or not at all.
+        """Writes the whole shard, or none of it.
 
-        It stops early at a second image shape, because no data set can be made then.
+        It stops early at a second image shape, because a data set needs a single one.
 
         Raises:
-          MachineError: the disk failed, memory ran out, or a raw file has changed since it was listed.
+          MachineError: the disk failed, memory ran out, or a raw file has changed since it was
+            listed.
           StageFailed: a stage has a bug.
           Stopped: the driver has given up.
         """
@@ -74,13 +81,13 @@ class ShardBuilder:
                             nanoseconds=counts.nanoseconds, outcomes=counts.outcomes, measured=counts.ruler.measured())
 
     def _add(self, record: Record, split: str, reader: Reader, writer: TFRecordWriter, quarantine: FragmentWriter, counts: _Counts) -> Outcome:
-        """Takes one record from its file to the shard or, if a stage rejects it, to the quarantine."""
+        """Adds one record to the shard, or to the quarantine if a stage rejects it."""
         nanoseconds, skipped = counts.nanoseconds, Counter()
         try:
             start = time.perf_counter_ns()
             raw = Example(record.key, record.label, reader.read(record.file), boxes=record.boxes, frame=record.frame, split=split)
             nanoseconds["read"] += time.perf_counter_ns() - start
-            # The first stage, which decodes, runs by itself: what it makes is measured as the raw image.
+            # The first stage, `decode`, runs separately: its result is measured as the raw image.
             decoded = run_stages(self._stages[:1], raw, nanoseconds, skipped)
             examples = [(one.shape, example) for one in decoded for example in run_stages(self._stages[1:], one, nanoseconds, skipped)]
             start = time.perf_counter_ns()
@@ -100,13 +107,13 @@ class ShardBuilder:
         return counts.add([example for _, example in examples], numbers, skipped)
 
     def reader(self, plan: ShardPlan) -> Reader:
-        """Reads the records of a plan."""
+        """The reader of the records of a plan."""
         return Reader((record.file for record in plan.records), self._order.raw_folder)
 
 
 @dataclasses.dataclass
 class _Counts:
-    """What a summary is made of, while its shard is being built."""
+    """The counts for the summary of a shard that is being built."""
 
     num_examples: int = 0
     labels: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -118,7 +125,7 @@ class _Counts:
     ruler: Ruler = dataclasses.field(default_factory=Ruler)
 
     def add(self, examples: Sequence[Example], numbers: Sequence[Numbers], skipped: Mapping[str, int]) -> Outcome:
-        """Counts what one record has become, and says it for the index."""
+        """Counts the outcome of one record, and returns it for the index."""
         labels: dict[str, int] = {}
         for example, measured in zip(examples, numbers, strict=True):
             for label in (example.label,) if example.boxes is None else [box.label for box in example.boxes]:

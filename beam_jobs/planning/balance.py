@@ -1,4 +1,4 @@
-"""Weights by which all classes count alike in a loss, however many examples each has. Pure."""
+"""Class weights that make all classes count alike in a loss, whatever their sizes. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 
 def class_weights(counts: Mapping[str, int]) -> dict[str, float]:
-    """A weight for each class, inverse to its count in the train split, so that the mean over all its examples is 1.
+    """A weight for each class, inverse to its count in the train split.
 
-    A class without examples weighs 0: there is nothing to weigh.
+    The mean weight over all examples of the split is 1. A class without examples weighs 0.
     """
     present = [count for count in counts.values() if count]
     return {name: sum(present) / (len(present) * count) if count else 0.0 for name, count in sorted(counts.items())}

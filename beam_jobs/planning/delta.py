@@ -1,9 +1,12 @@
-"""Decides what a data set takes over from the one before it, and what is built. Pure: no Beam, no files, no clock.
+"""Decides which shards a data set takes over from the previous one, and which are built.
 
-A data set is a list of generations, each with shards that never change, and of positions in them that readers skip. A
-record that is new, or of which content, label, boxes or split changed, goes into a shard of the next generation; what a
-changed or vanished record has left in an older shard is skipped. When too much is skipped or too many generations have
-come together, everything is made anew: then the result is what a first run would make of the same files.
+Pure: no Beam, no files, no clock.
+
+A data set is a list of generations. Each has shards that never change, and positions in them that
+readers skip. A record goes into a shard of the next generation if it is new, or if its content,
+label, boxes or split changed. The examples that a changed or vanished record has in an older shard
+are skipped. When too many examples are skipped or there are too many generations, everything is
+rebuilt. The result is then the same as that of a first run on these files.
 """
 
 from __future__ import annotations
@@ -19,12 +22,15 @@ from pipeline_ops.artifacts.dataset import generation_of
 from pipeline_ops.config.preprocess import Preprocess
 
 _RECORDS_PER_SHARD = 32
-"""At least so many go into a shard of a later generation, so that it is worth a file, and a hundred still spread over workers."""
+"""The number of records that justifies another shard in a later generation.
+
+They are worth a file, and a hundred records still spread over the workers.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """The data set before this one. `removed` holds positions by shard."""
+    """The previous data set. `removed` holds positions by shard."""
 
     entries: Mapping[str, Entry]
     removed: Mapping[str, Sequence[int]]
@@ -33,10 +39,11 @@ class Base:
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """What to do: the shards to build, and what is taken over.
+    """The shards to build, and the shards to take over.
 
-    `linked` names the shards of the base that stay, with the positions to skip in each; `unchanged` are the records in them,
-    and those that are kept out as before. `reason` says for a person what is made anew.
+    `linked` names the shards of the base that stay, with the positions to skip in each. `unchanged`
+    are the records in them, and those that are kept out as before. `reason` counts the changes, or
+    says why everything is rebuilt.
     """
 
     shards: tuple[ShardPlan, ...]
@@ -50,7 +57,7 @@ class Delta:
 
 
 def plan_delta(by_split: Mapping[str, Sequence[Record]], base: Base | None, config: Preprocess, class_names: Sequence[str]) -> Delta:
-    """What to take over and what to build, for records whose splits are decided."""
+    """Plans the shards to take over and to build, for records that have been split."""
     if base is None:
         return _everything(by_split, config, "there is no data set to go on from")
     if list(class_names) != list(base.class_names):
@@ -81,7 +88,7 @@ def _compare(by_split: Mapping[str, Sequence[Record]], base: Base) -> tuple[dict
 
 
 def _linked(base: Base, unchanged: Iterable[Entry]) -> dict[str, tuple[int, ...]]:
-    """Shards that still have a record, with all that is to be skipped in them."""
+    """The shards that still have a record, each with all positions to skip in it."""
     alive = {entry.key for entry in unchanged}
     removed: dict[str, set[int]] = defaultdict(set)
     kept: set[str] = set()
@@ -97,7 +104,7 @@ def _linked(base: Base, unchanged: Iterable[Entry]) -> dict[str, tuple[int, ...]
 
 def _why_compact(changed: Mapping[str, Sequence[Record]], linked: Mapping[str, Sequence[int]], unchanged: Sequence[Entry], generation: int,
                  config: Preprocess) -> str | None:
-    """Why a further generation does not pay, or None where it does."""
+    """The reason against a further generation, or None if it pays off."""
     num_new, num_removed = sum(map(len, changed.values())), sum(map(len, linked.values()))
     if not linked:
         return "nothing is left of the data set before"

@@ -1,12 +1,14 @@
 """Decides which of several equal or nearly equal images stays. Pure: no Beam, no files, no clock.
 
-Of equal images the one in the test split stays, then the one in validation, then the one in train; within a split the
-first by key. So nothing that a model is tested on is ever in its training. Equal images of which the source says
-different things are rejected, all of them: nobody knows which is right.
+Of equal images, the one in the test split stays, before the one in validation and the one in train.
+Within a split, the first by key stays. So no image that a model is tested on is in its training
+data. Equal images that the source labels differently are all rejected, because the right label is
+unknown.
 
-Nearly equal are images whose perceptual hashes differ in few bits. The images are gone through in that same order, and
-one is removed if it is near one that stays; so no two that stay are near, and each that goes is near one that stays.
-Near images with different labels both stay: a hash of 64 bits is no proof that either is wrong.
+Images are nearly equal if their perceptual hashes differ in few bits. They are visited in the same
+order, and an image is removed if it is near one that stays. So no two images that stay are near
+each other, and each removed image is near one that stays. Near images with different labels both
+stay: a hash of 64 bits does not prove that either label is wrong.
 """
 
 from __future__ import annotations
@@ -28,22 +30,26 @@ _HASH_BITS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The records that stay, by split; those that don't; and what the quarantine says of them, by key."""
+    """The records that stay, by split, the records that are kept out, and the reasons."""
 
     by_split: Mapping[str, list[Record]]
     kept_out: tuple[Record, ...] = ()
     rejected: tuple[RejectedRecord, ...] = ()
-    """For each that does not stay, in the same order."""
+    """One entry for each record in `kept_out`, in the same order."""
 
     @property
     def without_copies(self) -> Iterator[Record]:
-        """All records but the copies that were removed: what stays, and what is rejected because it contradicts itself."""
+        """All records except the removed copies.
+
+        These are the records that stay, and those that are rejected because they contradict one
+        another.
+        """
         yield from itertools.chain.from_iterable(self.by_split.values())
         yield from (record for record, rejected in zip(self.kept_out, self.rejected, strict=True) if not is_removed_copy(rejected))
 
 
 def decide_collection(config: Preprocess, records: Sequence[Record], pictures: Mapping[str, str]) -> Decision:
-    """The split of each record, and what is kept out because of others."""
+    """Decides the split of each record, and which records are kept out because of others."""
     by_split = split_records(records, config.split)
     if config.duplicates == "keep":
         return Decision(by_split)
@@ -51,12 +57,14 @@ def decide_collection(config: Preprocess, records: Sequence[Record], pictures: M
 
 
 def remove_duplicates(by_split: Mapping[str, Sequence[Record]], pictures: Mapping[str, str], max_bits: int | None) -> Decision:
-    """What stays of a collection.
+    """Removes the duplicates from a collection.
 
     Args:
       by_split: the records of each split.
-      pictures: 16 hex digits of perceptual hash by content; of what is not there, or is no hash, nothing is near.
-      max_bits: in how many bits near images differ at most; None to look for equal ones only.
+      pictures: the perceptual hashes by content, 16 hex digits each. An image without a hash is
+        near no other.
+      max_bits: the largest number of bits in which near images differ. None looks for equal images
+        only.
     """
     reasons = _conflicts(by_split)
     kept: dict[str, list[Record]] = {split: [] for split in by_split}
@@ -81,12 +89,15 @@ def remove_duplicates(by_split: Mapping[str, Sequence[Record]], pictures: Mappin
 
 
 def is_removed_copy(record: RejectedRecord) -> bool:
-    """Whether a line of the quarantine is an image that is not bad, only there once more: no reason to fail."""
+    """Returns whether a line of the quarantine is a removed copy.
+
+    Such an image is not bad, so it is no reason to fail.
+    """
     return (record.stage, record.reason) == (_STAGE, _DUPLICATE)
 
 
 def meaning_of(record: Record) -> tuple:
-    """What the source says of an image, to compare: its label, or how many boxes of which class."""
+    """The annotation of an image, for comparison: its label, or the labels of its boxes."""
     return (record.label,) if record.boxes is None else tuple(sorted(box.label for box in record.boxes))
 
 
@@ -115,7 +126,11 @@ def _as_number(picture: str) -> int | None:
 
 
 class _Near:
-    """Hashes that stay. Two that differ in at most n bits are equal in one of n + 1 bands: only those are compared."""
+    """The hashes of the images that stay.
+
+    Two hashes that differ in at most n bits are equal in at least one of n + 1 bands. So only
+    hashes with an equal band are compared.
+    """
 
     def __init__(self, max_bits: int | None):
         self._max_bits = max_bits or 0
@@ -124,7 +139,7 @@ class _Near:
         self._kept: dict[tuple, list[tuple[int, str]]] = defaultdict(list)
 
     def find(self, picture: int, meaning: tuple) -> str | None:
-        """The key of one that is near and means the same."""
+        """The key of an image that is near and has the same annotation."""
         for place in self._places(picture, meaning):
             for other, key in self._kept.get(place, ()):
                 if (picture ^ other).bit_count() <= self._max_bits:

@@ -14,11 +14,11 @@ from pipeline_ops.config.preprocess import Split
 def cause_in_plan(
     records: Sequence[Record], kept: Mapping[str, Sequence[Record]], split: Split
 ) -> Callable[[str], str]:
-    """Says why a split is empty before any image was read.
+    """Explains why a split is empty, before any image is read.
 
     Args:
-      records: all that the source has found.
-      kept: those that stay when duplicates are removed, by split.
+      records: all records that the source has found.
+      kept: the records that stay when duplicates are removed, by split.
       split: `preprocess.split`.
     """
 
@@ -69,8 +69,9 @@ def cause_in_shards(
     rejected: Iterable[RejectedRecord],
     summaries: Iterable[ShardSummary],
 ) -> Callable[[str], str]:
-    """Says why a split is empty after all stages have run; `rejected` is everything that was kept
-    out.
+    """Explains why a split is empty, after all stages have run.
+
+    `rejected` is everything that was kept out.
     """
     rejected, summaries = list(rejected), list(summaries)
 

@@ -1,7 +1,8 @@
-"""Goes on from the data set before: reads it, takes over what `delta.py` has decided to keep, and writes the new index.
+"""Continues the previous data set: reads it, links the shards that stay, makes index entries.
 
-Shards are taken over as hard links, so a data set stands for itself: the older one may be removed. A fault of the disk
-in a shard is then a fault of every data set that has it; the checksums in the manifests find it.
+Shards are taken over as hard links, so each data set is complete, and the older one may be removed.
+A disk fault in a shard affects every data set that contains the shard. The checksums in the
+manifests detect it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pipeline_ops.storage.read_errors import unreadable
 
 @dataclasses.dataclass(frozen=True)
 class DataSetBefore:
-    """The data set that a request goes on from."""
+    """The data set that a request continues."""
 
     folder: Path
     manifest: Manifest
@@ -43,7 +44,11 @@ class DataSetBefore:
 
 
 def read_base(request: Request) -> DataSetBefore | None:
-    """The data set that the request names. Raises DataError if it is not there any more, or is another one."""
+    """Returns the data set that the request names, or None.
+
+    Raises:
+      DataError: the data set is gone, or has been replaced by another one.
+    """
     if (entry := request.inputs.get(BASE)) is None:
         return None
     manifest, folder = read_input(entry), Path(entry.uri).parent
@@ -51,14 +56,17 @@ def read_base(request: Request) -> DataSetBefore | None:
 
 
 def link_shards(delta: Delta, before: DataSetBefore, draft: ArtifactDraft) -> None:
-    """Puts the shards that stay into the new data set. Raises MachineError if the disk refuses."""
+    """Links the shards that stay into the new data set. Raises MachineError if the disk refuses."""
     for shard in delta.linked:
         link_file(before.folder / shard, draft.folder / shard)
         draft.linked[shard] = before.manifest.file(shard)
 
 
 def summaries_of_unchanged(delta: Delta, before: DataSetBefore) -> list[ShardSummary]:
-    """What is taken over, as if it were one shard of each split that was just built, so that figures count it."""
+    """The summary of everything that is taken over, for each split.
+
+    It looks like the summary of one shard that was just built, so that the figures count it.
+    """
     rejected = _rejected_before(before, {entry.key for entry in delta.unchanged})
     splits = {entry.key: entry.split for entry in delta.unchanged}
     return [_summary_of(split, [entry for entry in delta.unchanged if entry.split == split],
@@ -90,17 +98,24 @@ def _rejected_before(before: DataSetBefore, keys: set[str]) -> list[RejectedReco
 
 
 def keep_rejected(before: DataSetBefore, unchanged: Iterable[ShardSummary], fragments: Path) -> None:
-    """Puts the bytes of records that are rejected as before among the fragments. Raises DataError if they can't be read any more."""
+    """Copies the bytes of records that are rejected as before to the fragments.
+
+    Raises:
+      DataError: the bytes cannot be read.
+    """
     carry_over(before.folder / QUARANTINE_SHARD, {record.key for summary in unchanged for record in summary.rejected}, fragments)
 
 
 def known_pictures(before: DataSetBefore | None) -> dict[str, str]:
-    """Perceptual hashes by content, of all that the data set before has seen."""
+    """The perceptual hashes, by content, of all images in the previous data set's index."""
     return {entry.content: entry.picture for entry in before.entries.values() if entry.picture} if before else {}
 
 
 def entries_of(plans: Iterable[ShardPlan], summaries: Iterable[ShardSummary], pictures: Mapping[str, str]) -> Iterator[Entry]:
-    """The index entries of shards that were just built; `pictures` are perceptual hashes by content."""
+    """The index entries of shards that were just built.
+
+    `pictures` are perceptual hashes by content.
+    """
     for plan, summary in zip(plans, summaries, strict=True):
         position = 0
         for record, outcome in zip(plan.records, summary.outcomes, strict=True):
@@ -111,6 +126,9 @@ def entries_of(plans: Iterable[ShardPlan], summaries: Iterable[ShardSummary], pi
 
 
 def entries_of_kept_out(records: Iterable[Record], pictures: Mapping[str, str]) -> Iterator[Entry]:
-    """Of records that the collection kept out: in no split, so that they are built when the collection wants them."""
+    """The index entries of records that the collection kept out.
+
+    They are in no split, so that they are built as soon as the collection includes them.
+    """
     for record in records:
         yield Entry(record.key, record.file.digest, annotation_digest(record), "", picture=pictures.get(record.file.digest, ""))

@@ -1,7 +1,8 @@
-"""The index of a data set: one line for each record of its source, by which the next generation knows what is new.
+"""The index of a data set: one line for each record, from which the next generation finds changes.
 
-A gzip file of JSON lines, sorted by key: written by the job that makes the data set, read by the one that goes on from
-it. It holds what is needed to count and to skip a record without opening its shard.
+The index is a gzip file of JSON lines, sorted by key. The job that makes the data set writes it,
+and the job that continues the data set reads it. It holds everything that is needed for counting
+and skipping a record without opening its shard.
 """
 
 from __future__ import annotations
@@ -23,17 +24,21 @@ from pipeline_ops.storage.atomic import write_whole
 from pipeline_ops.storage.read_errors import unreadable
 
 _ANNOTATION = tuple(field.name for field in dataclasses.fields(Record) if field.name not in ("file", "split", "group"))
-"""What a record says of its image. Its split stands in the index by itself; its group is in no example."""
-_COMPRESSION = 1  # most of a line are digests, which no level makes smaller
+"""The fields of a record that describe its image.
+
+The split is a field of the index. The group is in no example.
+"""
+_COMPRESSION = 1  # a line is mostly digests, which do not compress at any level
 
 
 class Entry(NamedTuple):
-    """One record, and where its examples are: `num_examples` of them in `shard`, from `position` on.
+    """One record and the place of its examples: `num_examples` in `shard`, from `position` on.
 
-    A record that was kept out has no examples and the shard "". `split` is "" where the collection kept it out, so that no
-    split can be equal to it. `labels` counts by class name: examples, or boxes for detection. `picture` is the perceptual
-    hash of the image, as 16 hex digits, where one was asked for; `skipped` counts the examples that stages did not want; `numbers` is
-    what statistics know of the examples, as `statistics/measure.py` writes it.
+    A record that was kept out has no examples, and the shard "". `split` is "" if the collection
+    kept it out, so that it equals no split. `labels` counts examples by class name, or boxes for
+    detection. `picture` is the perceptual hash of the image as 16 hex digits, if it was computed.
+    `skipped` counts the examples that stages skipped. `numbers` holds the statistics of the
+    examples in the format of `statistics/measure.py`.
     """
 
     key: str
@@ -54,7 +59,7 @@ class Entry(NamedTuple):
 
 
 def annotation_digest(record: Record) -> str:
-    """16 hex digits over what the source says of a record, as far as it goes into the shard."""
+    """A digest, as 16 hex digits, of the part of a record's annotation that goes into the shard."""
     return _digest_annotation(tuple(getattr(record, name) for name in _ANNOTATION))
 
 
@@ -64,13 +69,17 @@ def _digest_annotation(annotation: tuple) -> str:
 
 
 def write_index(file: Path, entries: Iterable[Entry]) -> None:
-    """Equal entries are equal bytes, in whatever order they come. Raises MachineError if the disk refuses."""
+    """Writes the index. Equal entries give equal bytes in any order.
+
+    Raises:
+      MachineError: the disk refuses.
+    """
     lines = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in sorted(entries, key=lambda entry: entry.key))
     write_whole(file, gzip.compress(lines.encode(), _COMPRESSION, mtime=0))
 
 
 def read_index(file: Path) -> dict[str, Entry]:
-    """By key. Raises DataError if it is not such an index."""
+    """Reads the entries of an index by key. Raises DataError if the file is not an index."""
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             share = _Shared()
@@ -84,7 +93,7 @@ def read_index(file: Path) -> dict[str, Entry]:
 
 
 class _Shared:
-    """Lets entries share equal names and counts: half of the memory of a million of them."""
+    """Lets entries share equal names and counts. This halves the memory of a million entries."""
 
     def __init__(self):
         self._labels: dict[tuple, Mapping[str, int]] = {}

@@ -1,10 +1,12 @@
-"""Perceptual hashes of images: what a pass over the collection looks at, to find those that are nearly equal.
+"""Perceptual hashes of images: a pass over the collection computes them to find near duplicates.
 
-The hash is the one that is known as pHash: the signs, about their median, of the lowest 8x8 frequencies of the image in
-grey at 32x32 pixels. It survives another size, another compression, and small changes of brightness; not a crop, a turn
-or a mirror image. An image with hardly any contrast has no hash, because it would be like every other such image.
+The hash is known as pHash: the signs, about their median, of the lowest 8x8 frequencies of the grey
+image at 32x32 pixels. It survives another size, another compression, and small changes of
+brightness. It does not survive a crop, a rotation or a mirror image. An image with hardly any
+contrast has no hash, because it would be near every other such image.
 
-The pass runs as shards are built, but in blocks of records: only hashes come back, no image crosses a shuffle.
+The pass runs like the building of shards, but in blocks of records. Only hashes are returned. No
+image crosses a shuffle.
 """
 
 from __future__ import annotations
@@ -25,16 +27,16 @@ if TYPE_CHECKING:
     import numpy as np
 
 NO_PICTURE = "-"
-"""In place of a hash: the file is no whole image, or one of hardly any contrast."""
+"""Stands for the hash of a file that is no whole image, or of an image with hardly any contrast."""
 
 _RECORDS_PER_BLOCK = 256
 _SIDE_PIXELS, _FREQUENCIES = 32, 8
 _MIN_CONTRAST = 2.0  # standard deviation, of 255
-_MAX_PIXELS = 100_000_000  # `decode` keeps larger ones out, or they fail there: here they must only do no harm
+_MAX_PIXELS = 100_000_000  # `decode` rejects larger ones or fails on them. Here they must do no harm
 
 
 class HashedBlock(BaseModel, frozen=True):
-    """What the pass says of one block: perceptual hashes by content."""
+    """The result of the pass for one block: perceptual hashes by content."""
 
     num_examples: int
     pictures: dict[str, str]
@@ -43,7 +45,7 @@ class HashedBlock(BaseModel, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class PictureOrder:
-    """Asks for hashes in place of shards; see `Order`."""
+    """Asks for hashes instead of shards. See `Order`."""
 
     order: Order
     summary: ClassVar[type[BaseModel]] = HashedBlock
@@ -53,13 +55,18 @@ class PictureOrder:
 
 
 class PictureHasher:
-    """Hashes one block after another, and notes in the file `tally` how far it is."""
+    """Hashes one block after another, and records its progress in the file `tally`."""
 
     def __init__(self, shards: ShardBuilder, tally: Path):
         self._shards, self._tally = shards, tally
 
     def build(self, plan: ShardPlan) -> HashedBlock:
-        """Raises MachineError where a raw file has changed since it was listed, and Stopped."""
+        """Hashes the records of a block.
+
+        Raises:
+          MachineError: a raw file has changed since it was listed.
+          Stopped: the driver has given up.
+        """
         notes, pictures, reader = Notes(self._tally), {}, self._shards.reader(plan)
         for record in plan.records:
             pictures[record.file.digest] = picture_hash(reader.read(record.file))
@@ -69,7 +76,7 @@ class PictureHasher:
 
 
 def plan_blocks(records: Iterable[Record], known: Iterable[str]) -> list[ShardPlan]:
-    """Blocks of records that have a content of which no hash is known; one for each content."""
+    """Plans blocks of records whose content has no known hash, one record for each content."""
     wanted = {record.file.digest: record for record in sorted(records, key=lambda record: record.key, reverse=True)}
     for content in known:
         wanted.pop(content, None)
@@ -83,7 +90,7 @@ def pictures_of(blocks: Sequence[HashedBlock]) -> dict[str, str]:
 
 
 def picture_hash(data: bytes) -> str:
-    """16 hex digits, or NO_PICTURE."""
+    """The hash of an image file as 16 hex digits, or NO_PICTURE."""
     import cv2
     import numpy as np
 
@@ -94,13 +101,16 @@ def picture_hash(data: bytes) -> str:
     if small.std() < _MIN_CONTRAST:
         return NO_PICTURE
     low = cv2.dct(small)[:_FREQUENCIES, :_FREQUENCIES].ravel()
-    low[0] = np.median(low[1:])  # the mean brightness says nothing: its bit is always 0
+    low[0] = np.median(low[1:])  # the mean brightness carries no information: its bit is always 0
     bits = low > np.median(low[1:])
     return np.packbits(bits).tobytes().hex()
 
 
 def _decode_grey(data: bytes) -> np.ndarray | None:
-    """uint8 [height, width] at no more than the size that it takes, or None."""
+    """The grey image, uint8 [height, width], or None if it cannot be decoded.
+
+    A JPEG is decoded at the smallest size that is sufficient.
+    """
     return _decode_jpeg(data) if data.startswith(b"\xff\xd8\xff") else _decode_other(data)
 
 

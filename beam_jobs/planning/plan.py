@@ -1,7 +1,7 @@
-"""Decides which record goes into which shard, before anything is read. Pure: no Beam, no files, no clock.
+"""Decides which record goes into which shard, before any file is read.
 
-Inside a split the records stand in the order of a hash of their keys, cut into blocks of about equal size. Which split
-a record is in, `splits.py` has decided before.
+Pure: no Beam, no files, no clock. Inside a split, the records are ordered by a hash of their keys
+and cut into blocks of about equal size. `splits.py` has chosen the split of each record before.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from pipeline_ops.errors import DataError
 _EVEN = 1.1
 """Shards count as equally large up to this ratio."""
 _RECORD_BYTES = 128
-"""What a record takes beside its image, about."""
+"""The approximate size of a record without its image."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """A raw image, and what is known of it: the name of its class, or the boxes in it; its own split, where one is given.
+    """A raw image and its annotation: its class or its boxes, and its own split if one is given.
 
-    The boxes are for an image of the height and width in `frame`: (1, 1) for fractions, None for the pixels of the file
-    as it is stored. `group` is what must not be torn apart by the split, such as the patient that several pictures show.
+    `frame` is the height and width of the image that the boxes refer to: (1, 1) for fractions, None
+    for the pixels of the file as it is stored. `group` names a unit that the split must not divide,
+    such as the patient that several pictures show.
     """
 
     file: Raw
@@ -43,7 +44,7 @@ class Record:
 
     @property
     def labels(self) -> list[str]:
-        """That of the image, or those of its boxes."""
+        """The label of the image, or the labels of its boxes."""
         return [self.label] if self.boxes is None else [box.label for box in self.boxes]
 
     @property
@@ -51,7 +52,10 @@ class Record:
         return self.file.key
 
     def __reduce__(self) -> tuple:
-        """As pickle would do it for a class without slots: a fifth of the time, for millions of records."""
+        """Pickles the record as if the class had no slots.
+
+        This takes a fifth of the time, which matters for millions of records.
+        """
         return Record, (self.file, self.label, self.boxes, self.split, self.group, self.frame)
 
 
@@ -65,9 +69,10 @@ class ShardPlan:
 
 
 def plan_shards(by_split: Mapping[str, Sequence[Record]], seed: int, num_shards: int, generation: int = 1) -> list[ShardPlan]:
-    """The shards of some splits, of about equal size in raw bytes; a split of fewer records has a shard for each of them.
+    """The shards of some splits, of about equal size in raw bytes.
 
-    Inside a split the records stand in the order of a hash of their keys: a shuffle that the seed decides.
+    A split with fewer records than `num_shards` gets one shard for each record. Inside a split, the
+    records are ordered by a hash of their keys, a shuffle that depends on the seed.
     """
     plans = []
     for split, records in by_split.items():
@@ -77,19 +82,19 @@ def plan_shards(by_split: Mapping[str, Sequence[Record]], seed: int, num_shards:
 
 
 def plan_data_set(by_split: Mapping[str, Sequence[Record]], config: Preprocess) -> list[ShardPlan]:
-    """The shards of a data set that is made as a whole.
+    """The shards of a data set that is built as a whole.
 
     Raises:
-      DataError: the train split has fewer records than there have to be shards.
+      DataError: the train split has fewer records than the required number of shards.
     """
-    if 0 < len(by_split["train"]) < config.shards:  # what there is for each worker to read; an empty split has a message of its own
+    if 0 < len(by_split["train"]) < config.shards:  # each worker needs a shard to read; an empty split has its own message
         raise DataError(f"the train split has {len(by_split['train'])} records, too few for {config.shards} shards; "
                         "add images, or lower preprocess.shards (and train.workers with it)")
     return [plan for split, records in by_split.items() for plan in plan_shards({split: records}, config.split.seed, num_shards_of(records, config))]
 
 
 def num_shards_of(records: Iterable[Record], config: Preprocess) -> int:
-    """How many shards a split has where it has records enough."""
+    """The number of shards of a split that has enough records."""
     if config.shard_megabytes is None:
         return config.shards
     return max(config.shards, math.ceil(sum(map(_size, records)) / (config.shard_megabytes * 1e6)))
@@ -100,13 +105,16 @@ def _in_order(records: Iterable[Record], seed: int) -> list[Record]:
 
 
 def _even_blocks(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
-    """Cuts the sequence where that makes even blocks; where single large records forbid it, deals the records out by size."""
+    """Cuts the sequence into even blocks.
+
+    If single large records prevent that, the records are dealt out by size.
+    """
     cut = _cut(records, count)
     return cut if _is_even(cut) else min(cut, _dealt(records, count), key=_spread)
 
 
 def _cut(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
-    """A record belongs to the block that its middle byte falls into."""
+    """Cuts the sequence. A record belongs to the block that its middle byte falls into."""
     total, before = sum(map(_size, records)), 0
     blocks: list[list[Record]] = [[] for _ in range(count)]
     for record in records:
@@ -116,7 +124,10 @@ def _cut(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
 
 
 def _dealt(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
-    """The largest first, each to the block that is smallest by then; inside a block the order stays."""
+    """Deals out the records, the largest first, each to the block that is smallest at that point.
+
+    The order inside a block stays.
+    """
     places = {record.key: place for place, record in enumerate(records)}
     smallest = [(0, index, []) for index in range(count)]
     for record in sorted(records, key=lambda record: (-_size(record), places[record.key])):
@@ -132,7 +143,7 @@ def _is_even(blocks: Sequence[Sequence[Record]]) -> bool:
 
 
 def _spread(blocks: Sequence[Sequence[Record]]) -> float:
-    """The largest block by the smallest; infinite where one is empty."""
+    """The ratio of the largest block to the smallest one. It is infinite if a block is empty."""
     sizes = [sum(map(_size, block)) for block in blocks]
     return max(sizes, default=1) / smallest if (smallest := min(sizes, default=1)) else math.inf
 
@@ -142,38 +153,42 @@ def _size(record: Record) -> int:
 
 
 def hash_of(purpose: bytes, seed: int, key: str) -> int:
-    """0 to 2**64 - 1, independent for each purpose."""
+    """A hash from 0 to 2**64 - 1, independent for each purpose."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8, person=purpose).digest(), "big")
 
 
 def class_names_of(records: Iterable[Record]) -> list[str]:
-    """Sorted; a label's index in the shards is its place here."""
+    """The sorted class names. The index of a label in the shards is its place in this list."""
     return sorted({label for record in records for label in record.labels})
 
 
 def task_of(records: Iterable[Record]) -> Task:
-    """What the records can be learnt for. Those of one source all have boxes, or none of them has."""
+    """The task that the records are for.
+
+    Either all records of a source have boxes, or none of them has.
+    """
     return "detection" if any(record.boxes is not None for record in records) else "classification"
 
 
 def planned_labels(by_split: Mapping[str, Iterable[Record]]) -> dict[str, Counter[str]]:
-    """Records by split and label; boxes for detection."""
+    """The number of records, or of boxes for detection, by split and label."""
     return {split: Counter(label for record in records for label in record.labels) for split, records in by_split.items()}
 
 
 def check_labels(labels: Mapping[str, Mapping[str, int]], class_names: Sequence[str], source: str, task: Task = "classification",
                  why_empty: Callable[[str], str] | None = None) -> None:
-    """Checks that a model can be trained, validated and tested with so many examples, or boxes, of each class by split.
+    """Checks that there are enough examples to train, validate and test a model.
 
     Args:
-      labels: numbers of examples, or boxes, by split and class.
+      labels: the number of examples, or boxes, by split and class.
       class_names: all classes.
       source: the folder, for messages.
-      task: what the examples are for.
-      why_empty: says why a split is empty, and what to do.
+      task: the task of the examples.
+      why_empty: explains why a split is empty and how to fix it.
 
     Raises:
-      DataError: fewer than two classes (one for detection), an empty split, or a class that the model would never see.
+      DataError: there are fewer than two classes (one for detection), a split is empty, or the
+        train split has no example of a class.
     """
     if task == "detection" and not class_names:
         raise DataError(f"{source}: a detector needs boxes, found none; correct the annotations, or preprocess.source")

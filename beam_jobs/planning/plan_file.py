@@ -1,7 +1,7 @@
-"""The plan of a shard as a file: JSON, in which each value is a list, because there may be millions of records.
+"""The plan of a shard as a JSON file of lists, because there may be millions of records.
 
-A driver writes the plans for its workers, which may run on other hosts. Nothing in such a file can
-run code, as a pickle can.
+A driver writes the plans for its workers, which may run on other hosts. Unlike a pickle, such a
+file cannot run code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline_ops.raw_data.raw_file import RawFile
 from pipeline_ops.storage.atomic import names_file
 
 _SIZE_OF_FILE = 4
-"""Values of a RawFile; a PackedImage has more."""
+"""The number of values of a RawFile. A PackedImage has more."""
 
 
 def write_plan(path: Path, plan: ShardPlan) -> None:
@@ -29,7 +29,7 @@ def write_plan(path: Path, plan: ShardPlan) -> None:
 
 
 def read_plan(path: Path) -> ShardPlan:
-    """Raises MachineError where the file is missing or damaged."""
+    """Reads a plan. Raises MachineError if the file is missing or damaged."""
     try:
         split, name, records = json.loads(path.read_bytes())
         return ShardPlan(split, name, tuple(map(_record_from_json, records)))
@@ -68,5 +68,5 @@ def _box_to_json(box: Box) -> list[Any]:
 
 
 def _to_python(value: Any) -> Any:
-    """A number of NumPy's; raises AttributeError for anything else."""
+    """Converts a NumPy number. Raises AttributeError for any other value."""
     return value.item()

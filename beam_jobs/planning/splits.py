@@ -1,16 +1,19 @@
 """Decides which split each record is in. Pure: no Beam, no files, no clock.
 
-Plain: a record's split follows from a hash of its key alone, so it never moves when others come or go.
+Plain: the split follows from a hash of the record's key alone. A record never moves when others are
+added or removed.
 
-By group: from a hash of its group, so what belongs together is never torn apart, and never moves either.
+By group: the split follows from a hash of the record's group. A group is never divided, and never
+moves either.
 
-Stratified: the groups (a record without one is a group by itself) of each class stand in the order of that hash and are
-cut where the shares say, so the shares hold per class to within one group. The cuts shift as the class grows: a group
-moves only where a cut passes over it, which for each that comes or goes is at most one at each of the two cuts.
+Stratified: the groups of each class are ordered by that hash and cut according to the shares. A
+record without a group is a group by itself. The shares hold per class to within one group. The cuts
+shift as the class grows. A group moves only if a cut passes over it. Each added or removed group
+moves at most one group at each of the two cuts.
 
-Given: a record that brings its own split is in that one, whatever else holds, and takes the rest of its group along. Where
-the source gives every record a split, but none of them validation (or test), that split is cut out of the records that it
-gives to train, by the ratio of the two shares.
+Given: a record that brings its own split is always in that split, and takes the rest of its group
+along. If the source gives every record a split, but none of them validation (or test), that split
+is cut out of the records for train, by the ratio of the two shares.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from pipeline_ops.config.preprocess import Split
 from pipeline_ops.errors import ConfigError, DataError
 
 _NO_KEY = "\0"
-"""Ends the name of a group, so that none is taken for the key of a file."""
+"""Ends the name of a group, so that no group is mistaken for the key of a file."""
 
 
 def split_records(records: Iterable[Record], split: Split, max_search_seconds: float = 60) -> dict[str, list[Record]]:
@@ -38,11 +41,13 @@ def split_records(records: Iterable[Record], split: Split, max_search_seconds: f
     Args:
       records: the records.
       split: shares and groups.
-      max_search_seconds: for `group_regex` in the keys of all records; a million take about two.
+      max_search_seconds: the time limit for `group_regex` in the keys of all records. A million
+        keys take about two seconds.
 
     Raises:
       ConfigError: `group_regex` takes too long.
-      DataError: a group cannot be found in a key, or two records of one group are given different splits.
+      DataError: a group cannot be found in a key, or two records of one group are given different
+        splits.
     """
     members: dict[str, list[Record]] = defaultdict(list)
     with _bounded_search(split, max_search_seconds):
@@ -60,7 +65,7 @@ def split_records(records: Iterable[Record], split: Split, max_search_seconds: f
 
 
 def split_of(key: str, split: Split) -> str:
-    """The split that a record with this key, or a group of this name, is in."""
+    """The split of a record with this key, or of a group with this name."""
     position = hash_of(b"split", split.seed, key) / 2**64
     if position < split.train:
         return "train"
@@ -69,9 +74,10 @@ def split_of(key: str, split: Split) -> str:
 
 @contextlib.contextmanager
 def _bounded_search(split: Split, max_seconds: float) -> Iterator[None]:
-    """Ends a search for groups that takes too long: an expression such as `(a+)+b` can take years for one key.
+    """Ends a search for groups that takes too long.
 
-    Python's `re` runs signal handlers while it searches. They run in the main thread only, which is where a job splits its records.
+    An expression such as `(a+)+b` can take years for one key. Python's `re` runs signal handlers
+    while it searches. They run in the main thread only, and a job splits its records there.
     """
     if split.group_by != "regex" or threading.current_thread() is not threading.main_thread():
         yield
@@ -91,7 +97,10 @@ def _bounded_search(split: Split, max_seconds: float) -> Iterator[None]:
 
 
 def _unit_of(record: Record, split: Split) -> str:
-    """What is not torn apart: a group, or the record alone. A group that the source knows of comes first."""
+    """The unit that is never divided: a group, or the record alone.
+
+    A group that the source gives has priority.
+    """
     if record.group is not None:
         return _group(record.group)
     if split.group_by is None:
@@ -110,7 +119,7 @@ def _group(name: str) -> str:
 
 
 def _cut_out_of_train(given: Mapping[str, str], members: Mapping[str, Sequence[Record]], split: Split) -> dict[str, str]:
-    """The splits of what is given to train, where splits that have a share are given nothing."""
+    """The splits of the records for train, if a split that has a share is given no records."""
     shares = {"train": split.train} | {name: getattr(split, name) for name in ("validation", "test") if name not in given.values()}
     units = [unit for unit, name in given.items() if name == "train"]
     if not units or not any(share for name, share in shares.items() if name != "train"):
@@ -154,6 +163,9 @@ def _stratified(units: Iterable[str], members: Mapping[str, Sequence[Record]], s
 
 
 def _class_of(records: Sequence[Record]) -> str:
-    """The most frequent class of a group, of equally frequent ones the first by name; "" for images without any box."""
+    """The most frequent class of a group, or "" for images without any box.
+
+    Of equally frequent classes, it is the first by name.
+    """
     counts = Counter(label for record in records for label in ([record.label] if record.boxes is None else [box.label for box in record.boxes]))
     return min(counts, key=lambda label: (-counts[label], label), default="")

@@ -1,7 +1,8 @@
-"""The catalogue of sources: a source is a file in this folder, and a line here.
+"""The catalogue of sources. A source is a file in this folder and a line here.
 
-A reader gets its section of the config and the listing of the source's folder, and returns records and what can't be
-one, both by key. Records say where an image is and what is known of it; no reader keeps the bytes of an image.
+A reader gets its section of the config and the listing of the source's folder. It returns the
+records and the entries that can't be a record, both by key. A record says where an image is and
+what is known of it. No reader keeps the bytes of an image.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.remote import RemoteFolder
 
 CATALOGUE: Mapping[str, Callable[[Any, Listing], Found]] = {
-    # the `type` in the YAML, which is the name of the file; then its reader
+    # The key is the `type` in the YAML and the name of the file. The value is the reader.
     "image_folder": image_folder.read_records,
     "voc": voc.read_records,
     "coco": coco.read_records,
@@ -31,10 +32,10 @@ CATALOGUE: Mapping[str, Callable[[Any, Listing], Found]] = {
 
 
 def validate_listing(config: Preprocess, listing: Listing, config_file: Path | str) -> None:
-    """Checks that there are files, and that their folders can be meant in one way only.
+    """Checks that there are files, and that their folders have only one meaning.
 
     Raises:
-      DataError: names the cause and the cure.
+      DataError: names the cause and the remedy.
     """
     if not listing.files:
         wanted = "the images of each class into a folder of its own"

@@ -1,8 +1,8 @@
-"""COCO's JSON for object detection: one file with the lists `images`, `categories` and `annotations`.
+"""COCO's JSON for object detection: a file with lists `images`, `categories` and `annotations`.
 
-A box is x, y, width, height in pixels; an annotation with `iscrowd` is kept, marked as a crowd. Ids need not be
-contiguous. Images that the file does not name are no part of the data set. An image without annotations is an example
-without boxes. The whole file is parsed at once, in memory.
+A box is x, y, width, height in pixels. An annotation with `iscrowd` is kept and marked as a crowd.
+Ids need not be contiguous. Images that the file does not name are not part of the data set. An
+image without annotations is an example without boxes. The whole file is parsed at once, in memory.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _read_part(part: CocoPart, lists: Mapping[str, list[Any]], collector: Collec
 
 
 def _id_of(entry: Any, key: str) -> int | str | None:
-    """None where there is none that could be one."""
+    """The id under a key of an entry, or None if there is no valid one."""
     value = entry.get(key) if isinstance(entry, dict) else None
     return value if isinstance(value, (int, str)) and not isinstance(value, bool) else None
 

@@ -1,8 +1,9 @@
-"""What the sources share: the records that a source has found, and those that it can't use, each with its reason.
+"""Collects the records of a source, and the entries that can't be a record, with their reasons.
 
-Nothing is dropped in silence, and nothing that is wrong with one record ends the job. An image with a box that can't be
-right is kept out as a whole: a detector would learn that what the box stood for is background. Only a box without any
-extent, which is a slip of the mouse in most sets, is kept out alone; the quarantine names it as `<image>#box-<index>`.
+Every entry that is kept out is reported, and no fault of a single record ends the job. An image
+with a box that can't be right is kept out as a whole, because a detector would learn that the
+object in the box is background. Only a box without any extent, which is a slip of the mouse in most
+sets, is kept out alone. The quarantine names it as `<image>#box-<index>`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from pipeline_ops.raw_data.raw_file import RawFile, key_of
 
 
 class Found(NamedTuple):
-    """Of a source: records, and what can't be one, both by key. `refused_labels` are those that refused records are known to have."""
+    """The records of a source, and the entries that can't be a record, both by key.
+
+    `refused_labels` are the labels that refused records are known to have.
+    """
 
     records: list[Record]
     rejected: list[RejectedRecord]
@@ -33,14 +37,14 @@ class Found(NamedTuple):
 
 _DETAIL_CHARACTERS = 300
 MAX_ANNOTATION_BYTES = 2 << 30
-"""Of a file that is parsed as a whole. COCO 2017 has 450 MB."""
+"""Maximum size of a file that is parsed as a whole. COCO 2017 has 450 MB."""
 MAX_IMAGE_BYTES = 512 << 20
-"""A worker holds an image in memory."""
+"""Maximum size of an image, which a worker holds in memory."""
 _SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
 
 class Collector:
-    """Gathers a source's records; `class_names` are all that there may be, or None for any."""
+    """Gathers a source's records. `class_names` are the allowed classes, or None for any."""
 
     def __init__(self, class_names: Iterable[str] | None = None):
         self._class_names = None if class_names is None else frozenset(class_names)
@@ -52,7 +56,7 @@ class Collector:
 
     @contextlib.contextmanager
     def rejects(self, key: str) -> Iterator[None]:
-        """Whatever the block raises as Reject becomes a rejected record with this key."""
+        """Turns a Reject that the block raises into a rejected record with this key."""
         self._labels = ()
         try:
             yield
@@ -61,17 +65,21 @@ class Collector:
             self._refused_labels[_printable(key)] = [label for label in self._labels if self._is_class(label)]
 
     def note_labels(self, labels: Sequence[str]) -> None:
-        """What the record that is being read is of, said before anything can be wrong with it: so that no class gets lost in silence."""
+        """Notes the labels of the current record before a fault in it can be found.
+
+        This way no class gets lost without notice.
+        """
         self._labels = labels
 
     def reject(self, key: str, reason: str, detail: str) -> None:
         self._rejected.append(RejectedRecord(key=_printable(key), stage="source", reason=reason, detail=_printable(detail)[:_DETAIL_CHARACTERS]))
 
     def add(self, record: Record, place: str) -> None:
-        """Takes a record; `place` says where it is named.
+        """Adds a record. `place` says where the source names it.
 
         Raises:
-          Reject: an image that is too large, a label that is no class, or a box that can't be right.
+          Reject: an image that is too large, a label that is no class, or a box that can't be
+            right.
         """
         self.note_labels(record.labels)
         if record.file.num_bytes > MAX_IMAGE_BYTES:
@@ -86,7 +94,10 @@ class Collector:
             self._records[record.key] = record
 
     def found(self) -> Found:
-        """All records, and all that is none, by key. A key that was there twice is none: which of the two would it be?"""
+        """All records and all rejected entries, by key.
+
+        A key that occurs twice is rejected, because it is not clear which of the two is meant.
+        """
         kept, refused = [], {rejected.key for rejected in self._rejected}
         for key, record in sorted(self._records.items()):
             if len(self._places[key]) > 1 or key in refused:
@@ -127,7 +138,11 @@ class Files:
         self._refused = {entry.key: entry for entry in listing.refused}
 
     def image(self, folder: str, path: Any) -> RawFile:
-        """The image with a path below a folder of the source. Raises Reject: malformed, missing_image, or why the listing refused it."""
+        """The image with a path below a folder of the source.
+
+        Raises Reject: malformed, missing_image, or the reason for which the listing refused the
+        image.
+        """
         key = self.key(folder, path)
         if key in self._refused:
             raise Reject(self._refused[key].reason, self._refused[key].detail)
@@ -148,7 +163,7 @@ class Files:
         return self._by_key.get(key)
 
     def read(self, path: str, named_by: str) -> bytes:
-        """A file that the config names.
+        """The bytes of a file that the config names.
 
         Raises:
           DataError: there is none, or it is too large, or the listing refused it.
@@ -200,7 +215,10 @@ def flag(value: Any) -> bool:
 
 
 def size_of(height: Any, width: Any) -> Size | None:
-    """The size of an annotated image; None where it is not given, or given as 0 as some tools do. Raises Reject: malformed."""
+    """The size of an annotated image, or None if it is missing or 0, as some tools write it.
+
+    Raises Reject: malformed.
+    """
     if height in (None, "") or width in (None, ""):
         return None
     height, width = number(height), number(width)
@@ -224,5 +242,5 @@ def _shortened(value: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """JSON and UTF-8 have no place for half a surrogate pair."""
+    """Escapes lone halves of surrogate pairs, which have no place in JSON and UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,10 +1,12 @@
-"""A CSV manifest: UTF-8, commas, a header, in any order of columns; other columns than ours are not looked at.
+"""A CSV manifest: UTF-8, commas, and a header with the columns in any order.
 
-    path,label                                  classification; and, where wanted, split and group
-    path,xmin,ymin,xmax,ymax,label              detection, one row per box; and split, group, width, height, is_difficult, is_crowd
+    path,label                       classification. Optional: split, group
+    path,xmin,ymin,xmax,ymax,label   detection, one row per box. Optional: split, group, width,
+                                     height, is_difficult, is_crowd
 
-A row with a path and nothing else of the box is an image without boxes. Rows of one path may stand anywhere in the
-file. `width` and `height` are the annotated image's, and are checked against the file.
+Other columns are ignored. A row with a path and no other field of the box is an image without
+boxes. Rows of one path may stand anywhere in the file. `width` and `height` are those of the
+annotated image, and are checked against the file.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def read_records(source: CsvSource, listing: Listing) -> Found:
 
 
 def read_rows(content: bytes, source: CsvSource) -> Iterator[tuple[int, str | None, Row | Reject]]:
-    """Every row with its line and its path: by column, or what is wrong with it, maybe without a path.
+    """Yields the line, the path and the fields by column of every row.
+
+    A malformed row has a Reject in place of its fields, and may have None in place of its path.
 
     Raises:
       DataError: the header lacks a column.
@@ -90,7 +94,10 @@ def _shown(header: list[str] | str) -> str:
 
 
 def _entries_of(path: str, rows: list[tuple[int, Row | Reject]], source: CsvSource) -> Iterator[tuple[Entry, int]]:
-    """One entry for each row, or one for all of an image's boxes. Raises Reject: malformed, contradictory."""
+    """Yields one entry for each row, or one entry for all boxes of an image.
+
+    Raises Reject: malformed, contradictory.
+    """
     for _, row in rows:
         if isinstance(row, Reject):
             raise row

@@ -1,4 +1,4 @@
-"""The drawing of one scene of digits, which depends on its split and number alone."""
+"""Draws a scene of digits, which depends only on its split and its number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 SIDE_PIXELS = 128
 _WHITE = 16.0  # the brightest value in the raw 8x8 images
-_MAX_OVERLAP = 0.05  # of a new box, that earlier ones may cover
+_MAX_OVERLAP = 0.05  # the share of a new box that earlier ones may cover
 _TRIES = 10
 NUM_SCENES = {"train": 3000, "validation": 200, "test": 300}
 _FIRST_SEED = {"train": 0, "validation": 1_000_000, "test": 2_000_000}
@@ -35,7 +35,10 @@ def draw_scene(split: str, number: int) -> tuple[np.ndarray, list[tuple[Box, int
 
 @functools.cache
 def _digits(split: str) -> list[tuple[np.ndarray, int]]:
-    """The digits that a split may show: of every ten the fifth is for validation, the tenth for test."""
+    """The digits that a split may show.
+
+    The fifth of every ten digits is for validation, the tenth is for test.
+    """
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -50,7 +53,7 @@ def _background(rng: np.random.Generator) -> np.ndarray:
 
 
 def _free_place(rng: np.random.Generator, height: int, width: int, taken: list[Box]) -> Box | None:
-    """A place that hardly touches another digit; None if none of ten tries finds one."""
+    """A place that hardly touches another digit, or None if ten tries find none."""
     for _ in range(_TRIES):
         top, left = int(rng.integers(0, SIDE_PIXELS - height + 1)), int(rng.integers(0, SIDE_PIXELS - width + 1))
         box = (top, left, top + height, left + width)
@@ -65,7 +68,7 @@ def _overlap(one: Box, other: Box) -> int:
 
 
 def _paste(image_HW: np.ndarray, digit_hw: np.ndarray, box: Box, intensity: float) -> None:
-    """Blends a digit over what is there: its strokes cover, its background lets through."""
+    """Blends a digit over the image: its strokes cover, its background is transparent."""
     import cv2
 
     top, left, bottom, right = box

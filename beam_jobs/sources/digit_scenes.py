@@ -1,9 +1,11 @@
-"""Scenes with known truth: scikit-learn's real digits, pasted at several scales. `python -m beam_jobs.sources.digit_scenes <data_dir>`
+"""Scenes with known ground truth: scikit-learn's real digits, pasted at several scales.
 
-prepares them below TensorFlow Datasets' `data_dir`, without any network; the builder is in `digit_scenes_builder.py`. A scene is
-128x128 grey and has one to six digits, 12 to 40 pixels high, on a ramp with noise. It depends on its split and number alone.
-Training scenes show four fifths of the 1,797 digits; validation and test a tenth each, so no test scene shows a digit that
-training or the choice of an epoch has seen.
+`python -m beam_jobs.sources.digit_scenes <data_dir>` prepares them below TensorFlow Datasets'
+`data_dir`, without any network. The builder is in `digit_scenes_builder.py`. A scene is a grey
+image of 128x128 pixels with one to six digits, 12 to 40 pixels high, on a ramp with noise. It
+depends only on its split and its number. Training scenes show four fifths of the 1,797 digits.
+Validation and test scenes show a tenth each, so no test scene shows a digit that was used in
+training or in the choice of an epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from pipeline_ops.errors import MachineError, TrainyardError
 
 
 def prepare(data_dir: Path) -> bool:
-    """Prepares the data set with Beam. False if it is there already. Raises MachineError: the disk failed."""
+    """Prepares the data set with Beam. Returns False if it is there already.
+
+    Raises MachineError: the disk failed.
+    """
     from beam_jobs.sources.digit_scenes_builder import DigitScenes, beam_on_this_host
 
     builder = DigitScenes(data_dir=str(data_dir))

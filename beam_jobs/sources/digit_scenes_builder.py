@@ -1,4 +1,7 @@
-"""The TensorFlow Datasets builder of the scenes in `digit_scenes.py`: Beam draws them. A config names it by its module path."""
+"""The TensorFlow Datasets builder of the scenes in `digit_scenes.py`, which Beam draws.
+
+A config names it by its module path.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ class DigitScenes(tfds.core.GeneratorBasedBuilder):
     """Digits in scenes, with boxes."""
 
     VERSION = tfds.core.Version("1.0.0")
-    # Nothing is downloaded, so there are no checksums; and to look for them TFDS needs a package that it does not depend on.
+    # Nothing is downloaded, so there are no checksums. To look for them, TFDS needs a package that
+    # it does not depend on.
     url_infos = None
     code_path = None
 
@@ -41,7 +45,10 @@ def _example(split: str, number: int) -> tuple[int, dict[str, Any]]:
 
 
 def beam_on_this_host() -> tfds.download.DownloadConfig:
-    """Beam's own runner by name: `DirectRunner` may be another engine, which is fetched from the network."""
+    """Selects Beam's own runner by name.
+
+    `DirectRunner` may be another engine, which is fetched from the network.
+    """
     from apache_beam.options.pipeline_options import PipelineOptions
 
     return tfds.download.DownloadConfig(beam_runner="FnApiRunner", beam_options=PipelineOptions(["--direct_running_mode=in_memory"]))

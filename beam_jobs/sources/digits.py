@@ -1,7 +1,8 @@
-"""Writes scikit-learn's handwritten digits as an image folder: `python -m beam_jobs.sources.digits <folder>`.
+"""Writes scikit-learn's handwritten digits as an image folder.
 
-1,797 real images (UCI's test set of optical recognition of handwritten digits), which come with scikit-learn, so no
-network is needed: 8-bit grey PNG files of 28x28 pixels in one folder per digit, `<folder>/<digit>/<index>.png`.
+`python -m beam_jobs.sources.digits <folder>` writes 1,797 real images (UCI's test set of optical
+recognition of handwritten digits). They come with scikit-learn, so no network is needed. They are
+8-bit grey PNG files of 28x28 pixels in one folder per digit, `<folder>/<digit>/<index>.png`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _check_complete(folder: Path, names: list[str]) -> None:
 
 
 def _write_png(file: Path, image) -> None:
-    """`image` is float [8, 8] of 0 to 16."""
+    """Writes a PNG file. `image` is float [8, 8] of 0 to 16."""
     from PIL import Image
 
     file.parent.mkdir(exist_ok=True)

@@ -7,9 +7,9 @@
     <source>/train/cat/0001.jpg      label cat, given to the split train, as for Keras
     <source>/val/cat/0002.jpg        label cat, given to the split validation
 
-A folder without files is no class, because what holds no file is not part of a data set's
-fingerprint. Where the folders can be meant in two ways, `validate_layout` refuses them, and
-`preprocess.source.class_folder` says which one is meant.
+A folder without files is no class, because it is not part of a data set's fingerprint. If the
+folders have two possible meanings, `validate_layout` refuses them. `preprocess.source.class_folder`
+then selects one of the meanings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CURE = (
 
 
 def read_records(source: ImageFolderSource, listing: Listing) -> Found:
-    """The files with their labels and splits, and those that have no label."""
+    """The files with their labels and splits, and the files that have no label."""
     collector, splits = Collector(), split_folders(source, listing)
     for file in listing.files:
         with collector.rejects(file.key):
@@ -65,8 +65,9 @@ def _label_of(
 
 
 def split_folders(source: ImageFolderSource, listing: Listing) -> dict[str, str]:
-    """Splits by the name of the folder that holds their class folders; empty where the first
-    folders are the classes.
+    """The splits by the name of the folder that holds their class folders.
+
+    The mapping is empty if the first folders are the classes.
     """
     found = {
         folder: _SPLITS[folder.lower()] for folder in _tree(listing) if folder.lower() in _SPLITS
@@ -80,7 +81,7 @@ def split_folders(source: ImageFolderSource, listing: Listing) -> dict[str, str]
 
 
 def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: bool = False) -> None:
-    """Checks that the folders can be meant in one way only.
+    """Checks that the folders have only one meaning.
 
     Args:
       source: the source.
@@ -88,8 +89,8 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
       has_groups: whether `preprocess.split` says what the inner folders are.
 
     Raises:
-      DataError: there are no class folders, they lie deeper than they seem to, or they stand
-        among folders of splits.
+      DataError: there are no class folders, they lie deeper than they seem to, or they stand among
+        folders of splits.
     """
     tree, folder = _tree(listing), listing.folder
     if not tree:
@@ -144,8 +145,9 @@ def _validate_only_folder(folder: object, only: tuple[str, set[str]]) -> None:
 
 
 def _tree(listing: Listing) -> dict[str, set[str]]:
-    """By the name of each folder that holds files: its inner folders; "" stands for files that lie
-    directly in it.
+    """The inner folders of each folder that holds files, by its name.
+
+    The inner folder "" stands for files that lie directly in it.
     """
     tree: dict[str, set[str]] = {}
     for file in listing.files:
@@ -156,6 +158,6 @@ def _tree(listing: Listing) -> dict[str, set[str]]:
 
 
 def _names(names: object) -> str:
-    """The first few."""
+    """The first five names, and the number of the others."""
     ordered = sorted(names)
     return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")

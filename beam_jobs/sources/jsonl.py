@@ -1,10 +1,11 @@
-"""A manifest of JSON lines, one object per image; other keys than ours are not looked at.
+"""A manifest of JSON lines, one object per image.
 
     {"path": "cat/1.jpg", "label": "cat", "split": "train", "group": "cat 7"}
-    {"path": "2.jpg", "boxes": [{"xmin": 1, "ymin": 2, "xmax": 30, "ymax": 40, "label": "cat", "is_crowd": false}], "width": 640, "height": 480}
+    {"path": "2.jpg", "boxes": [{"xmin": 1, "ymin": 2, "xmax": 30, "ymax": 40, "label": "cat"}]}
 
-`split` and `group` may be missing, and so may `width` and `height`, which are checked against the file. An empty list
-of boxes is an image without boxes; no list at all is a mistake.
+`split` and `group` are optional, and so are `width` and `height`, which are checked against the
+file. A box may have `is_crowd` and `is_difficult`, as true or false. Other keys are ignored. An
+empty list of boxes is an image without boxes. A missing list is an error.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""Reads the TensorFlow Object Detection API's label map, a `.pbtxt` file: names for the numbers of classes.
+"""Reads the TensorFlow Object Detection API's label map, which names the numbers of classes.
+
+It is a `.pbtxt` file:
 
     item {
       id: 1
       name: 'cat'
     }
 
-The message is declared here, as far as it goes; other fields, such as keypoints, are not looked at.
+The message is declared here with the fields that are needed. Other fields, such as keypoints, are
+ignored.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ _Field = descriptor_pb2.FieldDescriptorProto
 
 
 def parse_label_map(content: bytes, name: str) -> dict[int, str]:
-    """Class names by number; `display_name` where an item has no name.
+    """Class names by number. The `display_name` of an item is used if it has no name.
 
     Raises:
-      DataError: it is no label map, or an item has no number, no name, or a number that another one has.
+      DataError: it is no label map, or an item has no number, no name, or the number of another
+        item.
     """
     message = _LabelMap()
     try:
@@ -42,7 +46,10 @@ def parse_label_map(content: bytes, name: str) -> dict[int, str]:
 
 
 def _make_label_map() -> type:
-    """StringIntLabelMap, with the field numbers of object_detection/protos/string_int_label_map.proto."""
+    """The class of the message StringIntLabelMap.
+
+    The field numbers are those of object_detection/protos/string_int_label_map.proto.
+    """
     file = descriptor_pb2.FileDescriptorProto(name="trainyard/label_map.proto", package="trainyard", syntax="proto2")
     item = file.message_type.add(name="Item")
     for number, (name, kind) in enumerate((("name", _Field.TYPE_STRING), ("id", _Field.TYPE_INT32), ("display_name", _Field.TYPE_STRING)), start=1):

@@ -1,4 +1,7 @@
-"""What the CSV and the JSON-lines manifest have in common: entries, and how they become records. Knows no file format."""
+"""Entries of a CSV or JSON-lines manifest, and their conversion to records.
+
+This module knows no file format.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ CORNERS = ("ymin", "xmin", "ymax", "xmax")
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What a manifest says of one image, as it stands there; `boxes` is None for classification."""
+    """One image as a manifest describes it. `boxes` is None for classification."""
 
     path: Any
     label: Any = ""
@@ -28,7 +31,10 @@ class Entry:
 
 
 def add_entry(entry: Entry, place: str, source: ManifestSource, collector: Collector, files: Files) -> None:
-    """Raises Reject: what the entry says can't be."""
+    """Adds the record of an entry.
+
+    Raises Reject: the entry has a value that can't be right.
+    """
     label = text(entry.label) if entry.boxes is None else ""
     collector.note_labels([label] if entry.boxes is None else [box.label for box in entry.boxes])
     frame = FRACTIONS if source.units == "fractions" else size_of(entry.height, entry.width)
@@ -38,7 +44,7 @@ def add_entry(entry: Entry, place: str, source: ManifestSource, collector: Colle
 
 
 def key_or_place(path: Any, place: str, source: ManifestSource, files: Files) -> str:
-    """The key of the image that an entry names; its place where it names none."""
+    """The key of the image that an entry names, or the entry's place if it names none."""
     try:
         return files.key(source.images, path)
     except Reject:

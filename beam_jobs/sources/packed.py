@@ -1,6 +1,7 @@
-"""Images that lie inside TFRecord files: what the sources `tfrecord` and `tfds` share.
+"""Images inside TFRecord files: the shared part of the sources `tfrecord` and `tfds`.
 
-The driver reads each file once, from beginning to end, and keeps of every image its place, its size and its digest.
+The driver reads each file once, from beginning to end. It keeps the place, the size and the digest
+of every image.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ Features = Mapping[str, list[Any]]
 
 
 def add_containers(containers: Iterable[RawFile], folder: Path, collector: Collector, make: Callable[[RawFile, int, str, Features], Record]) -> None:
-    """Adds every record of some TFRecord files; one that is damaged is rejected as `<file>#<index>`.
+    """Adds every record of some TFRecord files. A damaged one is rejected as `<file>#<index>`.
 
     Args:
       containers: the files.
-      folder: that of the listing.
-      collector: what gets the records.
-      make: from a file, an offset, a key `<file>#<index>` and the features there to a record; it may raise Reject.
+      folder: the folder of the listing.
+      collector: receives the records.
+      make: takes a file, an offset, a key `<file>#<index>` and the features there. It returns a
+        record, or raises Reject.
 
     Raises:
       MachineError: a file can't be read.
@@ -61,17 +63,20 @@ def packed_image(container: RawFile, offset: int, key: str, feature: str, featur
 
 
 def floats(features: Features, name: str, count: int) -> list[float]:
-    """Raises Reject: malformed, unless there are so many."""
+    """Raises Reject: malformed, unless the feature has `count` values."""
     return _values(features, name, count, (float, int))
 
 
 def integers(features: Features, name: str, count: int) -> list[int]:
-    """Raises Reject: malformed, unless there are so many."""
+    """Raises Reject: malformed, unless the feature has `count` values."""
     return _values(features, name, count, (int,))
 
 
 def flags(features: Features, name: str, count: int) -> list[int]:
-    """All 0 where the feature is missing. Raises Reject: malformed, if there are not so many."""
+    """The flags of a feature, all 0 if the feature is missing.
+
+    Raises Reject: malformed, if the number of values is not `count`.
+    """
     return integers(features, name, count) if features.get(name) else [0] * count
 
 

@@ -1,8 +1,9 @@
-"""A data set that TensorFlow Datasets has prepared: any builder by name or class, with an image and a label or objects.
+"""A data set that TensorFlow Datasets has prepared.
 
-TensorFlow Datasets says where the files are and what is in them; the files are TFRecords, which we read ourselves, so
-no worker imports TensorFlow. Nothing is ever downloaded or prepared here. Data sets in another file format, such as
-array_record, are refused.
+The builder may be any, by name or class, with an image and a label or objects. TensorFlow Datasets
+says where the files are and what is in them. The files are TFRecords, which this module reads
+itself, so no worker imports TensorFlow. This module downloads and prepares nothing. Data sets in
+another file format, such as array_record, are refused.
 
     image                                             the image, as the builder has encoded it
     label                                             a ClassLabel: classification
@@ -39,7 +40,8 @@ _OWN_FEATURE = re.compile(r"tensorflow_datasets\.core\.features\.[A-Za-z_.]+")
 
 
 def read_records(source: TfdsSource, listing: Listing) -> Found:
-    """Raises DataError: the data set is not prepared, has no such split, or is not of a kind that we can read."""
+    """Raises DataError: the data set is not prepared, lacks a split, or is of an unsupported kind.
+    """
     check_features(listing, source.builder.partition(".")[0])
     builder = _prepared_builder(source, listing.folder)
     schema = _schema_of(builder)
@@ -51,11 +53,13 @@ def read_records(source: TfdsSource, listing: Listing) -> Found:
 
 
 def check_features(listing: Listing, own_package: str) -> None:
-    """Refuses a prepared data set that names features of other packages: TensorFlow Datasets would import them.
+    """Refuses a prepared data set that names features of other packages.
+
+    TensorFlow Datasets would import these packages.
 
     Args:
       listing: the files of the data set.
-      own_package: that of the builder, which the config names.
+      own_package: the package of the builder, which the config names.
 
     Raises:
       DataError: names the file and the feature.
@@ -78,7 +82,7 @@ def _read_json(file: RawFile, listing: Listing) -> Any:
 
 
 def _class_names_in(value: Any) -> Iterator[str]:
-    """Python classes that a description of features names, in the old form of the file and in the new one."""
+    """Yields the Python classes in a description of features, in the old or the new file format."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if key in _CLASS_KEYS and isinstance(inner, str):
@@ -91,12 +95,12 @@ def _class_names_in(value: Any) -> Iterator[str]:
 
 
 def _prepared_builder(source: TfdsSource, folder: Path) -> Any:
-    """The builder; `folder` is that of the data set inside TensorFlow Datasets' own."""
+    """The builder. `folder` is the data set's folder inside that of TensorFlow Datasets."""
     name, _, version = source.builder.partition(":")
     try:
         builder = _builder_of(name, version or None, str(folder.parent))
         is_prepared = builder.is_prepared()
-    except Exception as error:  # a builder is anybody's code
+    except Exception as error:  # a builder is foreign code
         first_line = next(iter(str(error).splitlines()), "")
         raise DataError(f"TensorFlow Datasets has no {source.builder} in {folder.parent}: {type(error).__name__}: {first_line}; prepare it, "
                         "or correct preprocess.source.builder") from error
@@ -134,14 +138,18 @@ def _containers(builder: Any, part: TfdsPart, files: Files, listing: Listing) ->
 
 @dataclasses.dataclass(frozen=True)
 class _Schema:
-    """`names` of the classes, by number; `has_objects`: boxes, and no label of the whole image."""
+    """The classes and the kind of a data set.
+
+    `names` are the names of the classes, by number. `has_objects` means boxes, and no label of the
+    whole image.
+    """
 
     names: Sequence[str]
     has_objects: bool
 
 
 def _schema_of(builder: Any) -> _Schema:
-    """Raises DataError: there is no image, or nothing to learn from it."""
+    """Raises DataError: the data set has no image, or neither label nor boxes that can be read."""
     import tensorflow_datasets
 
     kinds = tensorflow_datasets.features
@@ -158,7 +166,7 @@ def _schema_of(builder: Any) -> _Schema:
 
 
 def _by_name(features: Any) -> dict[str, Any]:
-    """Those of a FeaturesDict; none of anything else, such as a single feature."""
+    """The features of a FeaturesDict by name. Anything else, such as a single feature, has none."""
     return dict(features.items()) if hasattr(features, "items") else {}
 
 

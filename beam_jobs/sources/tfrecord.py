@@ -1,9 +1,10 @@
-"""TFRecords that are there already: shards of ours, and what the scripts of the TensorFlow Object Detection API write.
+"""Existing TFRecords: shards of ours, and files of the TensorFlow Object Detection API's scripts.
 
-The features are those of `artifacts/dataset.py`, which are the API's, and `image/class/text`, `image/object/class/text`.
-A class is named by its text; by its number in the label map; or, in shards of ours, by its index in `class_names` of the
-manifest.json beside them. The key of a record is its `image/key`, `image/filename` or `image/source_id`, the first that
-is there, and otherwise its place: `<file>#<index>`.
+The features are those of `pipeline_ops/artifacts/dataset.py`, which are the API's, and
+`image/class/text`, `image/object/class/text`. A class is named by its text, by its number in the
+label map, or, in shards of ours, by its index in `class_names` of the manifest.json next to them.
+The key of a record is its `image/key`, `image/filename` or `image/source_id`, the first that
+exists, and otherwise its place: `<file>#<index>`.
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ def _key_of(features: Features) -> str | None:
 
 
 def _boxes_of(features: Features, names: Names) -> tuple[tuple[Box, ...], Size]:
-    """In pixels where the record says the size of the image, and in fractions where it does not."""
+    """The boxes of a record, and their frame.
+
+    The boxes are in pixels if the record gives the size of the image, and in fractions otherwise.
+    """
     count = len(features.get(shards.BOX_YMIN, []))
     edges = zip(*(floats(features, edge, count) for edge in _EDGES), strict=True)
     labels = _labels(features, _BOX_TEXT, shards.BOX_LABEL, count, names)

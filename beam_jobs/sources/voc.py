@@ -2,10 +2,11 @@
 
     <source>/JPEGImages/2007_000027.jpg
     <source>/Annotations/2007_000027.xml
-    <source>/ImageSets/Main/train.txt     one name per line, `2007_000027`; maybe val.txt and test.txt, or none at all
+    <source>/ImageSets/Main/train.txt     one name per line, `2007_000027`
 
-Image and annotation belong together by name. Coordinates are taken as they stand, without subtracting the 1 that VOC's
-own development kit counts pixels from, as TensorFlow's converters do and as most tools that write VOC mean them.
+The lists train.txt, val.txt and test.txt are optional. Image and annotation belong together by
+name. VOC's own development kit counts pixels from 1. Coordinates are taken as they stand, without
+subtracting that 1, as TensorFlow's converters do and as most tools that write VOC mean them.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def _by_name(listing: Listing, folder: str, suffix: str = "") -> dict[str, list[
 
 
 def _read_lists(names: ImageSets | None, listing: Listing) -> dict[str, list[str]] | None:
-    """The splits that each image is listed for; None where there are no lists to go by."""
+    """The splits that each image is listed for, or None if there are no lists."""
     if names is None:
         return None
     files, found, splits = Files(listing), defaultdict(list), dict(names)
@@ -110,14 +111,17 @@ def parse_annotation(content: bytes) -> tuple[tuple[Box, ...], Size | None]:
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
-    """Refuses a document type, in any encoding: it may declare entities, which no annotation needs."""
+    """Refuses a document type in any encoding: it may declare entities, which are not needed."""
 
     def doctype(self, name: str, public: str | None, system: str | None) -> NoReturn:
         raise Reject("malformed", "declares a document type, which no annotation needs")
 
 
 def _box_of(element: ElementTree.Element) -> Box:
-    """Parts of a person, which have boxes of their own inside their object's, are not looked at."""
+    """The box of an object.
+
+    The parts of a person, which have boxes of their own inside the object, are ignored.
+    """
     label, corners = element.findtext("name"), [element.findtext(f"bndbox/{corner}") for corner in _CORNERS]
     if label is None or None in corners:
         raise Reject("malformed", "an <object> without <name>, or without a <bndbox> of xmin, ymin, xmax and ymax")

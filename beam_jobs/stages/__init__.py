@@ -1,6 +1,7 @@
-"""The catalogue of stages: a stage is a file in this folder, and a line here. `../README.md` shows how to add one.
+"""The catalogue of stages. A stage is a file in this folder and a line here.
 
-Importing this imports neither Beam nor numpy nor OpenCV: the DAG file checks the stages of every config with it.
+`../README.md` shows how to add one. This module imports neither Beam nor numpy nor OpenCV, because
+the DAG file uses it to check the stages of every config.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.user_code.stages import published_names
 
 CATALOGUE: dict[str, Stage] = {
-    # the name in the YAML, which is the name of the file; then its parameters and its function
+    # The key is the name in the YAML and of the file. The value holds parameters and function.
     "decode": Stage(decode.Decode, decode.decode),
     "filter": Stage(filter.Filter, filter.filter, class_after=filter.class_after, check=filter.check),
     "map_classes": Stage(map_classes.MapClasses, map_classes.map_classes, class_after=map_classes.class_after, check=map_classes.check),
@@ -32,7 +33,7 @@ CATALOGUE: dict[str, Stage] = {
 
 
 def find_stage(name: str) -> Stage:
-    """A stage of the catalogue, of an installed package, or by its module path.
+    """Returns the stage with this name: from the catalogue, an installed package or a module path.
 
     Raises:
       ConfigError: there is none, or it can't be loaded.
@@ -47,22 +48,22 @@ def check_stages(config: Preprocess, config_file: Path) -> None:
     """Checks names, parameters and order of the stages of a config.
 
     Raises:
-      ConfigError: with a line for each thing that is wrong: place, key, rule, and the nearest valid name.
+      ConfigError: has a line for each problem: place, key, rule, and the nearest valid name.
     """
     checks.check_stages(find_stage, config.stages, config_file)
 
 
 def check_data(config: Preprocess, task: str, class_names: Sequence[str], config_file: Path) -> None:
-    """Checks that the stages can work on what the source gives.
+    """Checks that the stages can work on the data of the source.
 
     Args:
-      config: with checked stages.
+      config: a config whose stages have been checked.
       task: "classification" or "detection".
-      class_names: of the source.
-      config_file: for the messages.
+      class_names: the classes of the source.
+      config_file: the file that the messages name.
 
     Raises:
-      ConfigError: with a line for each stage that can't.
+      ConfigError: has a line for each stage that can't.
     """
     stages, problems = bind_stages(config.stages), []
     for index, stage in enumerate(stages):

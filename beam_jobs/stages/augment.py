@@ -1,8 +1,9 @@
-"""Adds changed copies of each training example to the data set. Examples for validation and test stay alone.
+"""Adds changed copies of each training example to the data set.
 
-The copies of an image depend on the seed and its key, so they are the same on every try. A copy's key is the image's with
-its number: `cat/1.png#copy1`. What is on an image after a flip or a turn must still be of its class: a 6 that is turned
-is a 9.
+Examples for validation and test stay as they are. The copies of an image depend on the seed and the
+key of the image, so they are the same on every attempt. The key of a copy is the key of the image
+with a number: `cat/1.png#copy1`. An object must still be of its class after a flip or a turn: a 6
+that is turned is a 9.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ if TYPE_CHECKING:
 @parameters
 class Augment:
     copies: int = Field(1, ge=1, le=100)
-    """Of each training example, beside the example itself."""
+    """Number of copies of each training example, in addition to the example itself."""
     flip_horizontal: bool = False
-    """Mirror every other copy, left and right."""
+    """Mirrors a random half of the copies, left and right."""
     flip_vertical: bool = False
-    """Mirror every other copy, above and below."""
+    """Mirrors a random half of the copies, above and below."""
     rotate90: bool = False
-    """Turn by 0, 90, 180 or 270 degrees; height and width may change places."""
+    """Turns by 0, 90, 180 or 270 degrees. Height and width may change places."""
     brightness: float = Field(0.0, ge=0, le=1)
-    """Add up to this share of white, or take it away."""
+    """Maximum share of white that is added or taken away."""
     contrast: float = Field(0.0, ge=0, lt=1)
-    """Stretch the distance to the image's mean by a factor of 1 - contrast to 1 + contrast."""
+    """Stretches the distance to the image's mean by a factor of 1 - contrast to 1 + contrast."""
     crop: float = Field(0.0, ge=0, lt=1)
-    """Cut up to this share off the height and the width, at any place, and enlarge the rest to the size before."""
+    """Cuts up to this share off the height and the width, at any place, and enlarges the rest to
+    the previous size."""
     min_visible: float = Field(0.25, gt=0, le=1)
-    """Of a box that `crop` has cut, the share of its area that must be left; otherwise the box is dropped."""
+    """Smallest share of its area that must be left of a box that `crop` has cut. Boxes with less
+    are dropped."""
     seed: int = Field(0, ge=0)
     """Another seed gives other copies."""
 
@@ -57,7 +60,7 @@ def augment(example: Example, parameters: Augment) -> Example | list[Example]:
 
 
 def _copy(example: Example, number: int, parameters: Augment) -> Example:
-    """Every chance is drawn, whether it is used or not, so that one parameter does not change what another does."""
+    """Draws every random number, used or not, so that no parameter changes another's effect."""
     import numpy as np
 
     key = f"{example.key}#copy{number}"
@@ -86,13 +89,16 @@ def _moved(example: Example, image: np.ndarray, boxes: tuple | None) -> Example:
 
 
 def _turned(example: Example) -> Example:
-    """By 90 degrees, clockwise: rows become columns, then left and right change places."""
+    """Turns by 90 degrees, clockwise: rows become columns, then left and right change places."""
     width = example.shape[0]
     return _moved(example, example.image.swapaxes(0, 1)[:, ::-1], flipped_horizontally(transposed(example.boxes), width))
 
 
 def _cropped(example: Example, share: float, top: float, left: float, min_visible: float) -> Example:
-    """A part of `share` of both sides, as large as the whole was; `top` and `left` are shares of the free room."""
+    """Cuts out a part of `share` of both sides and enlarges it to the size of the whole.
+
+    `top` and `left` are shares of the free room.
+    """
     import cv2
 
     height, width, channels = example.shape
@@ -103,7 +109,7 @@ def _cropped(example: Example, share: float, top: float, left: float, min_visibl
 
 
 def _relit(image: np.ndarray, brightness: float, contrast: float) -> np.ndarray:
-    """One rounding for both: a table of 256 values."""
+    """Changes brightness and contrast with one rounding for both, by a table of 256 values."""
     import cv2
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Moving boxes along with pixels; shared by the stages that move pixels. Not a stage.
+"""Functions that move boxes along with pixels, shared by the stages that move pixels. Not a stage.
 
 All lengths are pixels. `None` stands for the boxes of an example for classification and stays None.
 """
@@ -22,7 +22,7 @@ def scaled(boxes: Boxes, y_factor: float, x_factor: float) -> tuple[Box, ...] | 
 
 
 def shifted(boxes: Boxes, down: float, right: float) -> tuple[Box, ...] | None:
-    """The boxes after the image got a margin above and to its left, or lost one."""
+    """The boxes after a margin above and to the left of the image was added or removed."""
     if boxes is None:
         return None
     return tuple(dataclasses.replace(box, ymin=box.ymin + down, xmin=box.xmin + right, ymax=box.ymax + down, xmax=box.xmax + right) for box in boxes)
@@ -44,7 +44,11 @@ def transposed(boxes: Boxes) -> tuple[Box, ...] | None:
 
 
 def clipped(boxes: Boxes, height: int, width: int, min_visible: float = 0.0) -> tuple[Box, ...] | None:
-    """What of the boxes lies in the image. A box of which a smaller share than `min_visible` is left, or nothing, is gone."""
+    """The parts of the boxes that lie in the image.
+
+    Boxes outside the image are dropped, and boxes of which a smaller share than `min_visible` is
+    left.
+    """
     if boxes is None:
         return None
     parts = [(box, _part_inside(box, height, width)) for box in boxes]
@@ -61,7 +65,7 @@ def _part_inside(box: Box, height: int, width: int) -> Box | None:
 
 
 def cut_out(example: Example, top: int, left: int, height: int, width: int, min_visible: float) -> Example:
-    """A part of the image, which lies wholly inside it, with what is left of the boxes."""
+    """A part of the image, which lies wholly inside it, with the parts of the boxes in it."""
     image = example.image[top : top + height, left : left + width]
     boxes = clipped(shifted(example.boxes, -top, -left), height, width, min_visible)
     return dataclasses.replace(example.with_image(image), boxes=boxes)

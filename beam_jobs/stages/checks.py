@@ -1,4 +1,4 @@
-"""Says what is wrong with the stages of a config, before anything runs. Called by the DAG file and by the job."""
+"""Checks the stages of a config before anything runs. Called by the DAG file and by the job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _Problem = tuple[tuple[str | int, ...], str]
 
 
 def check_stages(find: Callable[[str], Stage], stages: Sequence[StageConfig], config_file: Path) -> None:
-    """Raises ConfigError with a line for each problem; `find` gives a stage by its name, or raises ConfigError."""
+    """Raises ConfigError with a line for each problem.
+
+    `find` returns a stage by its name, or raises ConfigError.
+    """
     problems = [*_problems_of_order(stages)]
     for index, stage in enumerate(stages):
         problems += _problems_of(find, index, stage)

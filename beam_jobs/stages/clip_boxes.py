@@ -1,4 +1,7 @@
-"""Cuts boxes at the edge of the image, and drops those that are too small or of which too little is inside. No pixel changes."""
+"""Cuts boxes at the edge of the image, and drops those that are too small or too far outside.
+
+No pixel changes.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,18 @@ from beam_jobs.stages.stage import Example, parameters
 @parameters
 class ClipBoxes:
     min_visible: float = Field(0.0, ge=0, le=1)
-    """The share of a box's area that must lie in the image."""
+    """Smallest share of a box's area that must lie in the image."""
     min_side: float = Field(0.0, ge=0)
-    """Of the shorter side of a box, once it is cut, in pixels."""
+    """Minimum length of the shorter side of a box, once it is cut, in pixels."""
     min_area: float = Field(0.0, ge=0)
-    """Of a box, once it is cut, in pixels."""
+    """Minimum area of a box, once it is cut, in pixels."""
 
 
 def clip_boxes(example: Example, parameters: ClipBoxes) -> Example:
-    """An example that loses all its boxes stays: it shows what is not to be found. `filter: {min_boxes: 1}` removes it."""
+    """Keeps an example that loses all its boxes, because it is a negative example for a detector.
+
+    `filter: {min_boxes: 1}` removes such examples.
+    """
     height, width, _ = example.shape
     boxes = clipped(example.boxes, height, width, parameters.min_visible)
     return example.with_boxes([box for box in boxes if box.area >= parameters.min_area

@@ -1,14 +1,17 @@
-"""Decodes the image file and keeps out what is not a whole image.
+"""Decodes the image file and keeps out files that are not a whole image.
 
-JPEG and PNG files of 8 bits keep their own bytes, also when grey becomes colour or colour grey: the reader of the shard
-decodes to the wanted channels itself. Other formats, 16 bits, CMYK, and images that EXIF says are turned are encoded
-anew, and so are images that can be seen through: they are laid on a background. Of an animation the first frame counts.
-A JPEG whose middle was overwritten decodes without complaint in every library, so that is not noticed here.
+JPEG and PNG files of 8 bits keep their own bytes, even if grey becomes colour or colour becomes
+grey: the reader of the shard decodes to the wanted channels itself. Other formats, 16 bits, CMYK,
+images that EXIF marks as turned, and images with transparent parts are encoded again. Images with
+transparent parts are laid on a background. The first frame of an animation counts. A JPEG whose
+middle was overwritten decodes without complaint in every library, so this stage does not notice it.
 
-With `check: header`, files that keep their bytes are not decoded until a later stage wants their pixels: the size is that of
-the header, a JPEG must have its end after the start of its pixels, and every chunk of a PNG its checksum. So nothing that
-was cut off gets into a shard. What only a decoder would notice does: a JPEG whose compressed data is damaged but goes on to
-its end mark, or holds fewer rows than its header says, and a PNG whose pixels were packed wrongly by the program that wrote it.
+With `check: header`, files that keep their bytes are not decoded until a later stage needs their
+pixels. The size is that of the header. A JPEG must have its end mark after the start of its pixels,
+and every chunk of a PNG must match its checksum, so no truncated file gets into a shard. Damage
+that only a decoder would notice does get into a shard. Examples are a JPEG whose compressed data is
+damaged but continues to its end mark, a JPEG with fewer rows than its header says, and a PNG whose
+pixels were packed wrongly by the program that wrote it.
 """
 
 from __future__ import annotations
@@ -35,17 +38,19 @@ class Decode:
     channels: Literal[1, 3] = 3
     """1 for grey, 3 for RGB, whatever the files have."""
     max_megapixels: float = Field(50.0, gt=0, le=1000)
-    """A larger image is kept out before it is decoded: a file of 400 kB may hold a gigabyte of pixels."""
+    """Maximum size of an image. A larger one is rejected before it is decoded, because a file of
+    400 kB may hold a gigabyte of pixels."""
     background: Color = (255, 255, 255)
-    """What is seen through the transparent parts of an image, [red, green, blue]."""
+    """The colour behind the transparent parts of an image, [red, green, blue]."""
     check: Literal["pixels", "header"] = "pixels"
-    """pixels: every image is decoded to its end. header: only if its pixels are needed; then some damage goes unnoticed, see `decode.py`."""
+    """pixels: decodes every image to its end. header: decodes an image only if its pixels are
+    needed. Some damage then goes unnoticed, see `decode.py`."""
 
 
 def decode(example: Example, parameters: Decode) -> Example:
-    """Boxes come out in pixels of the upright image, wherever and however they were given.
+    """Returns the boxes in pixels of the upright image, whatever frame the source gave them in.
 
-    Raises Reject: empty, not_image, too_large, truncated, corrupt; size_mismatch, box_outside.
+    Raises Reject: empty, not_image, too_large, truncated, corrupt, size_mismatch, box_outside.
     """
     data = example.encoded
     if not data:
@@ -64,9 +69,11 @@ def decode(example: Example, parameters: Decode) -> Example:
 
 
 class _Header(NamedTuple):
-    """`is_kept`: the shard's reader gets the same pixels from the file as it is, if no pixel is transparent.
+    """The properties of an image file that are known without decoding it.
 
-    `pixels_at` is where the pixels of a JPEG begin; 0 if that is not clear.
+    `is_kept` means that the shard's reader gets the same pixels from the file as it is, if no pixel
+    is transparent. `pixels_at` is the offset at which the pixels of a JPEG begin, or 0 if that is
+    not clear.
     """
 
     height: int
@@ -79,12 +86,15 @@ class _Header(NamedTuple):
 
     @property
     def keeps_bytes(self) -> bool:
-        """Whether that is certain without looking at the pixels."""
+        """True if the file is certain to keep its bytes, judged without its pixels."""
         return self.is_kept and not self.has_alpha and (self.pixels_at > 0 or not self.is_plain_jpeg)
 
 
 def _decode(data: bytes, header: _Header, parameters: Decode) -> tuple[np.ndarray, bool]:
-    """The image, and whether the shard may have the file as it is. Raises Reject: truncated, corrupt."""
+    """The image, and whether the shard may hold the file as it is.
+
+    Raises Reject: truncated, corrupt.
+    """
     if header.is_plain_jpeg:
         image, is_kept = _decode_jpeg(data, parameters.channels), header.is_kept
     elif header.has_alpha:
@@ -132,9 +142,10 @@ def _read_jpeg_header(data: bytes) -> _Header:
 
 
 def _jpeg_layout(data: bytes) -> tuple[int, bool]:
-    """Where the pixels of a JPEG begin, and whether there is EXIF before them. 0 if its segments can't be followed.
+    """The offset at which the pixels of a JPEG begin, and whether EXIF comes before them.
 
-    The marker of the pixels can't just be searched for: a thumbnail in a segment before them has one, too.
+    The offset is 0 if the segments can't be followed. The segments are followed because a search
+    for the marker of the pixels could find that of a thumbnail in a segment before them.
     """
     place, has_exif, end = 2, False, len(data) - 4
     while place < end and data[place] == 0xFF:
@@ -155,20 +166,20 @@ _EXIF_WITHIN = 1 << 17  # bytes: it has to be in one of the first segments, of 6
 
 
 def _orientation(data: bytes) -> int:
-    """EXIF's orientation of a JPEG, 1 to 8; 1 is upright."""
+    """EXIF's orientation of a JPEG, from 1 to 8. 1 is upright."""
     with _open_with_pillow(data) as image:
         return image.getexif().get(0x0112, 1)
 
 
 def _settled_boxes(example: Example, header: _Header) -> tuple[Box, ...] | None:
-    """After decoding, because Pillow may have to decode a PNG to find its EXIF."""
+    """Runs after decoding, because Pillow may have to decode a PNG to find its EXIF."""
     if example.boxes is None:
         return None
     stored, orientation = (header.height, header.width), 1
     if not header.is_kept and not header.is_plain_jpeg:
         with _open_with_pillow(example.encoded) as image:
             orientation = image.getexif().get(0x0112, 1)
-            if image.format == "TIFF" and orientation in (5, 6, 7, 8):  # of this format alone, Pillow tells the upright size
+            if image.format == "TIFF" and orientation in (5, 6, 7, 8):  # Pillow gives the upright size for this format alone
                 stored = stored[::-1]
     return settle_boxes(example.boxes, example.frame, stored, orientation)
 
@@ -178,15 +189,17 @@ def _read_png_header(data: bytes) -> _Header:
         raise Reject("truncated", f"a PNG of {len(data)} bytes ends inside its header")
     width, height, bits, color_type = struct.unpack(">IIBB", data[16:26])
     chunks = {name for name, _, _ in _png_chunks(data)}
-    # A turned PNG is rare: whatever has EXIF is encoded anew. Of an animation (acTL) readers may see different frames.
+    # A turned PNG is rare, so every PNG with EXIF is encoded again. Readers may see different
+    # frames of an animation (acTL).
     return _Header(height, width, is_kept=bits <= 8 and not chunks & {b"eXIf", b"acTL"},
                    has_alpha=color_type in _PNG_WITH_ALPHA or b"tRNS" in chunks, is_whole=b"IEND" in chunks)
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Name, start and end of the data of every chunk that is in the file to its end.
+    """Yields name, start and end of the data of every chunk that is complete in the file.
 
-    OpenCV believes the length that a chunk says it has, and reserves up to 4 GB for it, so the lengths are checked here.
+    OpenCV trusts the length that a chunk states, and reserves up to 4 GB for it. So the lengths are
+    checked here.
     """
     place, name = 8, b""
     while place + 12 <= len(data) and name != b"IEND":
@@ -205,10 +218,13 @@ _PNG_WITH_ALPHA = (4, 6)  # grey and alpha, RGB and alpha; a palette has a tRNS 
 
 @contextlib.contextmanager
 def _open_with_pillow(data: bytes) -> Iterator:
-    """Opening reads the header and EXIF only. Raises Reject for whatever goes wrong in the block."""
+    """Opens an image, which reads only the header and EXIF.
+
+    Raises Reject for any error in the block but MemoryError.
+    """
     from PIL import Image
 
-    Image.MAX_IMAGE_PIXELS = None  # its limit is a warning first and too high then; ours is `max_megapixels`
+    Image.MAX_IMAGE_PIXELS = None  # its limit only warns at first and is too high; ours is `max_megapixels`
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")) as image:
             yield image
@@ -240,7 +256,10 @@ def _broken_jpeg(data: bytes, error: ValueError) -> Reject:
 
 
 def _decode_on(background: Color, data: bytes, channels: int) -> tuple[np.ndarray, bool]:
-    """The image on a background, and whether no pixel is transparent. With Pillow, which knows every kind of transparency."""
+    """The image on a background, and whether no pixel is transparent.
+
+    Uses Pillow, which knows every kind of transparency.
+    """
     import numpy as np
     from PIL import Image, ImageOps
 
@@ -253,7 +272,7 @@ def _decode_on(background: Color, data: bytes, channels: int) -> tuple[np.ndarra
 
 
 def _decode_other(data: bytes, channels: int) -> np.ndarray:
-    """With OpenCV, which turns the image as EXIF says, and makes 8 bits of 16."""
+    """Decodes with OpenCV, which turns the image as EXIF says and reduces 16 bits to 8."""
     import cv2
     import numpy as np
 

@@ -1,6 +1,7 @@
-"""Says how an image is stored whose pixels a stage has changed. Without this stage that is PNG: no loss, and large for photographs.
+"""Stores images whose pixels a stage has changed as PNG or JPEG.
 
-An image whose pixels no stage has changed keeps the bytes of its file, whatever is asked for here.
+Without this stage they are PNG, which has no loss and is large for photographs. An image whose
+pixels no stage has changed keeps the bytes of its file, whatever this stage asks for.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ class Encode:
     format: Literal["png", "jpeg"]
     """png: without loss. jpeg: about a tenth of the size for photographs."""
     quality: int = Field(90, ge=1, le=100)
-    """Of jpeg."""
+    """Quality of jpeg."""
     sharp_colors: bool = False
-    """Of jpeg: store colours as finely as brightness (4:4:4), and not at half the resolution as cameras do (4:2:0)."""
+    """jpeg only: stores colours as finely as brightness (4:4:4), and not at half the resolution as
+    cameras do (4:2:0)."""
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Encode:
@@ -31,7 +33,7 @@ class Encode:
 
 
 def encode(example: Example, parameters: Encode) -> Example:
-    """The same bytes on every try: neither encoder has anything but the pixels to go by."""
+    """Encodes to the same bytes on every attempt: both encoders depend on the pixels alone."""
     if example.is_original or parameters.format == "png":
         return example
     import numpy as np

@@ -1,6 +1,7 @@
-"""Brings out what is hidden in dark or flat images, such as X-rays: spreads brightness in each part of the image by itself.
+"""Brings out detail in dark or flat images, such as X-rays, by spreading brightness locally.
 
-CLAHE, contrast-limited adaptive histogram equalisation (Zuiderveld, Graphics Gems IV, 1994). Colours keep their hue.
+CLAHE, contrast-limited adaptive histogram equalisation (Zuiderveld, Graphics Gems IV, 1994),
+spreads brightness in each part of the image by itself. Colours keep their hue.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from beam_jobs.stages.stage import Example, parameters
 @parameters
 class Equalize:
     limit: float = Field(2.0, ge=1, le=40)
-    """How much contrast may grow, at most, before it would be noise that grows: 1 changes little, 4 much."""
+    """Maximum growth of contrast, above which noise would grow: 1 changes little, 4 much."""
     parts: int = Field(8, ge=1, le=64)
-    """The image is equalised in so many parts along each side; 1 is the whole image at once."""
+    """Number of parts along each side that are equalised separately. 1 is the whole image at
+    once."""
 
 
 def equalize(example: Example, parameters: Equalize) -> Example:
-    """Of a grey image the grey, of RGB the lightness L of CIELAB."""
+    """Equalises the grey of a grey image, and the lightness L of CIELAB of an RGB image."""
     import cv2
 
     clahe = cv2.createCLAHE(clipLimit=parameters.limit, tileGridSize=(parameters.parts, parameters.parts))

@@ -1,6 +1,7 @@
-"""Keeps the examples that are wanted. The others are skipped: counted by reason, and held to no budget.
+"""Keeps the examples that are wanted and skips the others.
 
-Of an example for detection, `classes` keeps the boxes of these classes and drops the others.
+Skipped examples are counted by reason and count towards no budget. In an example for detection,
+`classes` keeps the boxes of these classes and drops the others.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from beam_jobs.stages.stage import Example, Names, Skip, parameters, unknown_cla
 @parameters
 class Filter:
     min_side: int | None = Field(None, ge=1)
-    """Of the shorter side of the image, in pixels."""
+    """Minimum length of the shorter side of the image, in pixels."""
     max_side: int | None = Field(None, ge=1)
-    """Of the longer side of the image, in pixels."""
+    """Maximum length of the longer side of the image, in pixels."""
     min_area: int | None = Field(None, ge=1)
-    """Of the image, in pixels."""
+    """Minimum area of the image, in pixels."""
     max_area: int | None = Field(None, ge=1)
-    """Of the image, in pixels."""
+    """Maximum area of the image, in pixels."""
     min_aspect: float | None = Field(None, gt=0)
-    """Width divided by height."""
+    """Minimum of width divided by height."""
     max_aspect: float | None = Field(None, gt=0)
-    """Width divided by height."""
+    """Maximum of width divided by height."""
     classes: Names | None = None
     """The classes to keep."""
     min_boxes: int | None = Field(None, ge=1)
-    """Of an example, once `classes` has been applied; for detection only."""
+    """Minimum number of boxes of an example, once `classes` has been applied. For detection
+    only."""
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Filter:

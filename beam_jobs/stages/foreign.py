@@ -1,4 +1,7 @@
-"""Loads a stage from somebody else's package. What its code has to do with fingerprints is in `user_code/stages.py`."""
+"""Loads a stage from another package.
+
+`pipeline_ops/user_code/stages.py` says how its code takes part in fingerprints.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from pipeline_ops.user_code.stages import module_path
 
 @functools.lru_cache
 def load_stage(name: str) -> Stage | None:
-    """The stage behind a module path or an entry point; None if the name is neither.
+    """The stage behind a module path or an entry point, or None if the name is neither.
 
     Raises:
-      ConfigError: the module can't be imported, or what is named is no stage.
+      ConfigError: the module can't be imported, or the named object is no stage.
     """
     path = module_path(name)
     if path is None:
@@ -26,7 +29,7 @@ def load_stage(name: str) -> Stage | None:
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # somebody else's code may raise anything
+    except (Exception, SystemExit) as error:  # foreign code may raise anything
         raise ConfigError(f"the module {module_name} can't be imported: {type(error).__name__}: {error}; is its package installed, or its folder in "
                           "PYTHONPATH, for Airflow and for the job?") from error
     found = getattr(module, attribute, None)

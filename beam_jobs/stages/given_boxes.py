@@ -1,8 +1,10 @@
-"""From boxes as a source gives them to pixels of the upright image. Called by the sources, and by `decode`.
+"""Converts boxes from the form that a source gives to pixels of the upright image.
 
-Annotations belong to the image as it is stored: the tools that draw boxes, and TensorFlow's decoders, ignore EXIF's
-orientation. Only where an annotation gives the size of the image, and it is that of the upright and not of the stored
-one, were the boxes drawn on the upright image. Where the two sizes are equal, they count as drawn on the stored one.
+Called by the sources and by `decode`. Annotations belong to the image as it is stored: the tools
+that draw boxes, and TensorFlow's decoders, ignore EXIF's orientation. There is one exception. If an
+annotation gives the size of the image, and it is that of the upright and not of the stored image,
+the boxes were drawn on the upright image. If the two sizes are equal, the boxes count as drawn on
+the stored image.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ FRACTIONS = (1.0, 1.0)
 """The frame of boxes whose coordinates are fractions of the image."""
 
 _TOLERANCE_PIXELS = 1.0
-"""A box that leaves the image by no more is clipped: tools round, and Pascal VOC counts pixels from 1."""
+"""Maximum distance by which a box may leave the image, and is clipped. Tools round, and Pascal VOC
+counts pixels from 1."""
 
 Size = tuple[float, float]  # height, width
 
 
 def check_given(box: Box, frame: Size | None) -> None:
-    """Checks what can be told without the image.
+    """Checks a box as far as possible without the image.
 
     Raises:
       Reject: box_not_finite, box_inverted, box_outside.
@@ -37,13 +40,14 @@ def check_given(box: Box, frame: Size | None) -> None:
 
 
 def settle_boxes(boxes: Iterable[Box], frame: Size | None, stored: tuple[int, int], orientation: int) -> tuple[Box, ...]:
-    """The boxes in pixels of the upright image, inside of it.
+    """The boxes in pixels of the upright image, clipped to it.
 
     Args:
-      boxes: as the source gives them.
-      frame: height and width that they are given for; FRACTIONS, or None for the stored image.
+      boxes: the boxes as the source gives them.
+      frame: height and width that they are given for. FRACTIONS for fractions, None for the stored
+        image.
       stored: height and width of the image before it is turned.
-      orientation: EXIF's, 1 to 8; any other value means upright, as decoders have it.
+      orientation: EXIF's, 1 to 8. Any other value means upright, as for decoders.
 
     Raises:
       Reject: size_mismatch, box_outside.

@@ -1,8 +1,9 @@
-"""Gives classes other names, and so merges them; drops classes. Of labels, and of the labels of boxes.
+"""Renames, merges and drops classes of labels and of boxes.
 
     - map_classes: {rename: {kitten: cat, puppy: dog}, drop: [unclear]}
 
-An example for classification whose class is dropped is skipped; one for detection loses the boxes of the class.
+Classes with the same new name are merged. An example for classification whose class is dropped is
+skipped. An example for detection loses the boxes of the class.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from beam_jobs.stages.stage import Example, Names, Skip, parameters, unknown_cla
 @parameters
 class MapClasses:
     rename: dict[str, str] = dataclasses.field(default_factory=dict)
-    """New names by old names. Two classes of one new name are one class."""
+    """New names by old names. Two classes with one new name become one class."""
     drop: Names | None = None
-    """The classes that are not wanted at all, by their old names."""
+    """The classes to drop, by their old names."""
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> MapClasses:

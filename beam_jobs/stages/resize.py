@@ -1,4 +1,7 @@
-"""Brings every image to one size, and its boxes along. An image that has it already stays as it is, to the byte."""
+"""Brings every image to one size, and its boxes along.
+
+An image that has this size already stays as it is, to the byte.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,18 @@ class Resize:
     width: int = Field(ge=1, le=16384)
     """Of the image that comes out, in pixels."""
     mode: Literal["stretch", "letterbox", "crop"] = "stretch"
-    """stretch: proportions are lost. letterbox: the whole image, with bars. crop: the middle of the image, without bars."""
+    """stretch: loses the proportions. letterbox: the whole image, with bars. crop: the middle of
+    the image, without bars."""
     pad_color: Color = (0, 0, 0)
-    """Of the bars of letterbox, [red, green, blue]."""
+    """Colour of the bars of letterbox, [red, green, blue]."""
     min_visible: float = Field(0.25, gt=0, le=1)
-    """Of a box that crop has cut, the share of its area that must be left; otherwise the box is dropped."""
+    """Smallest share of its area that must be left of a box that crop has cut. Boxes with less are
+    dropped."""
 
 
 def resize(example: Example, parameters: Resize) -> Example:
-    """Averages over areas to shrink, which leaves no aliasing, and interpolates linearly to enlarge."""
+    """Averages over areas to shrink, which avoids aliasing, and interpolates linearly to enlarge.
+    """
     height, width, _ = example.shape
     if (height, width) == (parameters.height, parameters.width):
         return example

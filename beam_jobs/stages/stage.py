@@ -1,4 +1,4 @@
-"""What a stage is made of: the example it sees, the way to refuse one, and its parameters.
+"""The interface of stages: examples, parameters, and the exceptions that keep an example out.
 
     @parameters
     class Invert:
@@ -7,9 +7,9 @@
     def invert(example: Example, parameters: Invert) -> Example:
         return example.with_image(...)
 
-A function may return a list instead, where one example becomes several. A stage knows nothing of Beam, shards or files.
-The Airflow side imports this module to check parameters, so numpy and OpenCV are imported inside the functions that
-need them.
+A function may return a list instead, if one example becomes several. A stage knows nothing of Beam,
+shards or files. The Airflow side imports this module to check parameters, so numpy and OpenCV are
+imported inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 parameters = pydantic.dataclasses.dataclass(
     frozen=True, config=pydantic.ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True))
-"""Makes a class of fields the parameters of a stage: a frozen dataclass whose values are checked where it is born."""
+"""Makes a class of fields the parameters of a stage: a frozen dataclass that checks its values when
+it is created."""
 
 Names = Annotated[tuple[str, ...], pydantic.Field(strict=False, min_length=1)]
 """The type of a parameter that is a list of names in the YAML."""
@@ -43,7 +44,7 @@ Color = Annotated[tuple[_Byte, _Byte, _Byte], pydantic.Field(strict=False)]
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """One object in an image, in pixels of the image as it is now: 0 <= ymin < ymax <= height, likewise x.
+    """One object in an image, in pixels of the current image: 0 <= ymin < ymax <= height, as for x.
 
     Fractions of pixels are kept. `is_crowd` and `is_difficult` are COCO's and Pascal VOC's marks.
     """
@@ -62,11 +63,12 @@ class Box:
 
 
 class Undecoded:
-    """Pixels that nobody has asked for yet: their shape, and how to get them. They are decoded once, by the first who asks.
+    """Pixels that are decoded once, on the first access. Their shape is known before.
 
     Args:
       shape: height, width and channels.
-      decode: returns the image; it may raise Reject, which counts as `decode`'s, whichever stage was the one to ask.
+      decode: returns the image. It may raise Reject, which counts as a reject of `decode`,
+        whichever stage accesses the pixels.
     """
 
     def __init__(self, shape: tuple[int, int, int], decode: Callable[[], np.ndarray]):
@@ -91,16 +93,18 @@ class Undecoded:
 class Example:
     """One record on its way through the stages.
 
-    `encoded` is the image file as it was read. `image` is uint8 [height, width, channels], RGB where there are three
-    channels; it is there once `decode` has run, which is always the first stage. As long as `is_original` holds, the
-    file's own bytes go into the shard; otherwise `image` does, encoded once, after the last stage. Where `decode` looks at
-    headers only, `image` is decoded by the first stage that asks for it; one that needs no more than `shape` leaves it alone.
+    `encoded` is the image file as it was read. `image` is uint8 [height, width, channels], RGB if
+    there are three channels. It exists once `decode` has run, which is always the first stage. As
+    long as `is_original` holds, the file's own bytes go into the shard. Otherwise `image` does,
+    encoded once, after the last stage. If `decode` reads headers only, the first stage that
+    accesses `image` decodes it. A stage that needs only `shape` leaves it undecoded.
 
-    An example for classification has a `label` and no boxes; one for detection has `boxes`, maybe none of them, and the
-    empty label. Until `decode` has run, the boxes are as their source gives them, for an image of the height and width
-    in `frame`: (1, 1) for fractions, None for the pixels of the file; see `given_boxes.py`.
+    An example for classification has a `label` and no boxes. An example for detection has `boxes`,
+    which may be empty, and the empty label. Until `decode` has run, the boxes have the form that
+    their source gives them, for an image of the height and width in `frame`: (1, 1) for fractions,
+    None for the pixels of the file. See `given_boxes.py`.
 
-    `split` is the one that the example will be in: train, validation or test.
+    `split` is the split of the example: train, validation or test.
     """
 
     key: str
@@ -123,7 +127,7 @@ class Example:
 
     @property
     def is_decoded(self) -> bool:
-        """Whether `image` costs nothing."""
+        """True if access to `image` costs nothing."""
         return not isinstance(self.pixels, Undecoded) or self.pixels.is_decoded
 
     def with_image(self, image: np.ndarray) -> Example:
@@ -136,11 +140,14 @@ class Example:
 
 
 class Reject(Exception):
-    """This example can't be used: it is kept out of the shards, named in the quarantine, and counted.
+    """An example that can't be used.
+
+    It is kept out of the shards, named in the quarantine, and counted.
 
     Args:
       reason: one word to count by, `too_large`.
-      detail: what a person needs to find the fault, `12000x12000 pixels, at most 50 megapixels`.
+      detail: the facts that a person needs to find the fault, `12000x12000 pixels, at most 50
+        megapixels`.
     """
 
     def __init__(self, reason: str, detail: str = ""):
@@ -149,7 +156,9 @@ class Reject(Exception):
 
 
 class Skip(Exception):
-    """This example is sound but not wanted: it is kept out of the shards and counted, and is held to no budget.
+    """An example that is sound but not wanted.
+
+    It is kept out of the shards and counted, and counts towards no budget.
 
     Args:
       reason: one word to count by, `class`.
@@ -161,7 +170,7 @@ class Skip(Exception):
 
 
 def unknown_classes(names: Iterable[str], class_names: Sequence[str]) -> str | None:
-    """What is wrong with the classes that a parameter names; for the `check` of a stage."""
+    """The problem with the classes that a parameter names, or None. For the `check` of a stage."""
     for name in names:
         if name not in class_names:
             return f"there is no class {name!r} before this stage; {nearest(name, class_names)}"
@@ -169,7 +178,7 @@ def unknown_classes(names: Iterable[str], class_names: Sequence[str]) -> str | N
 
 
 class StageFailed(TrainyardError):
-    """A stage raised something that is not a Reject, or returned something that is no example: a bug in the stage."""
+    """A bug in a stage: it raised an unexpected exception, or returned no example."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,11 +187,13 @@ class Stage:
 
     Args:
       parameters: the class of the parameters.
-      function: called with an example and the parameters; returns an example, or a list of them with keys of their own.
-      class_after: for a stage that renames or drops classes. It is called with the name of a class and the parameters,
-        and returns the name that the class has afterwards, or None. The driver learns the class names by it.
-      check: for a stage that can't work on everything. It is called with the parameters, "classification" or
-        "detection", and the names of the classes as they are before the stage, and returns what is wrong.
+      function: takes an example and the parameters. Returns an example, or a list of examples with
+        keys of their own.
+      class_after: for a stage that renames or drops classes. It takes the name of a class and the
+        parameters, and returns the name that the class has afterwards, or None. The driver derives
+        the class names from it.
+      check: for a stage that can't work on all data. It takes the parameters, "classification" or
+        "detection", and the names of the classes before the stage. It returns the problem, or None.
     """
 
     parameters: Callable[..., Any]
@@ -202,12 +213,12 @@ class BoundStage:
     check: Callable[[Any, str, Sequence[str]], str | None] | None = None
 
     def __call__(self, example: Example) -> list[Example]:
-        """What the stage makes of one example: one, most often.
+        """Runs the stage on one example and returns its results, most often one example.
 
         Raises:
-          Reject, Skip: as the stage does.
+          Reject, Skip: raised by the stage.
           StageFailed: the stage has a bug.
-          ConfigError, MemoryError: not the stage's fault.
+          ConfigError, MemoryError: the cause is outside the stage.
         """
         try:
             result = self.function(example, self.parameters)
@@ -239,21 +250,23 @@ def _fault_of(examples: list[Any]) -> str | None:
 
 
 def run_stages(stages: Sequence[BoundStage], example: Example, nanoseconds: Counter[str], skipped: Counter[str] | None = None) -> list[Example]:
-    """Runs what one record holds through all stages.
+    """Runs one record through all stages.
 
-    Where a stage makes several examples of one, each goes to the end before the next: only the finished are held.
+    If a stage makes several examples of one, each passes all later stages before the next one
+    starts: only finished examples are held.
 
     Args:
       stages: the stages, in order.
-      example: as it was read.
-      nanoseconds: the time that each stage has taken is added here.
-      skipped: examples that were not wanted are counted here, by `<stage>: <reason>`.
+      example: the example as it was read.
+      nanoseconds: the counter to which the time of each stage is added.
+      skipped: the counter of examples that were not wanted, by `<stage>: <reason>`.
 
     Returns:
-      The finished examples; none, if all of them were skipped.
+      The finished examples. The list is empty if all of them were skipped.
 
     Raises:
-      Rejected: by the stage that it names. It goes for the record, and so for all that was made of it.
+      Rejected: the stage that it names has rejected an example. This rejects the record, and so all
+        examples that were made of it.
       StageFailed: a stage has a bug.
     """
     if not stages:
@@ -274,7 +287,10 @@ def run_stages(stages: Sequence[BoundStage], example: Example, nanoseconds: Coun
 
 
 def class_names_after(stages: Iterable[BoundStage], class_names: Iterable[str]) -> list[str]:
-    """The classes that are left of these when all stages have run, under their new names, in the order in which they first come."""
+    """The class names after all stages, in the order in which they first come.
+
+    Dropped classes are left out, and renamed classes have their new names.
+    """
     names = list(class_names)
     for stage in stages:
         if stage.class_after:

@@ -1,9 +1,10 @@
-"""Cuts large images into overlapping tiles of one size, each an example with the boxes that are in it.
+"""Cuts large images into overlapping tiles of one size, each an example with the boxes in it.
 
-The last tile of a row or column ends where the image ends, and overlaps its neighbour by more. A tile's key is the
-image's, with the place of its left upper corner: `plan.png#512,0` begins 512 pixels from the left, 0 from above. An image
-that is no larger than one tile stays as it is, to the byte; along a side that is shorter than a tile, so is the tile.
-For classification every tile has the label of its image.
+The last tile of a row or column ends where the image ends, and overlaps its neighbour by more. The
+key of a tile is the key of the image with the place of the tile's upper left corner:
+`plan.png#512,0` begins 512 pixels from the left and 0 from above. An image that is no larger than
+one tile stays as it is, to the byte. Along a side of the image that is shorter than a tile, the
+tile is as short as the image. For classification every tile has the label of its image.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from beam_jobs.stages.stage import Example, Skip, parameters
 @parameters
 class Tile:
     height: int = Field(ge=1, le=16384)
-    """Of a tile, in pixels."""
+    """Height of a tile, in pixels."""
     width: int = Field(ge=1, le=16384)
-    """Of a tile, in pixels."""
+    """Width of a tile, in pixels."""
     overlap: int = Field(0, ge=0)
-    """By how many pixels neighbours overlap, at least: as much as the largest object, and each is whole somewhere."""
+    """Minimum number of pixels by which neighbours overlap. If it is as large as the largest
+    object, each object is whole in some tile."""
     min_visible: float = Field(0.5, gt=0, le=1)
-    """The share of a box's area that a tile must hold; otherwise the tile does not have the box."""
+    """Smallest share of a box's area that a tile must hold to have the box."""
     keep_empty: bool = True
-    """Whether tiles without any box are kept; for detection."""
+    """Keeps tiles without any box. For detection."""
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Tile:
@@ -38,7 +40,7 @@ class Tile:
 
 
 def tile(example: Example, parameters: Tile) -> Example | list[Example]:
-    """Raises Skip: no_boxes, where no tile has a box and empty ones are not wanted."""
+    """Raises Skip: no_boxes, if no tile has a box and empty ones are not wanted."""
     height, width, _ = example.shape
     tops = _starts(height, parameters.height, parameters.overlap)
     lefts = _starts(width, parameters.width, parameters.overlap)
@@ -52,7 +54,7 @@ def tile(example: Example, parameters: Tile) -> Example | list[Example]:
 
 
 def _starts(length: int, tile_length: int, overlap: int) -> list[int]:
-    """Where the tiles along one side begin."""
+    """The offsets at which the tiles along one side begin."""
     last = max(0, length - tile_length)
     return [*range(0, last, tile_length - overlap), last]
 

@@ -1,4 +1,7 @@
-"""The statistics of a whole data set: what its shards have measured, added up, and how far that is from the reference."""
+"""The statistics of a whole data set: the measurements of its shards added up.
+
+They include the distances from the reference.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,21 @@ _NAMED_GROUPS = 50
 class SplitStatistics(Measured, frozen=True):
     num_examples: int
     labels: dict[str, int]
-    """Examples by class, or boxes for detection."""
+    """The number of examples by class, or of boxes for detection."""
 
 
 class DuplicateGroup(BaseModel, frozen=True):
-    """Raw files with the same content; the splits in the order of the keys."""
+    """Raw files with the same content. The splits are in the order of the keys."""
 
     keys: list[str]
     splits: list[str]
 
 
 class Duplicates(BaseModel, frozen=True):
-    """Raw files that are equal to the byte. `num_superfluous` is how many could go without loss.
+    """Raw files that are equal to the byte.
 
-    `groups` has the first of them, those that reach over more than one split before the others.
+    `num_superfluous` is the number of files that could be removed without loss. `groups` has the
+    first groups, those that span several splits before the others.
     """
 
     num_groups: int
@@ -46,18 +50,25 @@ class Duplicates(BaseModel, frozen=True):
 
 
 class Comparison(BaseModel, frozen=True):
-    """With the reference: the data that the champion was trained on, or where there is no champion, the data set before this."""
+    """The comparison with the reference.
+
+    The reference is the data that the champion was trained on. If there is no champion, it is the
+    previous data set.
+    """
 
     reference: Literal["champion_data", "previous_data"]
     digest: str
-    """Of the reference's files."""
+    """The digest of the reference's files."""
     schema_violations: list[Violation]
     thresholds: Drift
     drift: list[Distance]
 
 
 class DatasetStatistics(BaseModel, frozen=True):
-    """The content of `statistics.json`. `edges` are the inner borders of every feature's bins, the same for every data set."""
+    """The content of `statistics.json`.
+
+    `edges` are the inner borders of every feature's bins, the same for every data set.
+    """
 
     edges: dict[str, tuple[float, ...]]
     splits: dict[str, SplitStatistics]
@@ -66,7 +77,7 @@ class DatasetStatistics(BaseModel, frozen=True):
 
 
 def collect_statistics(summaries: Sequence[ShardSummary], figures: DatasetFigures, duplicates: Duplicates) -> DatasetStatistics:
-    """Adds up what the shards have measured."""
+    """Adds up the measurements of the shards."""
     by_split = {split: merge_measured(summary.measured for summary in summaries if summary.split == split) for split in SPLITS}
     return DatasetStatistics(
         edges={name: feature.edges for name, feature in FEATURES.items()}, duplicates=duplicates,
@@ -75,7 +86,10 @@ def collect_statistics(summaries: Sequence[ShardSummary], figures: DatasetFigure
 
 
 def find_duplicates(by_split: Mapping[str, Sequence[Record]], without: Iterable[str] = ()) -> Duplicates:
-    """Groups records by the digest of their content; `without` are keys that don't count."""
+    """Groups records by the digest of their content.
+
+    `without` are keys that do not count.
+    """
     kept_out = set(without)
     repeated = _repeated(record.file.digest for records in by_split.values() for record in records if record.key not in kept_out)
     found = defaultdict(list)
@@ -90,7 +104,10 @@ def find_duplicates(by_split: Mapping[str, Sequence[Record]], without: Iterable[
 
 
 def _repeated(digests: Iterable[str]) -> set[str]:
-    """Those that come more than once. Most don't, so no list of members is kept for them: there may be millions."""
+    """The digests that occur more than once.
+
+    Most occur once, so no list of members is kept for them: there may be millions.
+    """
     seen, repeated = set(), set()
     for digest in digests:
         (repeated if digest in seen else seen).add(digest)
@@ -103,5 +120,5 @@ def _group(members: Iterable[tuple[str, str]]) -> DuplicateGroup:
 
 
 def merge_splits(splits: Mapping[str, Measured]) -> Measured:
-    """What was measured in all splits."""
+    """The measurements of all splits, added up."""
     return merge_measured(splits.values())

@@ -1,13 +1,15 @@
-"""How far a data set is from the one that the champion was trained on. Pure: two statistics in, distances out.
+"""The distances of a data set from its reference. Pure: two statistics in, distances out.
 
-Both distances lie between 0 (the same) and 1 (nothing in common), for every feature and for the classes:
+Both distances lie between 0 (equal) and 1 (nothing in common), for every feature and for the
+classes:
 
-- Jensen-Shannon: the square root of the divergence in bits (Lin 1991, Endres and Schindelin 2003). It sees a change of
-  the whole shape.
-- L-infinity: the largest change of the share of any one bin. It sees a single peak.
+- Jensen-Shannon: the square root of the divergence in bits (Lin 1991, Endres and Schindelin 2003).
+  It detects a change of the whole shape.
+- L-infinity: the largest change of the share of any one bin. It detects a single peak.
 
-Compared are the training splits. Two samples of the same source are not at 0: with n examples each and b filled bins,
-chance alone gives a Jensen-Shannon distance of about sqrt(b / 5.5 n), 0.05 for 1,500 examples in 20 bins.
+The training splits are compared. Two samples of the same source have a distance above 0. With n
+examples each and b filled bins, chance alone gives a Jensen-Shannon distance of about
+sqrt(b / 5.5 n), which is 0.05 for 1,500 examples in 20 bins.
 """
 
 from __future__ import annotations
@@ -24,18 +26,21 @@ LABELS = "labels"
 
 
 class Distance(BaseModel, frozen=True):
-    """Of one feature, or of the classes (`labels`)."""
+    """The distance of one feature, or of the classes (`labels`)."""
 
     feature: str
     jensen_shannon: float
     l_infinity: float
     is_above: bool
-    """Whether one of the two is above its threshold."""
+    """True if one of the two distances is above its threshold."""
 
 
 def distances(ours: Mapping[str, Histogram], our_labels: Mapping[str, int], theirs: Mapping[str, Histogram], their_labels: Mapping[str, int],
               thresholds: Drift) -> list[Distance]:
-    """The distance of every feature that both have measured, and of the classes, the largest first."""
+    """The distances of the classes and of every feature that both have measured.
+
+    The largest distance comes first.
+    """
     labels = sorted(our_labels.keys() | their_labels.keys())
     pairs = {LABELS: ([our_labels.get(name, 0) for name in labels], [their_labels.get(name, 0) for name in labels])}
     pairs |= {name: (ours[name].counts, theirs[name].counts) for name in FEATURES if name in ours and name in theirs}
@@ -49,19 +54,25 @@ def _distance(feature: str, p: Sequence[int], q: Sequence[int], thresholds: Drif
 
 
 def jensen_shannon(p: Sequence[float], q: Sequence[float]) -> float:
-    """The Jensen-Shannon distance, base 2, of two histograms with the same bins; neither may be empty."""
+    """The Jensen-Shannon distance, base 2, of two histograms with the same bins.
+
+    Neither histogram may be empty.
+    """
     p, q = _shares(p), _shares(q)
     middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
     return math.sqrt(max(0.0, (_divergence(p, middle) + _divergence(q, middle)) / 2))
 
 
 def l_infinity(p: Sequence[float], q: Sequence[float]) -> float:
-    """The largest difference of a bin's share of two histograms with the same bins; neither may be empty."""
+    """The largest difference of a bin's share between two histograms with the same bins.
+
+    Neither histogram may be empty.
+    """
     return max(abs(a - b) for a, b in zip(_shares(p), _shares(q), strict=True))
 
 
 def _divergence(p: Sequence[float], q: Sequence[float]) -> float:
-    """Kullback-Leibler, in bits. `q` is positive wherever `p` is."""
+    """The Kullback-Leibler divergence in bits. `q` is positive wherever `p` is."""
     return math.fsum(a * math.log2(a / b) for a, b in zip(p, q, strict=True) if a)
 
 

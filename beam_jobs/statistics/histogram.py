@@ -1,8 +1,9 @@
-"""Histograms that can be added up: fixed edges, and exact moments beside the counts.
+"""Histograms that can be added up: fixed edges, and exact moments next to the counts.
 
-Every shard of every data set uses the same edges for a feature, so that histograms of shards add up to those of a split,
-and those of two data sets can be compared bin by bin. The sums are whole numbers, of values in units of `resolution`:
-adding them up is exact, in whatever order, so the figures are the same to the last digit on every runner.
+Every shard of every data set uses the same edges for a feature. So the histograms of shards add up
+to those of a split, and those of two data sets can be compared bin by bin. The sums are integers,
+of values in units of `resolution`. Adding them up is exact in any order, so the figures are the
+same to the last digit on every runner.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from pydantic import BaseModel
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """Something that is measured. `edges` are the inner borders of the bins: the first and the last bin are open.
+    """A feature that is measured.
 
-    A value on an edge is in the bin above it. `resolution` is what a value is rounded to in the moments.
+    `edges` are the inner borders of the bins. The first and the last bin are open. A value on an
+    edge is in the bin above it. In the moments, values are rounded to `resolution`.
     """
 
     title: str
@@ -31,7 +33,7 @@ class Feature:
 
 
 def _geometric(first: float, ratio: float, count: int) -> tuple[float, ...]:
-    """Rounded, so that no machine's `pow` has a say."""
+    """A geometric sequence, rounded so that it does not depend on the machine's `pow`."""
     return tuple(float(f"{first * ratio**index:.4g}") for index in range(count))
 
 
@@ -52,11 +54,14 @@ FEATURES: dict[str, Feature] = {
     "box_area": Feature("Box area", "of the image", _geometric(1e-5, 10**0.25, 20), 1e-9, of="box"),
     "box_aspect": Feature("Box width / height", "", _geometric(2**-3.25, 2**0.5, 14), of="box"),
 }
-"""What is measured: of raw files as they are decoded, of examples as they are stored, and of boxes in them."""
+"""The features of raw files as decoded, of examples as stored, and of their boxes."""
 
 
 class Histogram(BaseModel):
-    """Counts by bin, and the moments of one feature. `total` and `total_of_squares` are in units of its resolution."""
+    """The counts by bin, and the moments of one feature.
+
+    `total` and `total_of_squares` are in units of its resolution.
+    """
 
     counts: list[int]
     count: int = 0
@@ -73,15 +78,15 @@ class Histogram(BaseModel):
         return self.total * FEATURES[feature].resolution / self.count if self.count else None
 
     def deviation(self, feature: str) -> float | None:
-        """The standard deviation of what was measured, not an estimate for more than that."""
+        """The standard deviation of the measured values, not an estimate for a population."""
         if not self.count:
             return None
-        variance = (self.count * self.total_of_squares - self.total**2) / self.count**2  # whole numbers: nothing cancels
+        variance = (self.count * self.total_of_squares - self.total**2) / self.count**2  # integers: no cancellation
         return math.sqrt(max(0.0, variance)) * FEATURES[feature].resolution
 
 
 class Meter:
-    """Fills one histogram; called for every example, so it does as little as it can."""
+    """Fills one histogram. It does little, because it is called for every example."""
 
     def __init__(self, feature: str):
         self._edges, self._per_unit = FEATURES[feature].edges, 1 / FEATURES[feature].resolution
@@ -106,7 +111,11 @@ class Meter:
 
 
 def merge(histograms: Iterable[Histogram]) -> Histogram:
-    """The histogram of everything that these have measured. Raises ValueError where there are none, or of different features."""
+    """The sum of histograms of one feature.
+
+    Raises:
+      ValueError: there are no histograms, or they are of different features.
+    """
     parts = list(histograms)
     if not parts or len({len(part.counts) for part in parts}) > 1:
         raise ValueError(f"histograms of one feature are needed, got {[len(part.counts) for part in parts]} bins")

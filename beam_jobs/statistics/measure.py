@@ -1,7 +1,8 @@
-"""Measures the examples of one shard while it is being built: a few numbers of each, and no second look at any image.
+"""Measures the examples of a shard while it is built: a few numbers of each, without a second pass.
 
-Called by the builder of a shard. What comes out is as large for ten examples as for ten million. The numbers also stand in the
-index of the data set, so that those who go on from it can count what they take over without opening a shard.
+The builder of a shard calls it. The result is as large for ten examples as for ten million. The
+numbers are also in the index of the data set, so that the next generation can count the records
+that it takes over without opening a shard.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 _ROWS = 64
-"""That many rows of an image, or up to twice as many, tell its brightness as well as all of them, at a fraction of the time."""
+"""The minimum number of rows of a larger image that are measured.
+
+This many rows, or up to twice as many, give the brightness as well as all of them, in a fraction of
+the time.
+"""
 NO_LABEL, NO_BOXES = "no_label", "no_boxes"
 _as_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _BOX = [name for name, feature in FEATURES.items() if feature.of == "box"]
@@ -28,11 +33,13 @@ _OTHERS = [name for name, feature in FEATURES.items() if feature.of != "box"]
 
 
 class Numbers(NamedTuple):
-    """All that statistics know of one example, exact to the digit after a way through JSON.
+    """All numbers of one example that statistics need. They are exact to the digit after JSON.
 
-    `raw_height`, `raw_width` and `num_bytes` are those of the raw image, as it was decoded, and of its file; `height` and `width`
-    those of the example as it is stored. `brightness` and `contrast` are None where no stage has decoded the image: nothing is
-    decoded only to be measured. `boxes` holds class, height and width in pixels of each, and is None for classification.
+    `raw_height`, `raw_width` and `num_bytes` are those of the raw image, as it was decoded, and of
+    its file. `height` and `width` are those of the example as it is stored. `brightness` and
+    `contrast` are None if no stage has decoded the image: an image is not decoded only for
+    measurements. `boxes` holds class, height and width in pixels of each box. It is None for
+    classification.
     """
 
     raw_height: int
@@ -51,8 +58,8 @@ def numbers_of(raw_shape: tuple[int, int, int], num_bytes: int, example: Example
 
     Args:
       raw_shape: height, width and channels of the image as it was decoded, before any other stage.
-      num_bytes: of the raw file.
-      example: as it is stored.
+      num_bytes: the size of the raw file.
+      example: the example as it is stored.
     """
     height, width, _ = example.shape
     brightness, contrast = brightness_and_contrast(example.image) if example.is_decoded else (None, None)
@@ -61,7 +68,10 @@ def numbers_of(raw_shape: tuple[int, int, int], num_bytes: int, example: Example
 
 
 def numbers_as_text(examples: Sequence[Numbers]) -> str:
-    """Of the examples of one record, as small as it gets: an index holds one for each of millions of records. "" for none."""
+    """Encodes the numbers of one record's examples as a short text, "" for no examples.
+
+    An index holds one text for each of millions of records.
+    """
     return _as_json([numbers[:-1] if numbers.boxes is None else numbers for numbers in examples]) if examples else ""
 
 
@@ -70,32 +80,35 @@ def numbers_from_text(text: str) -> list[Numbers]:
 
 
 class Measured(BaseModel, frozen=True):
-    """What was measured, of a shard or of a split. A feature that nothing has is left out.
+    """The measurements of a shard or of a split. Features without a value are left out.
 
-    `missing` counts examples without a label, and examples for detection without a box. `by_class` has the features of
-    boxes by class.
+    `missing` counts examples without a label, and examples for detection without a box. `by_class`
+    has the features of boxes by class.
     """
 
     features: dict[str, Histogram] = {}
     by_class: dict[str, dict[str, Histogram]] = {}
     missing: dict[str, int] = {}
     sizes: tuple[int, int, int, int] | None = None
-    """Of the examples as they are stored: least and largest height, least and largest width."""
+    """The least and largest height, and the least and largest width, of the stored examples."""
 
 
 class Ruler:
-    """`add` for every example of a shard, or `add_numbers` where it was measured before; then `measured`."""
+    """Measures a shard: call `add` for every example, then `measured`.
+
+    Examples that have been measured before are added by `add_numbers`.
+    """
 
     def __init__(self):
         self._meters = {name: Meter(name) for name in _OTHERS}
         self._boxes: dict[str, dict[str, Meter]] = {}
         self._missing = collections.Counter()
-        # Counted, and looked into at the end: most images of a set share a few sizes.
+        # Counted here, and measured at the end: most images of a set share a few sizes.
         self._raw_sizes: dict[tuple[int, int], int] = {}
         self._sizes: set[tuple[int, int]] = set()
 
     def add(self, raw_shape: tuple[int, int, int], num_bytes: int, example: Example) -> None:
-        """Measures one example; see `numbers_of`."""
+        """Measures one example. See `numbers_of`."""
         self.add_numbers(numbers_of(raw_shape, num_bytes, example))
 
     def add_numbers(self, numbers: Numbers) -> None:
@@ -141,7 +154,10 @@ class Ruler:
 
 
 def brightness_and_contrast(image_HWC: np.ndarray) -> tuple[float, float]:
-    """Mean and standard deviation over pixels and channels, 0 to 255 and 0 to 127.5; of a large image, over every n-th row."""
+    """Mean (0 to 255) and standard deviation (0 to 127.5) over pixels and channels.
+
+    Of a large image, every n-th row is used.
+    """
     import cv2
 
     rows = image_HWC[:: max(1, image_HWC.shape[0] // _ROWS)]
@@ -150,7 +166,7 @@ def brightness_and_contrast(image_HWC: np.ndarray) -> tuple[float, float]:
 
 
 def merge_measured(parts: Iterable[Measured]) -> Measured:
-    """What was measured in all of them; the order does not matter."""
+    """The sum of all measurements, in any order."""
     parts = list(parts)
     sizes = [part.sizes for part in parts if part.sizes]
     missing = collections.Counter()

@@ -1,7 +1,8 @@
-"""The page of a data set, `data.html`: counts, histograms, drift, schema, quarantine and duplicates, for a person.
+"""The page of a data set, `data.html`, for a person.
 
-`render` is a pure function without a clock. The page holds everything itself, runs no script and loads nothing; all text
-in it is escaped by the template engine.
+It shows counts, histograms, drift, schema, quarantine and duplicates. `render` is a pure function
+without a clock. The page is a single file, runs no script and loads nothing. The template engine
+escapes all text in it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ _GROUPS = {"raw": "Raw files, as they were decoded", "example": "Examples, as th
 
 @dataclasses.dataclass(frozen=True)
 class PageData:
-    """All that the page shows. `quarantine` has the first bad records, `reference` what the data is compared with."""
+    """All data that the page shows.
+
+    `quarantine` has the first bad records. `reference` has the statistics of the data set that this
+    one is compared with.
+    """
 
     pipeline: str
     figures: DatasetFigures
@@ -47,7 +52,7 @@ class PageData:
 
 
 def render(data: PageData) -> str:
-    """The page, as text to be written in UTF-8."""
+    """Renders the page as text, to be written in UTF-8."""
     here, findings = Path(__file__).parent, list(_findings(data))
     whole = merge_splits(data.statistics.splits)
     return render_page(
@@ -60,7 +65,7 @@ def render(data: PageData) -> str:
 
 
 def _findings(data: PageData) -> Iterator[tuple[bool, str]]:
-    """What a person should know first: whether it is good, and the sentence."""
+    """Yields the most important findings: whether each one is good, and a sentence."""
     statistics, figures = data.statistics, data.figures
     yield from _findings_of_comparison(data)
     if figures.num_rejected:
@@ -112,7 +117,7 @@ def _title(feature: str) -> str:
 
 
 def _class_rows(figures: DatasetFigures) -> list[dict[str, Any]]:
-    """The largest class first; `share` is of the largest."""
+    """The rows of the classes, the largest first. `shares` are relative to the largest class."""
     rows = [{"name": name, "counts": [figures.labels[split].get(name, 0) for split in SPLITS]} for name in figures.class_names]
     rows.sort(key=lambda row: (-sum(row["counts"]), row["name"]))
     largest = max(1, sum(rows[0]["counts"]))
@@ -120,7 +125,10 @@ def _class_rows(figures: DatasetFigures) -> list[dict[str, Any]]:
 
 
 def _groups(data: PageData) -> Iterator[dict[str, Any]]:
-    """A heading, and a drawing of each feature of the training split: a number alone where it is the same everywhere."""
+    """Yields each heading with the charts of its features in the training split.
+
+    A feature with a constant value is shown as a number.
+    """
     ours = data.statistics.splits["train"].features
     theirs = data.reference.splits["train"].features if data.reference else {}
     for of, title in _GROUPS.items():
@@ -149,7 +157,7 @@ def _cell(name: str, histogram: Histogram | None) -> dict[str, str] | None:
 
 
 def _boxes_by_class(whole: Measured) -> list[dict[str, Any]]:
-    """Means of box features; the classes with most boxes first."""
+    """The means of box features by class. The classes with most boxes come first."""
     rows = [{"name": label, "count": histograms["box_area"].count, "cells": [_number(histograms[name].mean(name)) for name in _BOX_COLUMNS]}
             for label, histograms in whole.by_class.items()]
     return sorted(rows, key=lambda row: (-row["count"], row["name"]))[:_MAX_CLASSES]
@@ -173,7 +181,7 @@ def _reject(record: Mapping[str, bytes | int]) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> str:
-    """Four digits at most: `1,204`, `0.0317`, `28`."""
+    """Formats a number with few digits: `1,204`, `0.0317`, `28`."""
     if value is None:
         return ""
     if abs(value) >= 100:

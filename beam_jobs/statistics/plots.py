@@ -1,4 +1,7 @@
-"""The drawings of the data page, made of the parts in `pages/svg.py`: histograms, and distances against a threshold."""
+"""The charts of the data page: histograms, and distances against a threshold.
+
+They are made of the parts in `pipeline_ops/pages/svg.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ _MAX_LABELS = 6
 
 
 def histogram_chart(feature: str, ours: Histogram, reference: Histogram | None = None) -> Markup:
-    """Bars with the share of each bin, and over them a line for the reference.
+    """Draws bars with the share of each bin, and over them a line for the reference.
 
-    Bins are drawn equally wide, whatever they hold, and only from the first to the last that has anything in it.
+    All bins are equally wide. Only those from the first to the last filled bin are drawn.
     """
     shown = _shown_bins([ours, *([reference] if reference else [])])
     bars, outline = _shares(ours, shown), _shares(reference, shown) if reference else []
@@ -33,7 +36,7 @@ def histogram_chart(feature: str, ours: Histogram, reference: Histogram | None =
 
 
 def distance_chart(value: float, threshold: float, is_above: bool) -> Markup:
-    """A bar from 0 to 1, with a mark at the threshold."""
+    """Draws a bar from 0 to 1, with a mark at the threshold."""
     place = Axis(0, 1, 4, 196, ())
     parts = [line("rail", (4, 9), (196, 9)), line("reach bad-reach" if is_above else "reach", (4, 9), (place(min(1.0, value)), 9)),
              line("threshold", (place(threshold), 2), (place(threshold), 16))]
@@ -57,7 +60,7 @@ def _range_of(feature: str, index: int) -> str:
 
 
 def _bar(index: int, share: float, name: str, x: Axis, y: Axis) -> Markup:
-    top = min(y(100 * share), y(0) - 1.5)  # what is there can be seen, however small
+    top = min(y(100 * share), y(0) - 1.5)  # a filled bin is always visible
     return Markup('<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="1.5"><title>{}: {:.2f} %</title></rect>').format(
         x(index) + 0.75, top, x(1) - x(0) - 1.5, y(0) - top, name, 100 * share)
 
@@ -71,7 +74,7 @@ def _steps(shares: Sequence[float], x: Axis, y: Axis) -> Markup:
 
 
 def _labels(feature: str, shown: range, x: Axis) -> list[Markup]:
-    """Some of the edges between the bins."""
+    """Draws some of the edges between the bins."""
     edges = FEATURES[feature].edges
     inner = [(index, edges[bin_index - 1]) for index, bin_index in enumerate([*shown, shown[-1] + 1]) if 1 <= bin_index <= len(edges)]
     step = -(-len(inner) // _MAX_LABELS)
@@ -79,7 +82,7 @@ def _labels(feature: str, shown: range, x: Axis) -> list[Markup]:
 
 
 def _rounded(edge: float) -> str:
-    """As much of an edge as there is room for: `724`, `16.4k`, `0.84`, `3.2e-5`."""
+    """Formats an edge for a label in short form: `724`, `16.4k`, `0.84`, `3.2e-5`."""
     if edge >= 1000:
         return f"{edge / 1000:.3g}k" if edge < 1e6 else f"{edge / 1e6:.3g}M"
     return short(float(f"{edge:.3g}" if edge >= 1 else f"{edge:.2g}"))

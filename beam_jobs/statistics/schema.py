@@ -1,4 +1,4 @@
-"""What a data set is, in a few lines: inferred from the first one, and enforced on those that come after it."""
+"""The schema of a data set: inferred from the first data set, and enforced on the later ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pipeline_ops.config.preprocess import SchemaRules
 
 
 class DataSchema(BaseModel, frozen=True):
-    """`height` and `width` are the least and the largest of stored images, in pixels: equal where the shape is fixed.
+    """The schema of a data set.
 
-    `has_boxes` says that there is at least one box.
+    `height` and `width` are the least and the largest of stored images, in pixels. They are equal
+    if the shape is fixed. `has_boxes` is true if there is at least one box.
     """
 
     task: Literal["classification", "detection"]
@@ -27,7 +28,10 @@ class DataSchema(BaseModel, frozen=True):
 
 
 class Violation(BaseModel, frozen=True):
-    """Where a data set is not what its reference is. `rule` is the key in `preprocess.schema` that decides about it."""
+    """A difference between a data set and its reference.
+
+    `rule` is the key in `preprocess.schema` that decides whether it is allowed.
+    """
 
     rule: str
     text: str
@@ -35,14 +39,17 @@ class Violation(BaseModel, frozen=True):
 
 
 def infer_schema(figures: DatasetFigures, measured: Measured) -> DataSchema:
-    """The schema of a data set that has examples; `measured` is of all its splits."""
+    """Infers the schema of a data set that has examples. `measured` covers all its splits."""
     least_height, largest_height, least_width, largest_width = measured.sizes
     return DataSchema(task=figures.task, class_names=figures.class_names, channels=figures.image_shape[2], height=(least_height, largest_height),
                       width=(least_width, largest_width), has_boxes=bool(measured.by_class))
 
 
 def compare_schemas(ours: DataSchema, reference: DataSchema, rules: SchemaRules) -> list[Violation]:
-    """Everything that differs and that a rule is about. Image sizes may differ: a drift is reported, not forbidden."""
+    """Returns all differences that have a rule.
+
+    Image sizes have no rule. A change of size is reported as drift.
+    """
     found = []
     if new := _in_first_only(ours.class_names, reference.class_names):
         found.append(("new_classes", f"new classes: {', '.join(new)}"))

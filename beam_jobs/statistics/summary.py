@@ -1,6 +1,6 @@
-"""What building the shards has given: a small summary of each shard, and the data set's figures made from all of them.
+"""The results of building the shards: a small summary of each, and the figures of the data set.
 
-A summary goes from the Beam worker to the driver as a JSON file, because no runner hands a value back.
+A summary goes from the worker to the driver as a JSON file, because no runner returns a value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pipeline_ops.config.model_catalogue import Task
 
 
 class RejectedRecord(BaseModel, frozen=True):
-    """A record that was kept out: by which stage, for which reason to count by, and the detail for a person."""
+    """A record that was kept out: the stage, the reason for counting, and the detail for a person.
+    """
 
     key: str
     stage: str
@@ -26,7 +27,11 @@ class RejectedRecord(BaseModel, frozen=True):
 
 
 class Outcome(NamedTuple):
-    """What one record has become: how many examples, what it has added to `labels` and `skipped` of its shard, and `Numbers` as text."""
+    """The outcome of one record.
+
+    It has the number of examples, the additions to `labels` and `skipped` of its shard, and the
+    `Numbers` as text.
+    """
 
     num_examples: int
     labels: dict[str, int]
@@ -35,9 +40,10 @@ class Outcome(NamedTuple):
 
 
 class ShardSummary(BaseModel, frozen=True):
-    """One shard. `labels` counts by class name: examples, or boxes for detection.
+    """The summary of one shard. `labels` counts examples by class name, or boxes for detection.
 
-    `nanoseconds` adds up by stage, with `read` and `write` beside them.
+    `nanoseconds` adds up the time by stage, and has `read`, `measure` and `write` besides the
+    stages.
     """
 
     split: str
@@ -45,18 +51,18 @@ class ShardSummary(BaseModel, frozen=True):
     num_examples: int
     labels: dict[str, int]
     shapes: list[tuple[tuple[int, int, int], str]]
-    """Every (height, width, channels) that was met, with the key of its first image."""
+    """Every (height, width, channels) that occurred, with the key of its first image."""
     rejected: list[RejectedRecord]
     skipped: dict[str, int] = {}
-    """Examples that a stage did not want, by `<stage>: <reason>`."""
+    """The number of examples that a stage skipped, by `<stage>: <reason>`."""
     nanoseconds: dict[str, int]
     outcomes: list[Outcome] = []
-    """What each record of the plan has become, in order."""
+    """The outcome of each record of the plan, in order."""
     measured: Measured = Measured()
 
 
 def count_labels(summaries: Iterable[ShardSummary]) -> dict[str, Counter[str]]:
-    """Examples by split and label."""
+    """Counts the examples by split and label."""
     counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     for summary in summaries:
         counts[summary.split].update(summary.labels)
@@ -65,7 +71,10 @@ def count_labels(summaries: Iterable[ShardSummary]) -> dict[str, Counter[str]]:
 
 def figures_of(summaries: Sequence[ShardSummary], class_names: Sequence[str], rejected: Sequence[RejectedRecord],
                task: Task = "classification") -> DatasetFigures:
-    """The figures of a data set whose images all have the same shape; `rejected` are those of the source and of all shards."""
+    """The figures of a data set whose images all have the same shape.
+
+    `rejected` are the rejected records of the source and of all shards.
+    """
     labels = count_labels(summaries)
     nanoseconds: Counter[str] = Counter()
     skipped: Counter[str] = Counter()

@@ -1,4 +1,7 @@
-"""Small pictures of bad records, as far as they can be decoded at all. What they hold may be broken, or made to do harm."""
+"""Small pictures of bad records, as far as they can be decoded.
+
+The content of such a record may be broken or malicious.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,39 @@ from typing import Any
 
 _SIDE_PIXELS = 112
 _MAX_PIXELS = 40e6
-"""A larger image is not decoded: it may be a bomb."""
+"""A larger image is not decoded, because it may be a decompression bomb."""
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 
 
 def thumbnail(content: bytes) -> str | None:
-    """`data:image/png;base64,...` of 112 pixels at most, also of what is there of a truncated file; None if nothing can be shown."""
+    """Returns a picture of 112 pixels at most as `data:image/png;base64,...`.
+
+    Of a truncated file, it shows the part that exists. Returns None if the file cannot be decoded.
+    """
     from PIL import Image, ImageFile
 
-    Image.MAX_IMAGE_PIXELS = None  # its limit is a warning first; ours is below
+    Image.MAX_IMAGE_PIXELS = None  # its limit only warns at first, and ours is below
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as picture:
             if picture.width * picture.height > _MAX_PIXELS:
                 return None
-            picture.draft("RGB", (_SIDE_PIXELS, _SIDE_PIXELS))  # of a JPEG, only a part of the pixels is decoded
+            picture.draft("RGB", (_SIDE_PIXELS, _SIDE_PIXELS))  # decodes a JPEG at a reduced size
             with _forgiving(ImageFile):
                 small = picture.convert("RGB")
             small.thumbnail((_SIDE_PIXELS, _SIDE_PIXELS))
             output = io.BytesIO()
             small.save(output, "PNG")
-    except (OSError, ValueError, SyntaxError, TypeError, struct.error, MemoryError):  # what Pillow says to broken files
+    except (OSError, ValueError, SyntaxError, TypeError, struct.error, MemoryError):  # the errors of Pillow for broken files
         return None
     return f"data:image/png;base64,{base64.b64encode(output.getvalue()).decode()}"
 
 
 @contextlib.contextmanager
 def _forgiving(pillow: Any) -> Iterator[None]:
-    """A truncated image is what there is of it. Pillow knows that only for all of a process, so it is undone at once."""
+    """Lets Pillow decode truncated images as far as they go.
+
+    Pillow has this setting for the whole process only, so it is reset at once.
+    """
     before, pillow.LOAD_TRUNCATED_IMAGES = pillow.LOAD_TRUNCATED_IMAGES, True
     try:
         yield

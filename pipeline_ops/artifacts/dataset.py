@@ -1,9 +1,11 @@
-"""The one place that makes and parses shard names and knows what is in a data set's manifest.
+"""The only module that makes and parses shard names and knows a data set's manifest.
 
-A data set's artifact holds `train-00000-of-00008.tfrecord` and so on for each split, `quarantine.jsonl` with what was
-rejected and a quarantine shard with its bytes, an index of its records, its statistics, its schema, a page that shows all
-that, and these figures. What came after the first generation lies in shards that say so, `train-g0002-00000-of-00003.tfrecord`;
-what was removed meanwhile still stands in its shard, and every reader skips it.
+A data set's artifact holds `train-00000-of-00008.tfrecord` and so on for each split. It also holds
+`quarantine.jsonl` with the rejected records, a quarantine shard with their bytes, an index of its
+records, its statistics, its schema, a page that shows all of this, and the figures below. Records
+that came after the first generation are in shards that name theirs, such as
+`train-g0002-00000-of-00003.tfrecord`. A record that was removed later remains in its shard, and
+every reader skips it.
 """
 
 from __future__ import annotations
@@ -22,11 +24,18 @@ QUARANTINE = "quarantine.jsonl"
 """One line per rejected record: {"key", "stage", "reason", "detail"}."""
 
 INDEX = "index.jsonl.gz"
-"""One line per record of the source, by which the next generation knows what is new; see `beam_jobs/planning/index.py`."""
+"""One line per record of the source, by which the next generation identifies new records.
+
+See `beam_jobs/planning/index.py`.
+"""
 
 CLASS_WEIGHTS = "class_weights.json"
-"""Where `preprocess.balance` asks for it: a float for each class name, by which a loss makes all classes count alike. A file and
-not a figure, so that the data set's digest covers it; by class and not by example, so that new examples change no old shard."""
+"""The class weights, if `preprocess.balance` asks for them: a float for each class name.
+
+A loss that uses them counts all classes alike. They are a file and not a figure, so that the data
+set's digest covers them. They are per class and not per example, so that new examples change no old
+shard.
+"""
 
 _GENERATION = re.compile(r"-g(\d{4,})-\d{5}-of-\d{5}\.tfrecord$")
 
@@ -53,14 +62,17 @@ def shard_name(split: str, index: int, num_shards: int, generation: int = 1) -> 
 
 
 def generation_of(shard: str) -> int:
-    """The generation that a shard was written for: 1 where its name has none."""
+    """The generation that a shard was written for: 1 if its name has none."""
     found = _GENERATION.search(shard)
     return int(found.group(1)) if found else 1
 
 
 QUARANTINE_SHARD = shard_name("quarantine", 0, 1)
-"""The records of QUARANTINE in the same order, with their bytes: tf.train.Examples of these features. Not in it are lines that have no
-bytes of their own: removed copies of images, boxes, and what a source names but has no file."""
+"""The records of QUARANTINE in the same order, with their bytes.
+
+They are tf.train.Examples with the features below. Lines without bytes of their own are omitted:
+removed copies of images, boxes, and records whose file is missing.
+"""
 QUARANTINE_KEY = "quarantine/key"  # bytes, UTF-8
 QUARANTINE_STAGE = "quarantine/stage"
 QUARANTINE_REASON = "quarantine/reason"
@@ -76,9 +88,10 @@ DATA_PAGE = "data.html"
 class DatasetFigures(BaseModel):
     """The `figures` of a data set's manifest.
 
-    `image_shape` is (height, width, channels) where all images have it. `labels` counts by split and class name: examples
-    for classification, boxes for detection. All counts are of what a reader gets; a file's `num_examples` in the manifest
-    also counts what is removed from it. `removed` holds positions in ascending order, by shard.
+    `image_shape` is (height, width, channels) if all images have it. `labels` counts by split and
+    class name: examples for classification, boxes for detection. All counts cover the examples that
+    a reader gets. A file's `num_examples` in the manifest also counts its removed examples.
+    `removed` holds positions in ascending order, by shard.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -91,7 +104,7 @@ class DatasetFigures(BaseModel):
     num_rejected: int
     rejected_by_reason: dict[str, int]
     skipped_by_reason: dict[str, int] = {}
-    """Sound examples that a stage did not want, by `<stage>: <reason>`."""
+    """Valid examples that a stage has skipped, by `<stage>: <reason>`."""
     seconds_by_stage: dict[str, float] = {}
     generation: int = 1
     """The newest generation that has shards here."""
@@ -104,7 +117,10 @@ def shards_of(manifest: Manifest, split: str) -> list[ManifestFile]:
 
 
 def split_digest(manifest: Manifest, split: str) -> str:
-    """32 hex digits over the examples that a reader of this split gets: the contents of its shards, and what is removed from them."""
+    """32 hex digits over the examples that a reader of this split gets.
+
+    They cover the contents of its shards and the positions that are removed from them.
+    """
     return digest_of([[file.model_dump() for file in shards_of(manifest, split)], removed_positions(manifest, split)])
 
 
@@ -114,6 +130,6 @@ def shard_paths(manifest_uri: str, manifest: Manifest, split: str) -> list[str]:
 
 
 def removed_positions(manifest: Manifest, split: str) -> tuple[tuple[int, ...], ...]:
-    """For each shard of a split, in order: the positions of the records that a reader has to skip."""
+    """The positions of the records that a reader has to skip, for each shard of a split."""
     removed = manifest.figures.get("removed", {})
     return tuple(tuple(removed.get(file.path, ())) for file in shards_of(manifest, split))

@@ -1,6 +1,7 @@
-"""Reads from a data set's index what others than preprocessing need: which raw content is in which split.
+"""Reads from a data set's index which raw content is in which split.
 
-`beam_jobs/planning/index.py` writes the index, one JSON list per record, and knows what else is in it. A test writes one there and reads it here.
+`beam_jobs/planning/index.py` writes the index, one JSON list per record, and defines its other
+fields. A test writes an index there and reads it here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _KEY, _CONTENT, _SPLIT, _NUM_EXAMPLES = 0, 1, 3, 6
 
 
 class Place(NamedTuple):
-    """A record that has examples in a split; `content` is the digest of its raw bytes."""
+    """A record that has examples in a split. `content` is the digest of its raw bytes."""
 
     key: str
     content: str
@@ -26,7 +27,7 @@ class Place(NamedTuple):
 
 
 def read_places(index: Path) -> Iterator[Place]:
-    """Every record that became at least one example. Raises DataError if the file is no index."""
+    """Yields every record that has at least one example. Raises DataError for an invalid index."""
     try:
         with gzip.open(index, "rt", encoding="utf-8") as lines:
             for entry in map(json.loads, lines):

@@ -1,8 +1,9 @@
-"""A fingerprint says whether work has been done already: a digest over everything that can change what comes out.
+"""The fingerprint of a job: a digest that shows whether its work has been done already.
 
-It covers the digests of the inputs, the job's section of the config, the meaning of the source code that will run, and
-the versions of the packages that matter. It never covers the clock, the run id, the number of workers of a Beam
-runner, or where anything is stored.
+It covers everything that can change the result: the digests of the inputs, the job's section of the
+config, the meaning of the source code that will run, and the versions of the packages that matter.
+It never covers the clock, the run id, the number of workers of a Beam runner, or any storage
+location.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _SOURCE_SUFFIXES = (".py", ".html", ".css")
 
 
 class Fingerprint(BaseModel):
-    """The parts that went into a fingerprint, kept so that two of them can be compared."""
+    """The parts of a fingerprint, kept so that two fingerprints can be compared."""
 
     model_config = ConfigDict(frozen=True)
 
     config: dict[str, Any]
     inputs: dict[str, str]
-    """Digests of what the job reads, by name."""
+    """Digests of the job's inputs, by name."""
     code: dict[str, str]
     """Digests of source files, by path relative to the code root."""
     versions: dict[str, str]
@@ -44,22 +45,23 @@ class Fingerprint(BaseModel):
         return digest_of(self.model_dump())
 
     def changes_since(self, older: Fingerprint) -> list[str]:
-        """What differs, one line each: `config train.epochs: 10 -> 15`."""
+        """The differences, one line each: `config train.epochs: 10 -> 15`."""
         before, after = _flatten(older.model_dump()), _flatten(self.model_dump())
         return [_change(key, before.get(key), after.get(key)) for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
 
 
 def digest_code(paths: Iterable[str], root: Path = CODE_ROOT) -> dict[str, str]:
-    """Digests of source files or of all source files in folders, by path; paths are relative to the root.
+    """Digests of source files, or of all source files in folders, by path relative to the root.
 
-    Of a Python file the syntax tree is digested, so a comment or a line break changes nothing; of a template, its bytes.
+    The digest of a Python file is over its syntax tree, so a comment or a line break changes
+    nothing. The digest of a template is over its bytes.
     """
     files = [file for path in paths for file in _source_files(root / path)]
     return {str(file.relative_to(root)): _digest_source(file, file.stat().st_mtime_ns) for file in sorted(files)}
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """Installed versions by package name; a package that is not installed is left out."""
+    """Installed versions by package name. A package that is not installed is left out."""
     found = {}
     for package in packages:
         try:
@@ -85,7 +87,7 @@ def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, inner in value.items():
         if isinstance(inner, Mapping) and inner:
             flat |= _flatten(inner, f"{prefix}{key}{'.' if prefix else ' '}")
-        elif prefix or inner:  # a part with nothing in it has nothing to tell
+        elif prefix or inner:  # an empty part is left out
             flat[f"{prefix}{key}"] = inner
     return flat
 

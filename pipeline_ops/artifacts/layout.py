@@ -1,17 +1,21 @@
-"""Where things lie below a pipeline's storage root. Nobody else joins these paths.
+"""The paths below a pipeline's storage root. No other module joins them.
 
-    <root>/artifacts/<pipeline>/<job>/<fingerprint>/manifest.json     immutable results, one folder each
-    <root>/artifacts/<pipeline>/<job>/.<fingerprint>.work/            what a job keeps between two tries (checkpoints)
-    <root>/artifacts/<pipeline>/<job>/.<fingerprint>.lock             held by the one job that makes it
-    <root>/runs/<pipeline>/<run id>/<task>.json                       how a task of a run ended
-    <root>/runs/<pipeline>/<run id>/trials.json                       how the trials of a search ended
-    <root>/runs/<pipeline>/<run id>/notices/<event>.json              what people are told of the run, and who has been told
-    <root>/runs/<pipeline>/<run id>/<task>/attempt-<id>/              request, status, progress and logs of one job process
-    <root>/models/<model>/<version>/                                  published models (`registry.py`), unless export.registry is elsewhere
-    <root>/fetched/                                                   copies of published models that are kept elsewhere
-    <root>/watched/<pipeline>.json                                    how the raw files were when a watcher last told of them
-    <root>/checked/                                                   models that were built on one batch and can be trained (`model_check.py`)
-    <root>/listings/                                                  digests of raw files, so that only changed ones are read
+    <root>/artifacts/<pipeline>/<job>/
+        <fingerprint>/manifest.json     immutable results, one folder each
+        .<fingerprint>.work/            kept by a job between two tries (checkpoints)
+        .<fingerprint>.lock             held by the one job that makes the artifact
+    <root>/runs/<pipeline>/<run id>/
+        <task>.json                     how a task of the run ended
+        trials.json                     how the trials of a search ended
+        notices/<event>.json            a notice about the run, and its recipients so far
+        <task>/attempt-<id>/            request, status, progress and logs of one job process
+    <root>/models/<model>/<version>/    published models (`registry/registry.py`), unless
+                                        export.registry is elsewhere
+    <root>/fetched/                     copies of published models that are kept elsewhere
+    <root>/watched/<pipeline>.json      the state of the raw files at a watcher's last report
+    <root>/checked/                     models that were built on one batch and can be trained
+                                        (`jobs/model_check.py`)
+    <root>/listings/                    digests of raw files, so that only changed ones are read
 """
 
 from __future__ import annotations
@@ -33,7 +37,10 @@ _WORKER_PROGRESS = re.compile(r"(chief|worker|ps)-[0-9]{1,6}\.jsonl")
 
 
 def _as_folder_name(run_id: str) -> str:
-    """A run id holds `:` and `+`, and a person may have chosen it: keep what is safe in a path, percent-encode the rest."""
+    """Turns a run id, which holds `:` and `+` and may be chosen by a user, into a folder name.
+
+    Safe characters stay. The rest is percent-encoded.
+    """
     name = quote(run_id, safe="+:@=,")
     return re.sub(r"^\.", "%2E", name)
 
@@ -55,7 +62,11 @@ class Layout:
         return self.artifact(job, fingerprint) / NAME
 
     def check_manifest(self, job: str, uri: str) -> str:
-        """The URI of a manifest that came from outside. Raises DataError unless it is that of an artifact of this job."""
+        """Checks a manifest URI that came from outside.
+
+        Raises:
+          DataError: the URI is not that of an artifact of this job.
+        """
         fingerprint = uri.rpartition(f"/{NAME}")[0].rpartition("/")[2]
         if not _FINGERPRINT.fullmatch(fingerprint) or uri != str(self.manifest(job, fingerprint)):
             raise DataError(f"{uri[:300]!r} is not a manifest of the job {job} of the pipeline {self.pipeline} below {self.root}; "
@@ -78,13 +89,13 @@ class Layout:
         return self.run(run_id) / "notices"
 
     def attempt(self, run_id: str, task: str, name: str) -> Attempt:
-        """The attempt of that name, whether it is there or not. Raises DataError: no such name."""
+        """The attempt of that name. It need not exist. Raises DataError for an invalid name."""
         if not _ATTEMPT.fullmatch(name):
             raise DataError(f"{name[:100]!r} is not the name of an attempt of {task} in {run_id}")
         return Attempt(self.attempts(run_id, task) / name, self.root)
 
     def newest_attempt(self, run_id: str, task: str) -> Attempt | None:
-        """The last of the job processes that a task has started."""
+        """The latest job process that a task has started."""
         folder = self.attempts(run_id, task)
         try:
             with folder_below(self.root, str(folder.relative_to(self.root))) as descriptor, \
@@ -114,7 +125,7 @@ def trial_name(number: int) -> str:
 
 
 def work_folder(artifact: Path) -> Path:
-    """What a job keeps from one try to the next, beside the artifact that it is making."""
+    """The folder next to an unfinished artifact that a job keeps from one try to the next."""
     return artifact.with_name(f".{artifact.name}.work")
 
 
@@ -128,7 +139,7 @@ class Attempt:
 
     Args:
       folder: its place.
-      root: the trusted folder above it; nothing between the two may be a link. By default the
+      root: the trusted folder above it. No path between the two may contain a link. By default the
         folder itself, as its own job sees it.
     """
 
@@ -141,7 +152,7 @@ class Attempt:
         return root, str(file.relative_to(root))
 
     def read(self, model: type[Model], file: Path) -> Model | None:
-        """The value in a file of this attempt; None where there is none. Raises as `read_json_as`."""
+        """The value in a file of this attempt; None if it is missing. Raises as `read_json_as`."""
         return read_json_as(model, *self.below_root(file))
 
     @property
@@ -150,12 +161,12 @@ class Attempt:
 
     @property
     def process(self) -> Path:
-        """Which process it is."""
+        """The file that identifies the process."""
         return self.folder / "process.json"
 
     @property
     def unwanted(self) -> Path:
-        """Tells the job to end, and why (`wanted.py`)."""
+        """The file that orders the job to end, with the reason (`jobs/cancellation.py`)."""
         return self.folder / "unwanted.json"
 
     @property
@@ -172,11 +183,11 @@ class Attempt:
 
     @property
     def scratch(self) -> Path:
-        """What processes of the job on any host tell one another; gone with the job."""
+        """The folder for messages between the job's processes on all hosts. Removed with it."""
         return self.folder / "scratch"
 
     def of_worker(self, name: str, suffix: str) -> Path:
-        """A file of one process of a gang, by the name that it has in messages: `worker-1.log` of `worker 1`."""
+        """A file of one gang process, by its name in messages: `worker-1.log` for `worker 1`."""
         return self.folder / f"{name.replace(' ', '-')}.{suffix}"
 
     def worker_log(self, name: str) -> Path:
@@ -186,9 +197,9 @@ class Attempt:
         return self.of_worker(name, "jsonl")
 
     def workers_progress(self) -> dict[str, Path]:
-        """The progress files of a gang's processes that are there, by name.
+        """The existing progress files of a gang's processes, by name.
 
-        Other files of the same suffix, as `rejected.jsonl`, hold other things.
+        Other files of the same suffix, such as `rejected.jsonl`, have a different content.
         """
         names = sorted(name for name in os.listdir(self.folder) if _WORKER_PROGRESS.fullmatch(name))
         return {name.removesuffix(".jsonl").replace("-", " "): self.folder / name for name in names}

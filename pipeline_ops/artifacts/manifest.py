@@ -1,8 +1,9 @@
 """The manifest: the last file of an artifact, and the proof that the artifact is whole.
 
-An artifact is a folder with a `manifest.json`. It is immutable once the manifest is there; its URI is all that passes
-from one task to the next. A manifest that is read may come from anybody who can write to the storage: it has limits, its paths
-stay below its folder, and its files are opened without following links.
+An artifact is a folder with a `manifest.json`. It is immutable once the manifest exists. Its URI is
+the only value that passes from one task to the next. A manifest may come from anyone who can write
+to the storage. Therefore its size is limited, its paths stay below its folder, and its files are
+opened without following links.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ from pipeline_ops.storage.safe_paths import RelativePath, UnsafePath, open_below
 
 NAME = "manifest.json"
 SIGNATURE = f"{NAME}.minisig"
-"""Of a published version that is signed; the one file beside the manifest that the manifest does not list."""
+"""The signature of a published version. The manifest lists every other file next to it."""
 MAX_BYTES = 64 << 20
 MAX_FILES = 200_000
 STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hdfs")
-"""Schemes of the object stores that an artifact may lie in; a manifest or a record can't make this process ask any web server."""
+"""Schemes of the object stores that may hold an artifact.
+
+Because of this list, a manifest or a record can't make this process send requests to any web
+server.
+"""
 
 
 def _not_the_manifest(path: str) -> str:
@@ -39,7 +44,7 @@ def _not_the_manifest(path: str) -> str:
 
 
 class ManifestFile(BaseModel):
-    """One file of an artifact; `num_examples` is for shards. Manifests of earlier versions have no SHA-256."""
+    """One file of an artifact. `num_examples` is for shards. Old manifests have no SHA-256."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -50,7 +55,7 @@ class ManifestFile(BaseModel):
     num_examples: int | None = Field(default=None, ge=0, lt=1 << 63)
 
     def has_content(self, found: Checksums) -> bool:
-        """By the best checksum that the manifest has."""
+        """Compares the size and the best checksum that the manifest has."""
         if found.num_bytes != self.num_bytes:
             return False
         return found.crc32c == self.crc32c if self.sha256 is None else found.sha256 == self.sha256
@@ -66,9 +71,9 @@ class Input(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What an artifact is, what it was made from, and what came out.
+    """The description of an artifact: its identity, its inputs and its results.
 
-    `job` names the job that made it; `figures` are the job's own results, as JSON.
+    `job` names the job that made it. `figures` are the job's own results, as JSON.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -84,7 +89,7 @@ class Manifest(BaseModel):
 
     @model_validator(mode="after")
     def _check_paths(self) -> Manifest:
-        """A path names one file, and no file is the folder of another."""
+        """Checks that each path is listed once, and that no file is the folder of another file."""
         paths = {file.path for file in self.files}
         if len(paths) < len(self.files):
             raise ValueError("files: a path is listed twice")
@@ -94,7 +99,10 @@ class Manifest(BaseModel):
 
     @property
     def digest(self) -> str:
-        """32 hex digits over names, sizes and checksums of the files: equal contents have equal digests."""
+        """32 hex digits over names, sizes and checksums of the files.
+
+        Equal contents have equal digests.
+        """
         return digest_of([file.model_dump(exclude=None if file.sha256 else {"sha256"}) for file in self.files])
 
     def file(self, path: str) -> ManifestFile:
@@ -103,9 +111,12 @@ class Manifest(BaseModel):
 
 
 def list_files(folder: Path, num_examples: dict[str, int] | None = None, known: Mapping[str, ManifestFile] | None = None) -> list[ManifestFile]:
-    """Every file below a folder but the manifest, sorted by path, with size and checksums.
+    """Lists every file below a folder except the manifest, sorted by path, with size and checksums.
 
-    What is `known` from the manifest of another artifact, by path, is not read again.
+    Args:
+      folder: the folder.
+      num_examples: the number of examples of each shard, by path.
+      known: entries of another artifact's manifest, by path. These files are not read again.
 
     Raises:
       DataError: there is a link among them.
@@ -125,17 +136,17 @@ def list_files(folder: Path, num_examples: dict[str, int] | None = None, known: 
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Makes a folder an artifact. It is the last thing that is written into it."""
+    """Makes a folder an artifact. The manifest is the last file that is written into it."""
     write_json(folder / NAME, manifest.model_dump(mode="json"))
 
 
 def read_manifest(uri: str | Path) -> Manifest:
-    """Reads an artifact's manifest; `uri` is that of the manifest itself.
+    """Reads an artifact's manifest from the manifest's own URI.
 
     Raises:
-      DataError: there is none, or it is not one.
+      DataError: there is no manifest, or it is invalid.
       ConfigError: the URI is not one of a store.
-      MachineError: it can't be read.
+      MachineError: the manifest can't be read.
     """
     return parse_manifest(read_manifest_bytes(uri), uri)
 
@@ -154,7 +165,7 @@ def read_manifest_bytes(uri: str | Path) -> bytes:
 
 
 def is_remote(uri: str | Path) -> bool:
-    """Whether something lies in a store, and not in a folder."""
+    """Returns whether a URI is in an object store, and not in a folder."""
     return "://" in str(uri) and not str(uri).startswith("file://")
 
 
@@ -168,12 +179,12 @@ def _read_remote(uri: str) -> bytes:
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise
-    except Exception as error:  # stores fail in as many ways as there are stores
+    except Exception as error:  # every store has its own kinds of errors
         raise MachineError(f"{uri} can't be read: {type(error).__name__}: {error}; check the store and this host's credentials") from error
 
 
 def parse_manifest(content: bytes, uri: str | Path) -> Manifest:
-    """Raises DataError, with the place that the content is from, if it is not a manifest."""
+    """Parses a manifest. Raises DataError with its origin `uri` if it is invalid."""
     try:
         if len(content) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES} bytes")
@@ -185,14 +196,18 @@ def parse_manifest(content: bytes, uri: str | Path) -> Manifest:
 
 
 def _first_errors(error: ValidationError) -> str:
-    """Without the content, which may be that of another file."""
+    """The first errors without the content, which may be that of another file."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     first = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'it'}: {each['msg']}" for each in found[:3])
     return first + (f" (and {len(found) - 3} more)" if len(found) > 3 else "")
 
 
 def read_input(entry: Input) -> Manifest:
-    """The manifest of an input. Raises DataError if it is gone, or is not the one any more that the job was planned with."""
+    """Reads the manifest of an input.
+
+    Raises:
+      DataError: the manifest is gone, or differs from the one that the job was planned with.
+    """
     manifest = read_manifest(entry.uri)
     if manifest.digest != entry.digest:
         raise DataError(f"{entry.uri}: its digest is {manifest.digest}, but was {entry.digest} when this job was planned; start a new run")
@@ -200,14 +215,17 @@ def read_input(entry: Input) -> Manifest:
 
 
 def refuse_damage(uri: str | Path, manifest: Manifest, files: Iterable[ManifestFile]) -> None:
-    """Raises DataError that names what is wrong with some of an artifact's files; their contents are read for that."""
+    """Reads some of an artifact's files. Raises DataError that names the damaged ones."""
     damage = find_damage(uri, manifest.model_copy(update={"files": list(files)}), checksums=True)
     if damage:
         raise DataError("; ".join(damage) + "; remove the artifact, and run the task that makes it again")
 
 
 def find_damage(uri: str | Path, manifest: Manifest, checksums: bool = False) -> list[str]:
-    """What is wrong with an artifact's files: missing, a link, wrong size or, where asked for, wrong checksum."""
+    """The problems of an artifact's files: missing, a link, wrong size or wrong checksum.
+
+    The checksums are computed only if `checksums` is true.
+    """
     folder = Path(uri).parent
 
     def describe(file: ManifestFile) -> str | None:
@@ -225,10 +243,10 @@ def find_damage(uri: str | Path, manifest: Manifest, checksums: bool = False) ->
 
 @contextlib.contextmanager
 def open_listed(folder: Path, file: ManifestFile) -> Iterator[IO[bytes]]:
-    """One file of an artifact in a folder, opened without following links.
+    """Opens one file of an artifact in a folder without following links.
 
     Raises:
-      DataError: it is missing, a link, or of another size than the manifest says.
+      DataError: it is missing, a link, or its size differs from the manifest.
       MachineError: it can't be read.
     """
     path = folder / file.path

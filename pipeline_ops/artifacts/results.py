@@ -1,7 +1,7 @@
-"""What each job's manifest says in its `figures`, and the names of the files beside it.
+"""The `figures` of each job's manifest, and the names of the files next to it.
 
-One class per job, so that the job that writes and the jobs that read agree by construction. The data set's figures are
-in `shards.py`, next to the shard names.
+There is one class per job, so that the job that writes and the jobs that read always agree. The
+data set's figures are in `dataset.py`, next to the shard names.
 """
 
 from __future__ import annotations
@@ -12,35 +12,56 @@ from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
 from pipeline_ops.config.model_catalogue import Task
 
 SAVED_MODEL = "saved_model"
-"""Training: the candidate, a SavedModel with four signatures. `serving_default` takes `image_bytes` (string [N]: files of any size), `images`
-takes `images` (float32 [N, H, W, C] in 0..255), `examples` takes `examples` (string [N]: tf.train.Example with `image/encoded`); all three
-return `probabilities` (float32 [N, classes]) and `classes` (int64 [N]). `decode` takes `image_bytes` and returns `images`.
+"""Training: the candidate, a SavedModel with four signatures.
 
-A detector returns `boxes` (float32 [N, 100, 4]: ymin, xmin, ymax, xmax as fractions of the image that was sent), `scores` (float32 [N, 100], the
-best first), `classes` (int64 [N, 100]: indexes into the class names) and `num_detections` (int32 [N]); what comes after so many is 0. Those whose
-head can be made of what TFLite and ONNX have, have a fifth signature for that, `portable`: as `images`."""
+`serving_default` takes `image_bytes` (string [N]: files of any size), `images` takes `images`
+(float32 [N, H, W, C] in 0..255), `examples` takes `examples` (string [N]: tf.train.Example with
+`image/encoded`). All three return `probabilities` (float32 [N, classes]) and `classes` (int64 [N]).
+`decode` takes `image_bytes` and returns `images`.
+
+A detector returns `boxes` (float32 [N, 100, 4]: ymin, xmin, ymax, xmax as fractions of the image
+that was sent), `scores` (float32 [N, 100], the best first), `classes` (int64 [N, 100]: indexes into
+the class names) and `num_detections` (int32 [N]). Values after the first `num_detections` are 0. A
+detector whose head uses only operations of TFLite and ONNX has a fifth signature for these formats,
+`portable`, with the interface of `images`.
+"""
 LEAST_SCORE = 0.01
-"""What scores less is no detection. So low, because average precision also looks at what a detector is unsure of."""
+"""The minimum score of a detection.
+
+It is low, because average precision also covers uncertain detections.
+"""
 WEIGHTS = "weights.npz"
 """Training: the trained weights by index, `w0000` and so on, in the order of `model.weights`."""
 REFERENCE_EXAMPLES = "reference.tfrecord"
 """Training: real test examples, serialised as in the data set."""
 REFERENCE_OUTPUTS = "reference.npy"
-"""Training: the probabilities (float32 [N, classes]) that the trained model in memory gave for those examples; of a detector its detections,
-float32 [N, 100, 6]: box, score and class."""
+"""Training: the outputs of the trained model in memory for the reference examples.
+
+A classifier has probabilities (float32 [N, classes]), a detector has detections (float32 [N, 100,
+6]: box, score and class).
+"""
 TENSORBOARD = "tensorboard"
 """Training: a folder of event files."""
 TEST_SPLIT = "test split"
-"""Evaluation: among the inputs of its fingerprint, the digest of the test split that it was planned with."""
+"""Evaluation: the input of its fingerprint that holds the digest of the planned test split."""
 LAST_EVALUATION = "last_evaluation"
-"""Evaluation: among its inputs, the one before it, to tell what has changed."""
+"""Evaluation: the input that names the previous evaluation, to show the changes since."""
 DIVERGED = "diverged"
-"""Training: where steps diverged, `step-000000123.tfrecord` with the examples of each, and a .json beside it that names them."""
+"""Training: the examples of each step that diverged.
+
+`step-000000123.tfrecord` holds the examples, and a .json file next to it names them.
+"""
 REPORT = "report.html"
 METRICS = "metrics.json"
-"""Evaluation: the page for a person and what a program may want to know. Export has both again, with what was published in them."""
+"""Evaluation: REPORT is the page for people, METRICS holds the results for programs.
+
+Export writes both again and adds the published models.
+"""
 PUBLICATION = "<!-- publication -->"
-"""Evaluation: the place in its report where export tells what was published. No text of the page can look like it: all of it is escaped."""
+"""Evaluation: the place in its report where export inserts the publication.
+
+No text of the page can look like it, because all text is escaped.
+"""
 
 
 def files_of_saved_model(training: Manifest) -> list[ManifestFile]:
@@ -49,16 +70,21 @@ def files_of_saved_model(training: Manifest) -> list[ManifestFile]:
 
 
 class Figures(BaseModel):
-    """A figure that is not a number is written as the text "NaN" or "Infinity", which reads back."""
+    """A part of a job's figures.
+
+    A float that is not a number is written as the text "NaN" or "Infinity", which reads back.
+    """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
 
 class Epoch(Figures):
-    """Figures over all workers at the end of an epoch. Epochs count from 0; `step` counts optimizer steps since the start.
+    """Figures over all workers at the end of an epoch.
 
-    `metrics` has `loss` and what else the task measures, over the epoch's training batches, and the same of the validation split
-    under names that begin with `validation_`. `learning_rate` is that of the epoch's last step.
+    Epochs count from 0. `step` counts optimizer steps since the start. `metrics` has `loss` and the
+    other metrics of the task over the epoch's training batches, and the same metrics of the
+    validation split under names that begin with `validation_`. `learning_rate` is that of the
+    epoch's last step.
     """
 
     epoch: int
@@ -68,12 +94,16 @@ class Epoch(Figures):
 
 
 class TrainingFigures(Figures):
-    """`weights_digest` is over the challenger's weights; `worker_weights_digests` are what each worker ended with. `best_epoch` is
-    -1 where the challenger has the weights of the last epoch, because no best one was asked for."""
+    """The figures of a training.
+
+    `weights_digest` is over the challenger's weights. `worker_weights_digests` are over each
+    worker's final weights. `best_epoch` is -1 if the challenger has the weights of the last epoch,
+    because the config does not ask for the best one.
+    """
 
     strategy: str
     strategy_reason: str = ""
-    """Why `auto` chose it; empty where the config names it."""
+    """The reason for the choice of `auto`. Empty if the config names the strategy."""
     workers: int
     steps: int
     restarts: int
@@ -88,12 +118,16 @@ class TrainingFigures(Figures):
     image_shape: tuple[int, int, int]
     task: Task = "classification"
     warnings: list[str] = []
-    """What a person should hear of, though training went on: a checkpoint that was damaged, a batch that was left out."""
+    """Problems that did not stop the training: a damaged checkpoint, a batch that was left out."""
 
 
 class ClassFigures(Figures):
-    """One class of the test split; precision, recall and f1 are 0 where nothing was predicted or there is nothing to find, the areas
-    None where they have no meaning: without an example of the class, or (ROC) without any other."""
+    """One class of the test split.
+
+    Precision, recall and f1 are 0 if the class has no predictions or no examples. The areas are
+    None if they are undefined: without an example of the class, or (ROC) without one of another
+    class.
+    """
 
     name: str
     precision: float
@@ -105,7 +139,10 @@ class ClassFigures(Figures):
 
 
 class CalibrationBin(Figures):
-    """Examples whose answer has a probability between `low` and `high`: its mean, and how many of the answers are right."""
+    """Examples whose answer has a probability between `low` and `high`.
+
+    `confidence` is the mean probability, `accuracy` the share of right answers.
+    """
 
     low: float
     high: float
@@ -115,10 +152,11 @@ class CalibrationBin(Figures):
 
 
 class RuleVerdict(Figures):
-    """One bound of one rule of the gate with its numbers, and as a sentence for a person.
+    """One bound of one rule of the gate with its numbers, and as a sentence for people.
 
-    `subject` is the class or slice that it is about, "" for the whole test split. `champion` is the champion's value, `low` and `high` the
-    interval of the difference to it at the rule's confidence; None where there is none.
+    `subject` is the class or slice that it covers, "" for the whole test split. `champion` is the
+    champion's value. `low` and `high` are the interval of the difference to it at the rule's
+    confidence. Each is None if there is none.
     """
 
     metric: str
@@ -134,9 +172,11 @@ class RuleVerdict(Figures):
 
 
 class ModelEvaluation(Figures):
-    """One model on the test split. `confusion[i][j]` counts examples of class i taken for class j.
+    """One model on the test split.
 
-    `intervals` hold 95 % of the bootstrap's draws, for metrics that are made of counts; `measures` are of the model as it is served.
+    `confusion[i][j]` counts examples of class i predicted as class j. `intervals` hold 95 % of the
+    bootstrap's draws, for metrics that are computed from counts. `measures` are those of the model
+    as it is served.
     """
 
     metrics: dict[str, float]
@@ -148,7 +188,7 @@ class ModelEvaluation(Figures):
 
 
 class SliceFigures(Figures):
-    """One value of a slice: the metrics of both models, with intervals, on the examples that have it."""
+    """One value of a slice: the metrics of both models, with intervals, on its examples."""
 
     name: str
     value: str
@@ -160,7 +200,11 @@ class SliceFigures(Figures):
 
 
 class EvaluationFigures(Figures):
-    """`differences` are 95 % intervals of challenger minus champion, from paired draws. `drift` is the data's, None without a reference."""
+    """The figures of an evaluation.
+
+    `differences` are 95 % intervals of challenger minus champion, from paired draws. `drift` is the
+    drift of the data, None without a reference.
+    """
 
     num_examples: int
     challenger: ModelEvaluation
@@ -174,13 +218,15 @@ class EvaluationFigures(Figures):
 
 
 class FormatFigures(Figures):
-    """One format of a published model, as a process that has never built the model found it.
+    """One format of a published model, as measured by a process that has never built the model.
 
-    `path` is below the version's folder, "" for the SavedModel itself. `max_difference` is that of a probability and
-    `top1_agreement` the share of equal answers over `num_checked` real test images, both against the model in memory at
-    training. Of a detector, `top1_agreement` is the share of images with the same boxes, and `max_difference` that of a score or an
-    edge; where not all images have to agree, of those that do. `latency_seconds` is the median for one image (of the SavedModel, from
-    encoded bytes), `seconds` what making it cost.
+    `path` is below the version's folder, "" for the SavedModel itself. `max_difference` is the
+    largest difference of a probability, and `top1_agreement` the share of equal answers, over
+    `num_checked` real test images. Both compare with the model in memory at training. For a
+    detector, `top1_agreement` is the share of images with the same boxes, and `max_difference` that
+    of a score or an edge. If not all images have to agree, `max_difference` covers only those that
+    do. `latency_seconds` is the median for one image (of the SavedModel, from encoded bytes).
+    `seconds` is the time of the conversion.
     """
 
     name: str
@@ -196,10 +242,12 @@ class FormatFigures(Figures):
 
 
 class ModelFigures(Figures):
-    """Of a published version, and of the export that published it. `contents` is a digest over the config of what is in it beside the model.
+    """The figures of a published version, and of the export that published it.
 
-    `compared_with` is the champion's version at evaluation, `max_difference` the largest difference of a probability
-    between the published model and the trained one over `num_checked` real test images.
+    `contents` is a digest over the config of the version's other contents besides the model.
+    `compared_with` is the champion's version at evaluation. `max_difference` is the largest
+    difference of a probability between the published model and the trained one over `num_checked`
+    real test images.
     """
 
     name: str

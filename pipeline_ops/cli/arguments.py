@@ -1,4 +1,4 @@
-"""What several commands have in common on the command line: the config and its overrides."""
+"""The arguments that several commands share: the config and its overrides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """`["train.epochs=3"]` becomes `{"train.epochs": 3}`. Raises ConfigError."""
+    """Converts `["train.epochs=3"]` to `{"train.epochs": 3}`. Raises ConfigError."""
     overrides = {}
     for text in texts:
         key, separator, value = text.partition("=")
@@ -37,10 +37,10 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> PipelineConfig:
-    """The config; its stages, the modules of its model and its notifiers are checked as well.
+    """Reads a config and checks its stages, the modules of its model and its notifiers.
 
     Raises:
-      ConfigError: with a line for each thing that is wrong.
+      ConfigError: the config has errors. The message has a line for each of them.
     """
     from beam_jobs.stages import check_stages
 
@@ -56,7 +56,9 @@ def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> Pipelin
 
 
 def load_runnable(file: Path, overrides: dict[str, Any] | None = None) -> PipelineConfig:
-    """Reads a config as `load_checked` does, and checks its model against the source, the stages and the folder of raw data.
+    """Reads a config as `load_checked` does, and checks its model against the data.
+
+    The data are the source, the stages and the folder of raw data.
 
     Raises:
       DataError: there is no folder of raw data, or it lacks what the source names.

@@ -1,4 +1,7 @@
-"""Entry of the `trainyard` command: finds the command, and turns an error into a message and an exit status."""
+"""The entry point of the `trainyard` command.
+
+It finds the command, and turns an error into a message and an exit status.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ _INTERRUPTED, _BROKEN_PIPE = 130, 141
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs one command; `words` are the command line without the program's name. Returns the exit status."""
+    """Runs one command and returns the exit status.
+
+    `words` are the command line without the program's name.
+    """
     words = models.with_default_action(list(sys.argv[1:] if words is None else words))
     arguments = make_parser().parse_args(words)
     try:
@@ -29,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return stopped.exit_status
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:  # `trainyard ... | head`: nobody reads any more
+    except BrokenPipeError:  # `trainyard ... | head`: the reader has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
 

@@ -1,6 +1,7 @@
 """A finished run as one JSON object, from the manifests that its tasks left.
 
-The names are a contract with scripts. All of them are always there: what a run did not come to is null, or empty.
+Scripts rely on the names. All of them are always there: the values that a run did not reach are
+null, or empty.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pipeline_ops.registry.registry import Registry
 
 
 def summarise(config: PipelineConfig, run: RunView) -> dict[str, Any]:
-    """Raises DataError if a manifest that a task left is not there any more."""
+    """Summarizes a run. Raises DataError if a manifest that a task left is gone."""
     return {
         "pipeline": config.pipeline,
         "run_id": run.run_id,
@@ -59,7 +60,7 @@ def _dataset(manifest: Manifest | None) -> dict[str, Any]:
 
 
 def _training(manifest: Manifest | None) -> dict[str, Any]:
-    """`warm_start` is the place of the weights that it has begun with."""
+    """Summarizes the training. `warm_start` is the place of its initial weights."""
     names = ("strategy", "workers", "steps", "restarts", "weights_digest")
     if manifest is None:
         return dict.fromkeys((*names, "warm_start"))
@@ -68,7 +69,7 @@ def _training(manifest: Manifest | None) -> dict[str, Any]:
 
 
 def _search(config: PipelineConfig, run: RunView) -> dict[str, Any] | None:
-    """All trials, and the number of the one that went on; None without a search, or if it did not come to a result."""
+    """All trials, and the number of the best one; None without a search, or without a result."""
     result = read_search(Layout(config.root, config.pipeline), run.run_id) if config.search else None
     if result is None:
         return None
@@ -87,7 +88,7 @@ def _evaluation(manifest: Manifest | None) -> dict[str, Any]:
 
 
 def _model(config: PipelineConfig, manifest: Manifest | None) -> dict[str, Any]:
-    """`uri` is the folder that TensorFlow Serving, or `tf.saved_model.load`, is given."""
+    """Describes the model. `uri` is the folder for TensorFlow Serving or `tf.saved_model.load`."""
     if manifest is None:
         return {"name": config.export.model, "version": None, "uri": None}
     figures = ModelFigures.model_validate(manifest.figures)

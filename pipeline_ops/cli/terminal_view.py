@@ -1,4 +1,4 @@
-"""How a run looks in a terminal: drawn in place where there is one, as plain lines where the output goes to a file."""
+"""The view of a run: redrawn in place in a terminal, or as plain lines in a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Screen(Protocol):
 
 
 def make_console(stderr: bool) -> Console:
-    """For everything that a person reads."""
+    """The console for all output that a person reads."""
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=False)
@@ -42,7 +42,7 @@ def make_screen(console: Console) -> Screen:
 
 
 class PlainScreen:
-    """A line for every change of a task's state, and for its progress at most every two seconds."""
+    """Prints a line per change of a task's state, and for progress at most every two seconds."""
 
     def __init__(self, console: Console):
         self._console = console
@@ -79,7 +79,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """A table of the tasks that is drawn again in its place."""
+    """A table of the tasks that is redrawn in its place."""
 
     def __init__(self, console: Console):
         from rich.live import Live
@@ -106,14 +106,17 @@ def is_running(task: TaskView) -> bool:
 
 
 def state_word(task: TaskView) -> str:
-    """Airflow's word, but for what a reader here would not know: a deferred task runs, and a cached one did not have to."""
+    """The word for a task's state. It is Airflow's, except for states that a reader may not know.
+
+    A deferred task is running, and a cached one did not have to run.
+    """
     if task.is_cached:
         return "cached"
     return "running" if task.state == "deferred" else task.state.replace("_", " ")
 
 
 def print_result(console: Console, summary: Mapping[str, Any], run: RunView) -> None:
-    """The tasks, the metrics, the gate, and where model and report lie."""
+    """Prints the tasks, the metrics, the gate, and the places of model and report."""
     console.print(_result_table(run))
     for line in summary["search"]["table"] if summary["search"] else ():
         console.print(f"Trial   {line}", soft_wrap=True)
@@ -174,7 +177,7 @@ def _seconds(task: TaskView) -> str:
 
 
 def _because(task: TaskView) -> str:
-    """`: unchanged`, or what failed; nothing while there is nothing to say."""
+    """The reason for a task's state, such as `: unchanged`, or its error; may be empty."""
     if task.record is None:
         return ""
     text = task.record.message if task.record.state == "failed" else task.record.reason

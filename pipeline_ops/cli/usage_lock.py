@@ -1,8 +1,9 @@
-"""Who uses the embedded Airflow. Every command that does holds a shared lock on one file.
+"""The usage lock of the embedded Airflow.
 
-The kernel takes the lock away from a command that was killed, so nobody can forget to say good-bye. Whoever gets the file
-for himself knows that there is no user left: the supervisor, which keeps it from then on, so that a command that comes
-meanwhile waits until everything has ended.
+Every command that uses it holds a shared lock on one file. The kernel releases the lock of a
+command that was killed, so a dead user never counts. A process that gets the file exclusively knows
+that there is no user left. That process is the supervisor, which keeps the lock from then on. A new
+command waits until everything has ended.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ _POLL_SECONDS = 0.05
 
 
 def hold(file: Path, patience_seconds: float) -> int:
-    """Becomes a user; returns what `let_go` wants back.
+    """Becomes a user. Returns the descriptor for `let_go`.
 
     Raises:
-      MachineError: a supervisor was still ending when the patience was.
+      MachineError: a supervisor was still ending when the time was up.
     """
     descriptor, deadline = open_holders(file), time.monotonic() + patience_seconds
     while not _lock(descriptor, fcntl.LOCK_SH):
@@ -33,19 +34,22 @@ def hold(file: Path, patience_seconds: float) -> int:
 
 
 def let_go(descriptor: int) -> bool:
-    """Is no user any more. Returns whether it was the last one for sure."""
+    """Stops being a user. Returns whether it was certainly the last one."""
     was_last = is_unused(descriptor)
     os.close(descriptor)
     return was_last
 
 
 def open_holders(file: Path) -> int:
-    """For `is_unused`."""
+    """Opens the lock file for `is_unused`."""
     return os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def is_unused(descriptor: int) -> bool:
-    """Whether nobody but the caller holds the file; then the caller has it for himself until he closes it."""
+    """Returns whether only the caller holds the file.
+
+    Then the caller has the file exclusively until it closes it.
+    """
     return _lock(descriptor, fcntl.LOCK_EX)
 
 

@@ -1,4 +1,4 @@
-"""What happens in a run: the states of its tasks from Airflow's REST API, the progress inside a task from the job's own file."""
+"""The state of a run: its tasks from Airflow's REST API, their progress from the jobs' files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ FINISHED = ("success", "failed")
 _ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")
 _RECORDED = ("success", "failed", "skipped", "up_for_retry")
 _LEADER = (None, 0)
-"""Of several workers, which go in step, one is shown."""
+"""The worker whose progress is shown. The workers advance in step."""
 
 _MIN_ASK_SECONDS, _MAX_ASK_SECONDS = 0.25, 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskView:
-    """One task at one moment. `state` is Airflow's word, "" until the task's turn comes; `seconds` are those since its start."""
+    """One task at one moment.
+
+    `state` is Airflow's word, "" until the task's turn comes. `seconds` counts from its start.
+    """
 
     name: str
     state: str = ""
@@ -33,7 +36,7 @@ class TaskView:
     tries: int = 0
     progress: Progress | None = None
     messages: tuple[str, ...] = ()
-    """What the job had to say since the last look."""
+    """The messages of the job since the last look."""
     record: TaskRecord | None = None
 
     @property
@@ -43,7 +46,7 @@ class TaskView:
 
 @dataclasses.dataclass(frozen=True)
 class RunView:
-    """One run at one moment; `seconds` are those since it was triggered."""
+    """One run at one moment. `seconds` counts from its trigger."""
 
     run_id: str
     state: str
@@ -59,11 +62,12 @@ class RunView:
 
 
 class RunWatcher:
-    """Looks at a run again and again; asks Airflow less often the longer the run takes.
+    """Looks at a run repeatedly, and asks Airflow less often the longer the run takes.
 
     Args:
-      triggered: when the run was asked for, in seconds since 1970.
-      tasks: their names, in the order in which they are shown; of mapped tasks, those of their records.
+      triggered: the time of the trigger, in seconds since 1970.
+      tasks: the names of the tasks, in the order in which they are shown. Mapped tasks have the
+        names of their records.
     """
 
     def __init__(self, api: AirflowApi, layout: Layout, dag: str, run_id: str, triggered: float, tasks: Sequence[str] = JOBS):
@@ -74,7 +78,7 @@ class RunWatcher:
         self._ask_at = 0.0
 
     def look(self) -> RunView:
-        """Raises MachineError if Airflow does not answer."""
+        """The present state of the run. Raises MachineError if Airflow does not answer."""
         if time.monotonic() >= self._ask_at:
             self._ask()
         end = seconds_since_1970(self._run["end_date"]) if self._run["end_date"] else time.time()
@@ -109,7 +113,7 @@ class _JobWatcher:
         self._reader, self._latest = None, None
 
     def new(self) -> tuple[Progress | None, tuple[str, ...]]:
-        """The latest moment, and the messages since the last call."""
+        """The latest progress event, and the messages since the last call."""
         self._find_attempt()
         moments = self._reader.new() if self._reader else []
         self._latest = next((moment for moment in reversed(moments) if moment.worker in _LEADER), self._latest)
@@ -123,7 +127,7 @@ class _JobWatcher:
 
 
 def _name(instance: dict[str, Any]) -> str:
-    """A mapped task's instances are told apart by number, as their records are."""
+    """The name of a task instance. Mapped ones differ by number, as their records do."""
     number = instance["map_index"]
     return instance["task_id"] if number < 0 else trial_name(number)
 

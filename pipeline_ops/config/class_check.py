@@ -1,7 +1,9 @@
-"""A class that a config names by its module: whether it is there and takes these arguments, without running a line of it.
+"""Checks a class that a config names by its module: whether it exists and takes these arguments.
 
-Airflow reads DAG files every few seconds, and the import of a provider would cost each time what all pipelines together do. So the module is found
-as `import` would find it, and its source is read. What that can't tell (a class that is made at run time, arguments of a base class) is let pass.
+The check runs no line of the class. Airflow reads DAG files every few seconds, and importing a
+provider would cost as much each time as all pipelines together. So the module is found as `import`
+would find it, and its source is read. A class that is made at run time and the arguments of a base
+class cannot be checked in this way. They pass.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from pipeline_ops.config.yaml_source import nearest
 
 
 def check_class(path: str, arguments: Collection[str]) -> None:
-    """Raises ValueError with what is wrong.
+    """Raises ValueError with the reason if the class cannot be called like this.
 
     Args:
       path: `package.module.Class`.
-      arguments: the names of what it will be called with.
+      arguments: the names of the arguments that it will be called with.
     """
     module, _, name = path.rpartition(".")
     source = _find(module)
@@ -32,7 +34,7 @@ def check_class(path: str, arguments: Collection[str]) -> None:
         _check_source(source, name, frozenset(arguments))
 
 
-@functools.lru_cache(maxsize=64)  # of many pipelines, each names the same few
+@functools.lru_cache(maxsize=64)  # many pipelines name the same few classes
 def _check_source(source: Path, name: str, arguments: frozenset[str]) -> None:
     tree = ast.parse(source.read_bytes())
     bound = dict(_bound(tree.body))
@@ -58,7 +60,10 @@ def _check_call(name: str, found: ast.ClassDef, given: frozenset[str]) -> None:
 
 
 def _bound(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """The names that a module's statements bind, also those below `if` and `try`, with the statement."""
+    """The names that a module's statements bind, each with its statement.
+
+    Statements below `if` and `try` are included.
+    """
     for node in body:
         match node:
             case ast.ClassDef() | ast.FunctionDef():
@@ -73,7 +78,10 @@ def _bound(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _find(module: str) -> Path | None:
-    """The file of a module, or None. Nothing is imported, which `importlib.util.find_spec` would do with the packages around it."""
+    """The file of a module, or None.
+
+    Imports no package. `importlib.util.find_spec` would import the packages around the module.
+    """
     top, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -83,13 +91,13 @@ def _find(module: str) -> Path | None:
         return None
     if not rest:
         return Path(spec.origin) if spec.has_location else None
-    folders = list(getattr(sys.modules.get(top), "__path__", spec.submodule_search_locations))  # imported, it knows best where its parts lie
+    folders = list(getattr(sys.modules.get(top), "__path__", spec.submodule_search_locations))  # an imported package knows its folders best
     for part in rest[:-1]:
         folders = [str(inner) for folder in folders if (inner := Path(folder, part)).is_dir()]
     return next((file for folder in folders for file in _files(Path(folder), rest[-1]) if file.is_file()), None)
 
 
 def _files(folder: Path, part: str) -> Iterator[Path]:
-    """Where the module could lie, in the order in which Python looks."""
+    """The possible files of the module, in the order in which Python looks for them."""
     yield folder / part / "__init__.py"
     yield from (folder / f"{part}{suffix}" for suffix in importlib.machinery.all_suffixes())

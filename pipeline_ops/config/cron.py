@@ -1,7 +1,7 @@
-"""Checks of cron expressions and time zones, with croniter and zoneinfo, which Airflow reads them with, too.
+"""Checks of cron expressions and time zones, with croniter and zoneinfo, as in Airflow.
 
-Used by `config_schedule.py`. croniter comes with Airflow; an interpreter without Airflow reads only configs that
-were checked before.
+Used by `schedule.py`. croniter comes with Airflow. An interpreter without Airflow reads only
+configs that were checked before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ _START = dt.datetime(2024, 1, 1)
 
 
 def check_cron(value: str) -> str:
-    """Returns the expression. Raises ValueError with the part that is wrong and what may stand there."""
+    """Returns the expression.
+
+    Raises:
+      ValueError: the expression is not valid. The message names the part that is wrong and the
+        allowed values.
+    """
     if value.startswith("@"):
         if value not in PRESETS:
             raise ValueError(f"unknown preset {value!r}; {nearest(value, PRESETS)}")
@@ -47,7 +52,7 @@ def _check_fields(fields: list[str]) -> None:
 
 
 def _is_valid(fields: list[str], comes: bool = False) -> bool:
-    from croniter import croniter  # 40 ms that only a config with a clock has to pay, and none in Airflow, which has imported it
+    from croniter import croniter  # takes 40 ms; needed for cron expressions only, and already imported in Airflow
 
     try:
         found = croniter(" ".join(fields), _START)
@@ -59,7 +64,7 @@ def _is_valid(fields: list[str], comes: bool = False) -> bool:
 
 
 def check_time_zone(value: str) -> str:
-    """Returns the name of a time zone. Raises ValueError with the nearest one."""
+    """Returns the name of a time zone. Raises ValueError with the nearest name."""
     try:
         zoneinfo.ZoneInfo(value)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):

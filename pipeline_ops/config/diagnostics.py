@@ -1,4 +1,4 @@
-"""Sections of `train` that watch over a training: what to do when it diverges, what TensorBoard gets, TensorFlow's debugging switches."""
+"""Sections of `train` that monitor a training: divergence, TensorBoard and debugging switches."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from pydantic import model_validator
 from pipeline_ops.config.base import Section, operational, per_run
 
 DebugSwitch = Literal["numerics", "determinism", "eager", "dump"]
-"""numerics: the first operation that makes an infinite value or none names itself and its line of code. determinism: operations
-that are not repeatable to the bit are replaced, or refused. eager: nothing is compiled, so a debugger stops inside a step. dump: tensors
-are recorded for TensorBoard's debugger."""
+"""numerics: the first operation that produces an infinite value or NaN reports its name and its
+line of code. determinism: operations that are not repeatable to the bit are replaced or refused.
+eager: no function is compiled, so a debugger stops inside a step. dump: tensors are recorded for
+TensorBoard's debugger."""
 
 
 class Divergence(Section):
-    """What happens when a loss or the weights become infinite or no number, or a loss too large.
+    """The reaction to an infinite or NaN loss or weight, or to a loss that is too large.
 
-    The training goes back to the last checkpoint, finds the step that did the harm, and saves its batch. Then it goes on, or stops.
+    The training goes back to the last checkpoint, finds the step that caused the divergence, and
+    saves its batch. Then it goes on or stops.
     """
 
     action: Literal["stop", "skip_batch", "lower_learning_rate"] = "stop"
-    """skip_batch leaves the batch of that step out; lower_learning_rate multiplies the rate, from the checkpoint on, by `factor`."""
+    """`skip_batch` leaves out the batch of that step. `lower_learning_rate` multiplies the rate by
+    `factor`, from the checkpoint on."""
     factor: float | None = per_run(None, gt=0, lt=1)
     max_times: int = per_run(3, ge=1, le=1000)
-    """After so many times the training stops all the same."""
+    """Number of divergences that the action may handle. The next one stops the training."""
     max_loss: float | None = per_run(None, gt=0)
-    """A step with a mean loss above this has diverged. Null: only one that is no number."""
+    """A step with a mean loss above this has diverged. With null, only an infinite or NaN
+    value counts."""
 
     @model_validator(mode="after")
     def _fits(self) -> Divergence:
@@ -37,10 +41,13 @@ class Divergence(Section):
 
 
 class Tensorboard(Section):
-    """What TensorBoard gets beside the scalars, at the end of each epoch. Turning it on does not train again."""
+    """Records for TensorBoard besides the scalars, at the end of each epoch.
+
+    Turning one on does not repeat the training.
+    """
 
     graph: bool = operational(True)
     histograms: bool = operational(False)
-    """Of all weights."""
+    """Histograms of all weights."""
     images: int = operational(0, ge=0, le=100)
-    """So many validation examples with what the model says of them."""
+    """Number of validation examples that are shown with the model's predictions."""

@@ -9,15 +9,16 @@ from pydantic import Field, model_validator
 from pipeline_ops.config.base import READ_WITH_THE_DAG, Section, TaskSection, fixed, per_run
 
 CountedMetric = Literal["accuracy", "top_k_accuracy", "macro_precision", "macro_recall", "macro_f1", "worst_class_recall"]
-"""Follow from counts of right and wrong answers, so they can be resampled."""
+"""Metrics that follow from counts of right and wrong answers, so they can be resampled."""
 ScoreMetric = Literal["macro_roc_auc", "macro_average_precision", "calibration_error"]
-"""Follow from the probabilities of all examples."""
+"""Metrics that follow from the probabilities of all examples."""
 ClassMetric = Literal["precision", "recall", "f1", "roc_auc", "average_precision"]
 DetectionMetric = Literal["map", "map_50", "map_75", "map_small", "map_medium", "map_large"]
-"""COCO's, of a detector."""
+"""COCO's metrics, for a detector."""
 Measure = Literal["latency_milliseconds", "model_bytes", "drift"]
-"""Of the model as it is served, or of its data. `latency_milliseconds` is the median for one image; `drift` the largest Jensen-Shannon
-distance of the training data to that of the reference, which `preprocess.drift` describes."""
+"""Measures of the model as it is served, or of its data. `latency_milliseconds` is the median for
+one image. `drift` is the largest Jensen-Shannon distance of the training data to the reference
+data, which `preprocess.drift` describes."""
 
 LOWER_IS_BETTER = frozenset({"calibration_error", *get_args(Measure)})
 _RESAMPLED = frozenset({*get_args(CountedMetric), "precision", "recall", "f1"})
@@ -25,25 +26,30 @@ _WITHOUT_LIMIT = frozenset({"latency_milliseconds", "model_bytes"})
 
 
 class Rule(Section):
-    """One rule of the gate, on the test split. At least one bound."""
+    """One rule of the gate, on the test split, with at least one bound."""
 
     metric: Literal[CountedMetric, ScoreMetric, ClassMetric, DetectionMetric, Measure]
     of_class: str | None = None
-    """A class of which the metric has to hold, or `*` for each one; for the metrics of a class, such as recall."""
+    """The class for which the metric has to hold, or `*` for each class. Only for the metrics of a
+    class, such as recall."""
     of_slice: str | None = None
-    """One of `evaluate.slices` by its name, for each of its values, or one value: `folder` or `folder=night`."""
+    """The name of one of `evaluate.slices`, for each of its values (`folder`), or one value of it
+    (`folder=night`)."""
     min_examples: int = Field(1, ge=1)
-    """Of a class or a value of a slice with fewer test examples nothing is asked; the verdict says so."""
+    """A class, or a value of a slice, with fewer test examples is not checked. The verdict says
+    so."""
     at_least: float | None = Field(None, ge=0)
     at_most: float | None = Field(None, ge=0)
     not_worse_than_champion_by_more_than: float | None = Field(None, ge=0)
-    """Holds without comparison while there is no champion."""
+    """Holds without a comparison while there is no champion."""
     better_than_champion_by_more_than: float | None = Field(None, ge=0)
-    """Holds without comparison while there is no champion."""
+    """Holds without a comparison while there is no champion."""
     confidence: float | None = Field(None, gt=0.5, lt=1)
-    """With it, a comparison with the champion has to be shown at this confidence, by a paired bootstrap over the test examples."""
+    """The confidence at which the rule must hold in a comparison with the champion, by a paired
+    bootstrap over the test examples."""
     within_noise: Literal["fails", "passes"] = "fails"
-    """What becomes of a comparison that the test split is too small to decide at the `confidence`."""
+    """The outcome of a comparison that the test split is too small to decide at the
+    `confidence`."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Rule:
@@ -86,16 +92,17 @@ class Rule(Section):
 
 
 class Slice(Section):
-    """A part of the test split that is looked at by itself, one for each value or range."""
+    """A part of the test split that is evaluated by itself, one for each value or range."""
 
     by: str = Field(min_length=1)
-    """`folder` (of the example's key), `image_bytes` (the size of its file), or any feature of the stored examples, such as `image/width`."""
+    """`folder` (of the example's key), `image_bytes` (the size of its file), or any feature of the
+    stored examples, such as `image/width`."""
     name: str = Field("", pattern="^[^=]*$")
-    """What rules and report call it; without one, what `by` says."""
+    """The name of the slice in rules and in the report. If empty, the value of `by`."""
     folder_depth: int | None = Field(None, ge=1)
-    """For `by: folder`: so many folders from the left. Without it, the whole path."""
+    """Number of folders from the left, for `by: folder`. Without it, the whole path."""
     edges: list[float] = []
-    """Cuts numbers into ranges: [32, 96] makes below 32, 32 to 96, and 96 and more."""
+    """Bounds that cut numbers into ranges. [32, 96] makes below 32, 32 to 96, and 96 and more."""
 
     @model_validator(mode="after")
     def _fits(self) -> Slice:
@@ -115,19 +122,22 @@ class Slice(Section):
 
 
 class Bootstrap(Section):
-    """Intervals of all metrics that are made of counts, by drawing the test examples again with replacement."""
+    """Intervals of all metrics that are made of counts.
+
+    Each sample draws the test examples again with replacement.
+    """
 
     samples: int = Field(1000, ge=100, le=100_000)
     seed: int = Field(1, ge=0)
 
 
 class Approval(Section):
-    """A person decides in Airflow's UI whether a challenger that has passed the gate is published."""
+    """Approval by a person in Airflow's UI, after the gate and before the publication."""
 
     timeout_seconds: int = Field(7 * 24 * 3600, ge=1)
-    """How long the run waits. Other runs of the pipeline go on meanwhile."""
+    """The time that the run waits. Other runs of the pipeline go on."""
     without_answer: Literal["reject", "approve"] = "reject"
-    """What counts when nobody has answered by then."""
+    """The decision if there is no answer by then."""
 
 
 class Evaluate(TaskSection):
@@ -135,16 +145,18 @@ class Evaluate(TaskSection):
 
     gate: list[Rule] = Field(min_length=1)
     batch: int = per_run(256, ge=1)
-    """Test examples in one call of the model."""
+    """Number of test examples in one call of the model."""
     top_k: int = Field(5, ge=1)
-    """`top_k_accuracy` counts an answer as right if the label is among the k most probable classes."""
+    """The k of `top_k_accuracy`, which counts an answer as right if the label is among the k most
+    probable classes."""
     calibration_bins: int = Field(15, ge=2, le=100)
     slices: list[Slice] = []
     bootstrap: Bootstrap = Bootstrap()
     allowed_leaks: int = Field(0, ge=0)
-    """How many test examples may have an equal image in the training split before the test split is refused."""
+    """Number of test examples that may have an equal image in the training split. With more, the
+    test split is refused."""
     worst_mistakes: int = Field(24, ge=0, le=500)
-    """How many mistakes, and how many surprises, the report shows as pictures."""
+    """Number of mistakes, and of surprises, that the report shows as pictures."""
     approval: Approval | None = fixed(None, READ_WITH_THE_DAG, is_operational=True)
 
     @model_validator(mode="after")

@@ -16,15 +16,15 @@ class Int8(Section):
     """A TFLite model with weights and activations of eight bits."""
 
     representative_examples: int = Field(100, ge=1, le=10_000)
-    """How many training examples the ranges of activations are taken from."""
+    """Number of training examples from which the ranges of activations are taken."""
     tolerance: float = Field(0.3, gt=0, le=1)
-    """The largest difference of a probability."""
+    """The largest allowed difference of a probability."""
     top1_agreement: float = Field(0.95, ge=0, le=1)
-    """The smallest share of test examples that get the same class."""
+    """The smallest allowed share of test examples that get the same class."""
 
 
 class Card(Section):
-    """What only a person can say of the model; it goes into the model card."""
+    """Facts for the model card that are not measured and that only a person can give."""
 
     intended_use: str = ""
     limitations: str = ""
@@ -37,23 +37,27 @@ class Export(TaskSection):
     model: str = fixed(..., SAME_FOR_ALL_RUNS, pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
     """The model's name in the registry."""
     tolerance: float = Field(1e-4, gt=0, le=1)
-    """The largest difference of a probability that is still the same model."""
+    """The largest difference of a probability at which two models count as the same."""
     box_agreement: float = Field(0.95, ge=0, le=1)
-    """Of a detector in another format than saved_model: the smallest share of test images that get the same boxes."""
+    """The smallest allowed share of test images that get the same boxes, for a detector in another
+    format than `saved_model`."""
     formats: list[FormatName] = ["saved_model"]
-    """What is published; saved_model is always among it, onnx needs trainyard[onnx]. Each is checked against the trained model."""
+    """The published formats. `saved_model` is always one of them, `onnx` needs trainyard[onnx].
+    Each is checked against the trained model."""
     int8: Int8 = Int8()
-    """How tflite_int8 is made, and how far it may be from the trained model."""
+    """Settings of `tflite_int8`, and how far it may be from the trained model."""
     card: Card = Card()
-    """What the model card says beside what is measured."""
+    """Text of the model card besides the measured figures."""
     registry: str | None = fixed(None, SAME_FOR_ALL_RUNS, is_operational=True)
-    """Where versions are published: a folder, or a place in an object store such as s3://bucket/models; null is models/ below
-    storage.root."""
+    """The place where versions are published: a folder, or a place in an object store such as
+    s3://bucket/models. Null is models/ below storage.root."""
     signing_key: str | None = fixed(None, "it names a secret key", is_operational=True, min_length=1)
-    """The file of a secret key that `minisign -G -W` has made; each new version is signed by it. `trainyard models fetch --verify` and
-    `trainyard serve --verify` check that with the public key. Null signs nothing."""
+    """The file of a secret key that `minisign -G -W` has made. Each new version is signed by it.
+    `trainyard models fetch --verify` and `trainyard serve --verify` check the signature with the
+    public key. With null, versions are not signed."""
     keep_versions: int | None = operational(None, ge=1)
-    """How many of the newest versions stay after a publication; null keeps all. A version that an alias names always stays."""
+    """Number of newest versions that stay after a publication. Null keeps all. A version that an
+    alias names always stays."""
 
     @field_validator("formats")
     @classmethod

@@ -1,6 +1,7 @@
-"""Every field of a config as one flat table: dotted key, kind, and what is declared about it.
+"""Every field of a config as one flat table: dotted key, kind, and declarations.
 
-The trigger form, the check of a run's conf, the check of `per_run` and the reference read this table and nothing else.
+The trigger form, the check of a run's conf, the check of `per_run` and the reference read only this
+table.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ Kind = Literal["scalar", "list", "mapping"]
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One field that is no section.
+    """One field that is not a section.
 
     Attributes:
-      key: dotted, as in `--set`; `[]` stands for the items of a list of sections: `notify[].events`.
+      key: dotted, as in `--set`. `[]` stands for the items of a list of sections:
+        `notify[].events`.
       fields: the field in each of the sections that may stand at this place.
-      is_operational: the value cannot change what comes out.
+      is_operational: the value cannot change the result.
       is_per_run: a run may set it.
-      rank: the place at the top of the form, for what people change often; 0 for the rest.
-      fixed: why a run can never set it; empty where the author may open it.
+      rank: the position at the top of the form, for fields that change often. 0 for the rest.
+      fixed: the reason why a run can never set it. Empty if the author may open it.
       is_path: a path or a URI, for which `per_run` takes globs.
-      run_pattern: the values that a run may set it to; empty for any valid value.
-      run_words: the same for people.
+      run_pattern: the values that a run may set it to. Empty for any valid value.
+      run_words: a description of `run_pattern` in words.
     """
 
     key: str
@@ -67,7 +69,7 @@ def leaves_of(model: type[Section]) -> Mapping[str, Leaf]:
 
 
 def value_at(config: Section, key: str) -> Any:
-    """The value of a leaf; None where the section that holds it is null or of another type."""
+    """The value of a leaf. None if the section that holds it is null or of another type."""
     value: Any = config
     for name in key.split("."):
         value = getattr(value, name, None)

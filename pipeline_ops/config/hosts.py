@@ -1,8 +1,8 @@
-"""The hosts that a gang may run on: `hosts/<name>.yaml` beside the pipelines, named by `train.hosts`.
+"""The hosts of a gang: `hosts/<name>.yaml` next to the pipelines, named by `train.hosts`.
 
-A hosts file says where and how a training runs. Fields that select the code that runs there are in the training's
-fingerprint (`Hosts.program`); the others cannot change what comes out. The storage root must be the same path on all
-hosts, on a file system that they share.
+A hosts file describes where and how a training runs. Fields that select the code that runs there
+are in the training's fingerprint (`Hosts.program`). The others cannot change the result. The
+storage root must be the same path on all hosts, on a file system that they share.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from pipeline_ops.storage.digest import digest_of
 
 
 class Hosts(Section):
-    """What all launchers have in common."""
+    """The fields that all launchers have in common."""
 
     launcher: str
     python: str | None = declared(None, selects_program=True)
-    """The interpreter on the hosts; null: the same path as here."""
+    """The interpreter on the hosts. Null is the same path as on this machine."""
     code: str | None = declared(None, selects_program=True)
-    """The folder on the hosts that holds `pipeline_ops/`; null: the same path as here. It must be the same code."""
+    """The folder on the hosts that holds `pipeline_ops/`, with the same code as on this machine.
+    Null is the same path as on this machine."""
     environment: dict[str, str] = declared({}, selects_program=True)
-    """For every process of the gang."""
+    """Environment variables of every process of the gang."""
     network: Literal["trusted"] | None = None
     """`trusted`: Everyone who reaches the ports of these hosts may read and change the training.
 
@@ -40,7 +41,8 @@ class Hosts(Section):
     servers, GPUs) ask for no credentials. Without it, a gang stays on one host and opens no port.
     """
     first_port: int | None = Field(None, ge=1024, le=65535)
-    """With last_port: the ports that a firewall lets through. Null: any that is free."""
+    """The first of the ports that a firewall lets through, up to `last_port`. Null is any free
+    port."""
     last_port: int | None = Field(None, ge=1024, le=65535)
 
     @model_validator(mode="after")
@@ -57,14 +59,14 @@ class Hosts(Section):
 
     @property
     def program(self) -> dict[str, str]:
-        """Digests of the fields that select the code which the hosts run, without those that are left at their default."""
+        """Digests of the fields that select the hosts' code, without those at the default."""
         chosen = {name: getattr(self, name) for name, field in type(self).model_fields.items()
                   if (field.json_schema_extra or {}).get("selects_program")}
         return {name: digest_of(value) for name, value in chosen.items() if value}
 
     @property
     def capacity(self) -> int:
-        """How many workers all hosts can take."""
+        """The number of workers that all hosts can take."""
         raise NotImplementedError
 
     @property
@@ -85,13 +87,13 @@ class Hosts(Section):
 
 
 class LocalHosts(Hosts):
-    """This machine, with more to say about it than nothing."""
+    """This machine, with settings of its own."""
 
     launcher: Literal["local"]
     workers: int = Field(1024, ge=1, le=1024)
-    """How many workers it can take."""
+    """Number of workers that it can take."""
     cores: int | None = Field(None, ge=1)
-    """What its workers share; null: all that it has."""
+    """Number of cores that its workers share. Null is all of its cores."""
 
     @property
     def capacity(self) -> int:
@@ -106,12 +108,12 @@ class SshHost(Section):
     """One machine that is reached by ssh."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """As ssh knows it, and in messages."""
+    """The name for ssh and in messages."""
     address: str | None = None
-    """Where the other hosts reach it, for example in a faster network; null: its name."""
+    """The address for the other hosts, for example in a faster network. Null is the name."""
     workers: int = Field(1, ge=1, le=256)
     cores: int | None = Field(None, ge=1)
-    """What its workers share; null: all that it has."""
+    """Number of cores that its workers share. Null is all of its cores."""
 
 
 class SshHosts(Hosts):
@@ -123,11 +125,11 @@ class SshHosts(Hosts):
     port: int | None = Field(None, ge=1, le=65535)
     identity_file: str | None = None
     known_hosts: str | None = None
-    """Null: the user's own. A host whose key is not in it is refused."""
+    """The known_hosts file. Null is the user's own. A host whose key is not in it is refused."""
     jump: list[str] = []
-    """Hosts to go through, in order: `user@gateway:22`."""
+    """Hosts to go through, in order, such as `user@gateway:22`."""
     config_file: str | None = declared(None, selects_program=True)
-    """An ssh_config of its own."""
+    """A separate ssh_config file."""
     connect_timeout_seconds: int = Field(5, ge=1, le=300)
 
     @model_validator(mode="after")
@@ -148,22 +150,23 @@ class SshHosts(Hosts):
 
 
 class SlurmHosts(Hosts):
-    """Nodes that Slurm allocates for the training, and takes back after it."""
+    """Nodes that Slurm allocates for the training and takes back after it."""
 
     launcher: Literal["slurm"]
     nodes: int = Field(ge=1, le=1024)
     min_nodes: int | None = Field(None, ge=1, le=1024)
-    """Content with so few, if there are no more; null: all of `nodes`."""
+    """The smallest number of nodes to start with if there are no more. Null is all of `nodes`."""
     workers_per_node: int = Field(1, ge=1, le=256)
     cores_per_node: int | None = Field(None, ge=1)
     partition: str | None = None
     account: str | None = None
     time_limit: str | None = None
-    """As sbatch understands it: `2-00:00:00`. Null: that of the partition."""
+    """The time limit in the format of sbatch, such as `2-00:00:00`. Null is that of the
+    partition."""
     arguments: list[str] = declared([], selects_program=True)
-    """More options of sbatch, as `--gres=gpu:4` or `--exclusive`."""
+    """Further options of sbatch, such as `--gres=gpu:4` or `--exclusive`."""
     queue_timeout_seconds: int = Field(24 * 3600, ge=1)
-    """How long to wait in the queue before the task is tried again."""
+    """Time to wait in the queue before the task is tried again."""
 
     @property
     def capacity(self) -> int:
@@ -175,7 +178,7 @@ class SlurmHosts(Hosts):
 
 
 class Volume(Section):
-    """A persistent volume claim that all pods share: it must hold the storage root."""
+    """A persistent volume claim that all pods share. It must hold the storage root."""
 
     claim: str
     mount: str
@@ -186,7 +189,7 @@ class KubernetesHosts(Hosts):
 
     launcher: Literal["kubernetes"]
     image: str = declared(..., selects_program=True)
-    """It must have this project's code and packages."""
+    """The container image. It must have this project's code and packages."""
     pods: int = Field(ge=1, le=1024)
     workers_per_pod: int = Field(1, ge=1, le=64)
     namespace: str = "default"
@@ -198,7 +201,7 @@ class KubernetesHosts(Hosts):
     node_selector: dict[str, str] = {}
     image_pull_secrets: list[str] = []
     context: str | None = None
-    """Of kubectl; null: the current one."""
+    """The context of kubectl. Null is the current one."""
 
     @property
     def capacity(self) -> int:
@@ -216,7 +219,8 @@ def load_hosts(folder: Path, name: str) -> Hosts:
     """Reads and checks a hosts file.
 
     Raises:
-      ConfigError: with a line for each thing that is wrong, or with the nearest name if there is no such file.
+      ConfigError: the file is wrong or does not exist. The message has a line for each problem, or
+        the nearest name.
     """
     if not re.fullmatch(HOSTS_NAME, name):
         raise ConfigError(f"train.hosts: {name!r} must be the name of a file in {folder}, without a folder and without .yaml")
@@ -233,5 +237,5 @@ def load_hosts(folder: Path, name: str) -> Hosts:
 
 
 def parse_hosts(values: Mapping[str, Any]) -> Hosts:
-    """Hosts as a request carries them."""
+    """Returns the hosts that a request carries."""
     return _KINDS[values["launcher"]].model_validate(values)

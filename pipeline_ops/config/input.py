@@ -8,17 +8,20 @@ from pipeline_ops.config.base import Section, operational, per_run
 
 
 class Scale(Section):
-    """By what images are scaled, anything between the two being equally likely. Where one gets larger, a random part of it is shown; where it gets
-    smaller, it lies at a random place."""
+    """The range of factors by which images are scaled. All values in it are equally likely.
+
+    A random part of a larger image is shown. A smaller image lies at a random place.
+    """
 
     least: float = per_run(1.0, ge=0.1, le=1)
     most: float = per_run(1.0, ge=1, le=10)
 
 
 class Augment(Section):
-    """Random changes of training images, drawn from (seed, epoch, example): no worker and no restart changes them.
+    """Random changes of training images, drawn from (seed, epoch, example).
 
-    Boxes go with the pixels. What comes into sight from beyond an image is its edge, repeated; for a detector it is grey, of the value 128.
+    They do not depend on the worker or on restarts. Boxes move with the pixels. The area beyond an
+    image repeats its edge. For a detector it is grey, with the value 128.
     """
 
     flip_left_right: bool = per_run(False)
@@ -26,35 +29,44 @@ class Augment(Section):
     flip_top_bottom: bool = per_run(False)
     """Turns every second image upside down."""
     shift: float = per_run(0.0, ge=0, le=0.5)
-    """Moves an image by up to this fraction of its height and width; a mosaic's parts lie at random places anyway."""
+    """Moves an image by up to this fraction of its height and width. A mosaic's parts lie at random
+    places anyway."""
     scale: Scale | None = None
-    """Enlarges images, or makes them smaller."""
+    """Enlarges or shrinks images."""
     brightness: float = per_run(0.0, ge=0, le=1)
-    """Adds up to this fraction of the range of values, or takes it away."""
+    """Adds or subtracts up to this fraction of the range of values."""
     contrast: float = per_run(0.0, ge=0, lt=1)
     """Stretches values away from the image's mean, or pulls them to it, by up to this fraction."""
     saturation: float = per_run(0.0, ge=0, le=1)
-    """Stretches the colours of a pixel away from their mean, or pulls them to it, by up to this fraction."""
+    """Stretches the colours of a pixel away from their mean, or pulls them to it, by up to this
+    fraction."""
     mosaic: float = per_run(0.0, ge=0, le=1)
-    """For detectors: this share of the examples is made of four images, which meet at a random point."""
+    """The share of examples that are made of four images, which meet at a random point. Only for
+    detectors."""
     least_visible: float = per_run(0.3, gt=0, le=1)
-    """For detectors: of an object with less than this part of its box in sight, nothing is learned."""
+    """The smallest visible part of a box. An object with less in sight is not learned. Only for
+    detectors."""
 
 
 class Input(Section):
-    """How examples come from the shards to the step. Evaluation reads without a cache and without augmentation."""
+    """The input pipeline, which brings examples from the shards to the step.
+
+    Evaluation reads without a cache and without augmentation.
+    """
 
     augment: Augment = Augment()
     cache: Literal["none", "memory", "disk"] = operational("memory")
-    """Where decoded training images are kept from one epoch to the next: each worker's memory, or, for classification, a file that a host's
-    workers share."""
+    """The place where decoded training images are kept from one epoch to the next. `memory` is each
+    worker's memory. `disk`, for classification, is a file that a host's workers share."""
     cache_limit_mib: int = operational(256, ge=1)
     """A split whose decoded images need more than this is not cached, and the log says so."""
     stage: Literal["auto", "always"] = operational("auto")
-    """`auto` copies the shards to the host's disk where they lie in an object store; `always` also where they lie in a folder, which
-    pays where that folder is a slow share."""
+    """`auto` copies the shards to the host's disk if they lie in an object store. `always` also
+    copies them from a folder, which pays if that folder is a slow share."""
     local_folder: str | None = operational(None, is_path=True)
-    """On the host's own disk: staged shards and decoded images, which may be removed while no training runs. Null: what the host's
-    TRAINYARD_LOCAL_FOLDER says, or ~/.cache. They lie below `trainyard-cache/` in it, and nothing beside that is ever removed."""
+    """A folder on the host's own disk for staged shards and decoded images, which may be removed
+    while no training runs. Null is the host's TRAINYARD_LOCAL_FOLDER, or ~/.cache. They lie below
+    `trainyard-cache/` in it, and no other file of the folder is ever removed."""
     local_limit_gib: int = operational(100, ge=1)
-    """What is not in use there is removed, the oldest first, until no more than this is left."""
+    """The limit for this folder. Files that are not in use are removed, the oldest first, until no
+    more than this is left."""

@@ -1,9 +1,10 @@
-"""The names that `train.model` may have, and what is known of each model without building it.
+"""The names that `train.model` may have, and the facts about each model that need no build.
 
     model: digits_cnn                        an entry of this catalogue
     model: my_package.my_module:build        a function of the user's own
 
-The code is in `pipeline_ops/models/`; this is what the config checks against, before any process starts.
+The code is in `pipeline_ops/models/`. The config is checked against this catalogue before any
+process starts.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 @dataclasses.dataclass(frozen=True)
 class CatalogueModel:
-    """`module` is the file in `pipeline_ops/models/` with the function `build`. It is called with the shape of the images, the number of classes,
-    `arguments`, and those of `parameters` that the config gives. `metrics` are the figures of an epoch beside the loss; a detector's module
-    also has `make_head`. `files` are others beside the module that it is made of."""
+    """A model of the catalogue.
+
+    `module` is the file in `pipeline_ops/models/` with the function `build`. It is called with the
+    shape of the images, the number of classes, `arguments`, and those of `parameters` that the
+    config gives. `metrics` are the figures of an epoch besides the loss. A detector's module also
+    has `make_head`. `files` are the other files that the model is made of.
+    """
 
     module: str
     parameters: tuple[str, ...] = ()
@@ -36,11 +41,11 @@ class CatalogueModel:
     min_size: int = 1
     """Height and width of the smallest images that it can be built for."""
     size_multiple: int = 1
-    """Height and width of the images are multiples of this."""
+    """Factor that divides the height and the width of the images."""
 
     @property
     def code(self) -> list[str]:
-        """What a fingerprint covers."""
+        """The files that a fingerprint covers."""
         return [f"pipeline_ops/models/{name}.py" for name in (self.module, *self.files)]
 
 
@@ -80,17 +85,17 @@ CATALOGUE: Mapping[str, CatalogueModel] = {
 
 
 def is_own(model: str) -> bool:
-    """Whether this names a function of the user's own, `module:function`."""
+    """Returns whether this names a function of the user's own, `module:function`."""
     return ":" in model
 
 
 def task_of(model: str) -> Task:
-    """What a model is for; one of the user's own classifies."""
+    """The task of a model. A model of the user's own is a classifier."""
     return "classification" if is_own(model) else CATALOGUE[model].task
 
 
 def check_model(name: str) -> str:
-    """The name. Raises ValueError with the nearest one in the catalogue."""
+    """Returns the name. Raises ValueError with the nearest one in the catalogue."""
     if is_own(name):
         return check_function(name)
     if name not in CATALOGUE:
@@ -99,7 +104,7 @@ def check_model(name: str) -> str:
 
 
 def check_function(path: str) -> str:
-    """The path of a function of the user's own. Raises ValueError."""
+    """Returns the path of a function of the user's own. Raises ValueError if it is not one."""
     if not _OWN.fullmatch(path):
         raise ValueError(f"a function of your own is named as my_package.my_module:function, got {path!r}")
     return path

@@ -1,4 +1,4 @@
-"""Checks that hold the model against the source and the stages, without reading any data."""
+"""Checks of the model against the source and the stages, without reading any data."""
 
 from __future__ import annotations
 
@@ -16,26 +16,30 @@ _TASKS: dict[str, Task] = {
     "coco": "detection",
 }
 _KEEP_SIZE = ("filter", "map_classes", "clip_boxes", "augment", "equalize", "encode")
-"""Stages after which an image is as large as before. `augment` may exchange height and width."""
+"""Stages that keep the size of an image. `augment` may exchange height and width."""
 
 
 def validate_model_for_data(config: PipelineConfig) -> None:
-    """Raises ConfigError where the model is for another task than the source, or for other sizes
-    than the stages make.
+    """Checks the task and the image sizes of the model.
+
+    Raises:
+      ConfigError: the model is for another task than the source, or for other sizes than the stages
+        make.
     """
     _validate_task(config)
     _validate_size(config)
 
 
 def task_of_source(config: PipelineConfig) -> Task | None:
-    """The task that a source has examples for; None where only its files say so."""
+    """The task that a source has examples for. None if only its files say so."""
     source = config.preprocess.source
     return getattr(source, "task", None) or _TASKS.get(source.type)
 
 
 def validate_task(task: Task, model: str, found: str) -> None:
-    """Raises ConfigError where a model is for another task; `found` says where the task comes
-    from.
+    """Raises ConfigError if a model is for another task.
+
+    `found` is the origin of the task, for the message.
     """
     if task == task_of(model):
         return
@@ -52,8 +56,9 @@ def validate_task(task: Task, model: str, found: str) -> None:
 
 
 def image_size(stages: Sequence[Stage]) -> tuple[int, int, int] | None:
-    """Height and width that all images have, and the index of the stage that makes it so; None
-    where that depends on the images.
+    """Height and width of all images, and the index of the stage that makes them so.
+
+    None if the size depends on the images.
     """
     for index, stage in reversed(list(enumerate(stages))):
         if stage.name == "resize":
@@ -69,7 +74,7 @@ def image_size(stages: Sequence[Stage]) -> tuple[int, int, int] | None:
 
 
 def fault_of_size(model: str, height: int, width: int) -> str | None:
-    """What a model of the catalogue cannot do with images of this size."""
+    """The reason why a model of the catalogue cannot take images of this size, or None."""
     entry = None if is_own(model) else CATALOGUE[model]
     if entry and min(height, width) < entry.min_size:
         return f"takes images of at least {entry.min_size}x{entry.min_size} pixels"
@@ -101,5 +106,5 @@ def _validate_size(config: PipelineConfig) -> None:
 
 
 def _place(config: PipelineConfig, location: Location) -> str:
-    """File, line and key."""
+    """File, line and key of a location, for a message."""
     return f"{ConfigText.read(config.file).place(location)}: {'.'.join(map(str, location))}"

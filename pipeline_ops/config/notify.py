@@ -1,8 +1,11 @@
-"""`notify` of a pipeline config: who is told of what, through Airflow's notifiers.
+"""`notify` of a pipeline config: the events that Airflow's notifiers report.
 
     notify:
       - notifier: airflow.providers.smtp.notifications.smtp.SmtpNotifier
-        arguments: {to: team@example.org, subject: "{{ notice.title }}", html_content: "{{ notice.html }}"}
+        arguments:
+          to: team@example.org
+          subject: "{{ notice.title }}"
+          html_content: "{{ notice.html }}"
         events: [failed, gate_not_passed, drift]
 """
 
@@ -23,21 +26,28 @@ Event = Literal["failed", "gate_not_passed", "drift", "late"]
 
 
 class Notify(Section):
-    """One notifier of Airflow's, and what it is told of: each event once per run."""
+    """One notifier of Airflow, and the events that it gets, each once per run."""
 
     notifier: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")
-    """The class, by its module: one of a provider of Airflow, or your own that derives from `airflow.sdk.BaseNotifier`."""
+    """The class, by its module: one of a provider of Airflow, or your own that derives from
+    `airflow.sdk.BaseNotifier`."""
     arguments: dict[str, Any] = {}
-    """Of the class. In those that it calls templates, `{{ notice.title }}`, `{{ notice.text }}` and `{{ notice.html }}` stand for the message, and
-    `{{ notice.link }}` for the report in Airflow's UI; its `notify` finds the whole notice in the context."""
+    """Arguments of the class. In its templates, `{{ notice.title }}`, `{{ notice.text }}` and
+    `{{ notice.html }}` stand for the message, and `{{ notice.link }}` for the report in Airflow's
+    UI. Its `notify` finds the whole notice in the context."""
     events: list[Event] = Field(min_length=1)
-    """`failed`: the run has failed for good. `gate_not_passed`: it publishes nothing. `late`: it has not ended by the pipeline's
-    `deadline_seconds`. `drift`: the data is further from the champion's than `preprocess.drift` allows; with `action: fail` the run fails by
-    it, which is `failed`."""
+    """`failed`: the run has failed for good. `gate_not_passed`: the run publishes no model. `late`:
+    the run has not ended by the pipeline's `deadline_seconds`. `drift`: the data is further from
+    the champion's than `preprocess.drift` allows. With `action: fail` the run fails by it, which is
+    `failed`."""
 
 
 def check_notifiers(notifiers: Sequence[Notify], file: Path) -> None:
-    """For who makes or checks a DAG. Raises ConfigError where a class is not there, or does not take its arguments."""
+    """Checks the classes of all notifiers, when a DAG is made or checked.
+
+    Raises:
+      ConfigError: a class does not exist, or does not take its arguments.
+    """
     problems = []
     for index, notify in enumerate(notifiers):
         try:

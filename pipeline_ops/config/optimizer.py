@@ -1,4 +1,4 @@
-"""`train.optimizer` of a pipeline config: the optimizer, its learning rate over the steps, clipping, and averaged weights."""
+"""`train.optimizer` of a pipeline config: optimizer, learning rate, clipping, averaged weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline_ops.config.base import Section, per_run
 
 
 class Schedule(Section):
-    """What all schedules have in common: a linear warm-up from nothing to the whole learning rate."""
+    """The common part of all schedules: a linear warm-up from zero to the whole learning rate."""
 
     warmup_steps: int = per_run(0, ge=0)
 
@@ -27,7 +27,8 @@ class Cosine(Schedule):
 
     type: Literal["cosine"]
     decay_steps: int | None = per_run(None, ge=1)
-    """Optimizer steps from the end of the warm-up to the end of the wave; null: to the last step of the last epoch."""
+    """Optimizer steps from the end of the warm-up to the end of the wave. Null is until the last
+    step of the last epoch."""
     end_factor: float = per_run(0.0, ge=0, le=1)
 
 
@@ -40,7 +41,10 @@ class Exponential(Schedule):
 
 
 class Piecewise(Schedule):
-    """Another factor from each boundary on: `boundaries_steps: [1000, 2000]` and `factors: [0.1, 0.01]`."""
+    """Another factor from each boundary on.
+
+    Example: `boundaries_steps: [1000, 2000]` and `factors: [0.1, 0.01]`.
+    """
 
     type: Literal["piecewise"]
     boundaries_steps: list[int] = Field(min_length=1)
@@ -61,14 +65,17 @@ AnySchedule = Annotated[Constant | Cosine | Exponential | Piecewise, Field(discr
 
 
 class Clip(Section):
-    """Bounds the gradient of the global batch, after it was summed over all workers. One of the three."""
+    """Bounds the gradient of the global batch, after it was summed over all workers.
+
+    Exactly one of the three bounds is given.
+    """
 
     global_norm: float | None = per_run(None, gt=0)
-    """The norm of all gradients together; their direction stays."""
+    """The largest norm of all gradients together. Their direction stays."""
     norm: float | None = per_run(None, gt=0)
-    """The norm of each variable's gradient."""
+    """The largest norm of each variable's gradient."""
     value: float | None = per_run(None, gt=0)
-    """The absolute value of each element."""
+    """The largest absolute value of each element."""
 
     @model_validator(mode="after")
     def _fits(self) -> Clip:
@@ -85,17 +92,20 @@ class Optimizer(Section):
     learning_rate: float = per_run(1e-3, rank=2, gt=0, le=10)
     """Size of the optimizer's steps. The schedule multiplies it with its factors."""
     momentum: float = per_run(0.0, ge=0, lt=1)
-    """For sgd."""
+    """The momentum. Only for sgd."""
     weight_decay: float = per_run(0.0, ge=0, lt=1)
-    """For adamw and sgd: in each step every weight loses so much of itself, times the learning rate. With sgd and a momentum of 0.9,
-    a penalty of w * |weights|**2 / 2 in the loss, as papers have it, is about a weight_decay of 10 * w."""
+    """The part of each weight that it loses in each step, times the learning rate. Only for adamw
+    and sgd. With sgd and a momentum of 0.9, a penalty of w * |weights|**2 / 2 in the loss, the form
+    in papers, is about a weight_decay of 10 * w."""
     schedule: AnySchedule = Constant()
-    """How the learning rate changes with the steps. `reduce_learning_rate` multiplies what comes out."""
+    """The change of the learning rate with the steps. `reduce_learning_rate` multiplies the
+    result."""
     clip: Clip | None = None
     average_weights: float | None = per_run(None, gt=0, lt=1)
-    """Decay of an exponential moving average of the weights (0.999, say). The average is what is evaluated and what becomes the challenger;
-    training goes on from the weights themselves. The decay is warmed up: in the step t it is at most (1 + t) / (10 + t), so that the
-    average of a short training does not consist of initial weights."""
+    """Decay of an exponential moving average of the weights (0.999, say). The average is evaluated
+    and becomes the challenger. Training goes on from the weights themselves. The decay is warmed
+    up: in step t it is at most (1 + t) / (10 + t), so that the average of a short training does not
+    consist of initial weights."""
 
     @model_validator(mode="after")
     def _fits(self) -> Optimizer:

@@ -1,7 +1,8 @@
-"""The conf of a run as checked overrides: single values of fields that a run may set, by dotted key.
+"""The conf of a run as checked overrides: values of fields that a run may set, by dotted key.
 
-Everything else is refused: a field of the author's, a whole section, an item of a list, null where it is no value, and
-keys and values that no config has. A refusal is a ConfigError, so Airflow does not try again.
+Other entries are refused: a field that only the author may set, a whole section, an item of a list,
+a null that is not a value of the field, and unknown keys and values. A refusal is a ConfigError, so
+Airflow does not try again.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def parse_conf(author: PipelineConfig, conf: Any) -> dict[str, Scalar]:
-    """The overrides of a run.
+    """Returns the overrides of a run.
 
     Args:
-      author: the author's config, which says what he has opened.
+      author: the author's config, which says what is open to runs.
       conf: the conf as Airflow has it.
 
     Raises:
-      ConfigError: with a line for each thing that is wrong.
+      ConfigError: with a line for each problem.
     """
     if not isinstance(conf, Mapping):
         raise ConfigError(f"the run's conf must be a mapping of keys to values, got {type(conf).__name__}")
@@ -67,13 +68,16 @@ def _parse(author: PipelineConfig, key: Any, value: Any) -> Scalar:
 
 
 def _types_of(author: PipelineConfig, keys: Iterable[str]) -> dict[str, str]:
-    """The author's `type` of each section that a run changes: where the YAML leaves the section out, it is a default."""
+    """The author's `type` of each section that a run changes.
+
+    A section that the YAML leaves out has a default type.
+    """
     types = {f"{key.rpartition('.')[0]}.type" for key in keys}
     return {key: own for key in types if (own := value_at(author, key)) is not None}
 
 
 def _find(author: PipelineConfig, key: Any) -> Leaf:
-    """The leaf that a run may set. Raises ValueError."""
+    """The leaf that a run may set. Raises ValueError if there is none."""
     if not isinstance(key, str) or len(key) > _MAX_KEY or _UNPRINTABLE.search(key):
         raise ValueError(f"a key must be a text of at most {_MAX_KEY} printable characters")
     leaves = leaves_of(type(author))
@@ -89,7 +93,7 @@ def _find(author: PipelineConfig, key: Any) -> Leaf:
 
 
 def _holds_several(leaves: Mapping[str, Leaf], key: str) -> bool:
-    """Whether a key that is no leaf names a section, a list, a mapping, or a part of one."""
+    """Returns whether a key names a section, a list, a mapping or a part of one, and no leaf."""
     return any(name == key or name.startswith((f"{key}.", f"{key}[]")) or
                (leaf.kind != "scalar" and key.startswith((f"{name}.", f"{name}[]"))) for name, leaf in leaves.items())
 

@@ -1,4 +1,4 @@
-"""`per_run` of a pipeline config: fields that the author opens to runs, and the values that he allows.
+"""`per_run` of a pipeline config: fields that the author opens to runs, with the allowed values.
 
     per_run:
       train.hosts: [lab, two_gpus]
@@ -6,8 +6,9 @@
       train.epochs: [5, 20]                  a run may choose one of these
       train.seed: []                         a run may not set it
 
-The value that the YAML itself has is always allowed. A path is made absolute, and links in it are followed, before it is
-compared: `*` and `?` stand for anything within one folder's name, `**` for any number of folders.
+The value in the YAML itself is always allowed. A path is made absolute and its links are followed
+before the comparison. `*` and `?` stand for anything within one folder's name, `**` for any number
+of folders.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ _URI = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")
 
 
 def check_opened(leaves: Mapping[str, Leaf], opened: Mapping[str, Sequence[Scalar]]) -> None:
-    """Raises ValueError where `per_run` opens what does not exist or can never be opened, or allows what is no valid value."""
+    """Checks the fields and the values of `per_run`.
+
+    Raises:
+      ValueError: a field does not exist or can never be opened, or a value is not valid.
+    """
     for key, values in opened.items():
         leaf = leaves.get(key)
         if leaf is None:
@@ -43,7 +48,11 @@ def check_opened(leaves: Mapping[str, Leaf], opened: Mapping[str, Sequence[Scala
 
 
 def allowed_value(leaf: Leaf, value: Scalar, allowed: Sequence[Scalar], folder: Path) -> Scalar:
-    """The value to use: for a path that a glob allows, the absolute path without links. Raises ValueError."""
+    """The value to use. For a path that a glob allows, that is the absolute path without links.
+
+    Raises:
+      ValueError: the value is not allowed.
+    """
     for candidate in allowed:
         if type(candidate) is type(value) and candidate == value and not (leaf.is_path and isinstance(value, str) and _MAGIC.search(value)):
             return value
@@ -56,7 +65,7 @@ def allowed_value(leaf: Leaf, value: Scalar, allowed: Sequence[Scalar], folder: 
 
 
 def is_glob(value: Scalar) -> bool:
-    """Whether an allowed value stands for several."""
+    """Returns whether an allowed value stands for several."""
     return isinstance(value, str) and bool(_MAGIC.search(value))
 
 
@@ -74,7 +83,11 @@ def _check_pattern(key: str, pattern: str) -> None:
 
 
 def _normalized(value: str, folder: Path) -> str:
-    """An absolute path without `..` and without links, or a plain URI. Raises ValueError."""
+    """An absolute path without `..` and without links, or a plain URI.
+
+    Raises:
+      ValueError: the value is neither.
+    """
     if re.search(r"[{}*?\[]", value):
         raise ValueError("must be a plain path for a single run, without any of { } * ? [")
     if uri := _URI.fullmatch(value):
@@ -92,7 +105,10 @@ def _matches(pattern: str, place: str, folder: Path) -> bool:
 
 
 def _absolute(pattern: str, folder: Path) -> str:
-    """The pattern with the folders before its first wildcard made absolute; links there are the author's own."""
+    """The pattern with the folders before its first wildcard made absolute.
+
+    These folders may be links, because they are the author's own.
+    """
     if _URI.fullmatch(pattern):
         return pattern.rstrip("/")
     magic = _MAGIC.search(pattern)

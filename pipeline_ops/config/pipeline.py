@@ -1,9 +1,10 @@
-"""The pipeline config: one YAML file, complete, checked where it is born.
+"""The pipeline config: one complete YAML file, checked when it is read.
 
-`load_config` reads the author's config; the config of a run comes from `run_config.py`. An unknown key, a wrong type or
-a combination that can't work is a ConfigError that names file, line, key, rule and the nearest valid name. What is marked
-`operational` says where or how patiently something runs, not what comes out: it is left out of fingerprints. The sections
-of the four tasks are in `config_preprocess.py`, `config_train.py`, `config_evaluate.py` and `config_export.py`.
+`load_config` reads the author's config. The config of a run comes from `run_config.py`. An unknown
+key, a wrong type or an impossible combination is a ConfigError that names file, line, key, rule and
+the nearest valid name. Fields that are marked `operational` change where or how patiently a task
+runs, and not its result, so fingerprints leave them out. The sections of the four tasks are in
+`preprocess.py`, `train.py`, `evaluate.py` and `export.py`.
 
 Relative paths in a config are relative to the folder of the config file.
 """
@@ -36,7 +37,7 @@ from pipeline_ops.storage.object_store import is_remote, refuse_credentials
 
 
 class Storage(Section):
-    """Where artifacts, runs and models are kept."""
+    """The place of artifacts, runs and models."""
 
     root: str = fixed("../.trainyard", SAME_FOR_ALL_RUNS)
 
@@ -49,7 +50,7 @@ class Storage(Section):
 
 
 class PipelineConfig(Section):
-    """Everything that a pipeline is."""
+    """The whole config of a pipeline."""
 
     pipeline: str = fixed(..., SAME_FOR_ALL_RUNS, pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
     """The DAG's name."""
@@ -57,22 +58,25 @@ class PipelineConfig(Section):
     owner: str = fixed("trainyard", READ_WITH_THE_DAG, max_length=250)
     tags: list[Annotated[str, Field(min_length=1, max_length=100)]] = fixed([], READ_WITH_THE_DAG)
     schedule: Schedule = fixed(Schedule(), READ_WITH_THE_DAG)
-    """A cron expression in UTC, assets of Airflow, or both; null for runs by hand only."""
+    """A cron expression in UTC, assets of Airflow, or both. Null is for runs by hand only."""
     storage: Storage = Storage()
     preprocess: Preprocess
     train: Train
     search: Search | None = fixed(None, READ_WITH_THE_DAG)
-    """Several trainings with different parameters, of which the best goes on. Null: one training."""
+    """Several trainings with different parameters, of which the best goes on. Null is one
+    training."""
     evaluate: Evaluate
     export: Export
     notify: list[Notify] = fixed([], READ_WITH_THE_DAG)
-    """Who is told of a run that failed, was not published, drifted or is late."""
+    """Recipients of a message when a run has failed, was not published, drifted or is late."""
     deadline_seconds: int | None = fixed(None, READ_WITH_THE_DAG, ge=1)
-    """How long after it was queued a run should have ended; if it has not, those in `notify` with the event `late` are told, and it goes on."""
+    """Seconds after it was queued by which a run should have ended. If it has not, the entries of
+    `notify` with the event `late` get a message, and the run goes on."""
 
     per_run: dict[str, list[Scalar]] = fixed({}, "it says itself what runs may set")
-    """More that a single run may set, by dotted key, with the values that it may have: `train.hosts: [lab, cloud]`. For paths, globs:
-    `preprocess.source.path: [/data/daily/**]`. An empty list closes a key that is open otherwise."""
+    """Further fields that a single run may set, by dotted key, with the values that they may have:
+    `train.hosts: [lab, cloud]`. For paths, globs: `preprocess.source.path: [/data/daily/**]`. An
+    empty list closes a key that is open otherwise."""
 
     _file: Path = Path()
     _overrides: dict[str, Any] = {}
@@ -107,7 +111,7 @@ class PipelineConfig(Section):
             raise FieldError("schedule.timezone", f"must be UTC for the data intervals of preprocess.source.path, got {schedule.timezone}")
 
     def _refuse_for_detection(self) -> None:
-        """Metrics and formats of the other task."""
+        """Refuses metrics and formats of the other task."""
         is_detector = task_of(self.train.model) == "detection"
         for number, rule in enumerate(self.evaluate.gate):
             key = f"evaluate.gate.{number}"
@@ -123,7 +127,7 @@ class PipelineConfig(Section):
 
     @property
     def file(self) -> Path:
-        """The YAML that it was read from."""
+        """The YAML file that the config was read from."""
         return self._file
 
     @property
@@ -133,7 +137,7 @@ class PipelineConfig(Section):
 
     @functools.cached_property
     def hosts(self) -> Hosts | None:
-        """The hosts to train on; None for this machine. Raises ConfigError."""
+        """The hosts to train on, or None for this machine. Raises ConfigError for a wrong file."""
         return load_hosts(self._file.parent / "hosts", self.train.hosts) if self.train.hosts else None
 
     @property
@@ -145,12 +149,15 @@ class PipelineConfig(Section):
         return str((self.path(place) if place else self.root / "models") / self.export.model)
 
     def interpreter(self, job: str) -> Path | None:
-        """The Python of a task's job, absolute; None for the one that asks. A link is not followed, because it is what makes an environment."""
+        """The Python of a task's job, absolute, or None for the interpreter of the caller.
+
+        A link is not followed, because it is what makes an environment.
+        """
         python = getattr(self, job).python
         return None if python is None else Path(os.path.abspath(self._file.parent / Path(python).expanduser()))
 
     def changed(self, overrides: Mapping[str, Any]) -> PipelineConfig:
-        """This config with other values by dotted key. Raises ConfigError."""
+        """Returns this config with other values by dotted key. Raises ConfigError."""
         return load_config(self._file, self._overrides | dict(overrides))
 
     def path(self, relative: str) -> Path:
@@ -163,18 +170,19 @@ def load_config(file: Path | str, overrides: Mapping[str, Any] | None = None) ->
 
     Args:
       file: the YAML file.
-      overrides: the author's own, from a command line: values by dotted key, `{"train.optimizer.learning_rate": 0.01}`;
-        list items by index. The conf of a run goes through `run_config` instead.
+      overrides: the author's own, from a command line, as values by dotted key:
+        `{"train.optimizer.learning_rate": 0.01}`. List items go by index. The conf of a run goes
+        through `run_config` instead.
 
     Raises:
-      ConfigError: with a line for each thing that is wrong.
+      ConfigError: with a line for each problem.
     """
     text = ConfigText.read(Path(file))
     for key, value in (overrides or {}).items():
         text.override(key, value)
     config = checked(PipelineConfig, text)
     config._file, config._overrides = text.file.resolve(), dict(overrides or {})
-    if config.hosts:  # wrong ones are to be told now, and not by a job
+    if config.hosts:  # wrong hosts are reported now, before any job starts
         config.hosts.refuse_misfit(config.train, text.place(("train", "hosts")))
     for name in filter(None, config.per_run.get("train.hosts", [])):
         load_hosts(config.file.parent / "hosts", name)

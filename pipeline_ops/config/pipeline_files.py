@@ -1,4 +1,4 @@
-"""Which files of a folder are pipeline configs."""
+"""Finds the pipeline configs of a folder."""
 
 from __future__ import annotations
 

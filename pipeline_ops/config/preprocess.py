@@ -13,7 +13,10 @@ from pipeline_ops.config.sources import AnySource
 
 
 class Stage(Section):
-    """One preprocessing step: its name in the catalogue and its parameters, which the stage itself checks."""
+    """One preprocessing step: its name in the catalogue and its parameters.
+
+    The stage itself checks the parameters.
+    """
 
     name: str
     parameters: dict[str, Any] = {}
@@ -21,7 +24,7 @@ class Stage(Section):
     @model_validator(mode="before")
     @classmethod
     def _short_form(cls, value: Any) -> Any:
-        """`- decode` and `- resize: {height: 28, width: 28}` are how a stage is written in YAML."""
+        """Reads the short forms of YAML, `- decode` and `- resize: {height: 28, width: 28}`."""
         if isinstance(value, str):
             return {"name": value}
         if isinstance(value, dict) and len(value) == 1 and "name" not in value:
@@ -31,22 +34,25 @@ class Stage(Section):
 
 
 class Split(Section):
-    """Shares of the three splits. An example's split follows from a hash of its key, so it never moves.
+    """Shares of the three splits.
 
-    A split that the source gives to a record comes before all of this.
+    An example's split follows from a hash of its key, so it never moves. A split
+    that the source gives to a record takes precedence over all of this.
     """
 
     train: float = Field(gt=0, lt=1)
     validation: float = Field(gt=0, lt=1)
     test: float = Field(ge=0, lt=1)
-    """0 where the source itself says what is for the test."""
+    """Share of the test split. 0 if the source itself says which examples are for the test."""
     seed: int = 0
     group_by: Literal["parent_folder", "regex"] | None = None
-    """What is never torn apart: the images of one folder, or those in whose keys `group_regex` finds the same text."""
+    """The examples that stay together: the images of one folder, or those in whose keys
+    `group_regex` finds the same text."""
     group_regex: str | None = None
-    """For group_by: regex. Searched for in the path below the source's folder; its one pair of brackets is the group."""
+    """The pattern for `group_by: regex`, searched for in the path below the source's folder. Its
+    one pair of brackets is the group."""
     stratify: bool = False
-    """Whether the shares hold for each class, to within one image or group, and not only about."""
+    """Makes the shares hold for each class to within one image or group, and not only about."""
 
     @model_validator(mode="after")
     def _groups(self) -> Split:
@@ -73,26 +79,37 @@ def _fault_of_regex(pattern: str) -> str | None:
 
 
 class Rejects(Section):
-    """How many raw records may be unusable before the task fails. What is rejected is always kept and counted."""
+    """The number of raw records that may be unusable before the task fails.
+
+    Rejected records are always kept and counted.
+    """
 
     max_count: int = Field(0, ge=0)
     max_fraction: float = Field(0.001, ge=0, le=1)
-    """The larger of the two budgets counts. A class of which every record is unusable fails the task in any case."""
+    """The larger of the two budgets counts. A class of which every record is unusable fails the
+    task in any case."""
 
     def budget(self, num_records: int) -> int:
         return max(self.max_count, int(self.max_fraction * num_records))
 
 
 class Deltas(Section):
-    """When a data set is made anew as a whole, and not only what changed in it. Everything anew is what a first run makes."""
+    """The limits beyond which a data set is made from scratch, and not only its changes.
+
+    The first run always makes it from scratch.
+    """
 
     max_fraction: float = Field(0.3, ge=0, le=1)
-    """The largest share of examples that were removed or came after the first generation. 0: every change makes everything anew."""
+    """The largest share of examples that were removed or came after the first generation. With 0,
+    every change makes the whole data set again."""
     max_generations: int = Field(8, ge=1, le=1000)
 
 
 class SchemaRules(Section):
-    """What happens where the data is not what the champion's data was: fail the task, or allow it and say so in the report."""
+    """The reaction to data that differs from the champion's.
+
+    The task fails, or the change is allowed and reported.
+    """
 
     new_classes: Literal["fail", "allow"] = "fail"
     missing_classes: Literal["fail", "allow"] = "fail"
@@ -106,27 +123,33 @@ class SchemaRules(Section):
 
 
 class Drift(Section):
-    """How far the training data may be from the champion's: distances between 0 (the same) and 1, feature by feature."""
+    """Limits of the distance of the training data to the champion's, feature by feature.
+
+    The distances lie between 0 (the same) and 1.
+    """
 
     js_above: float = Field(0.1, ge=0, le=1)
-    """Jensen-Shannon distance, base 2."""
+    """The limit of the Jensen-Shannon distance, base 2."""
     linf_above: float = Field(0.1, ge=0, le=1)
-    """The largest change of the share of one bin of a histogram."""
+    """The limit of the largest change of the share of one bin of a histogram."""
     action: Literal["report", "fail"] = "report"
-    """What a feature above one of the two does."""
+    """The reaction to a feature above one of the two limits."""
 
 
 class BeamRunner(Section):
-    """Where and how the Beam job runs. It has no influence on a single byte of the shards."""
+    """The runner of the Beam job. It has no influence on a single byte of the shards."""
 
     name: Literal["embedded", "portable", "flink", "spark", "dataflow"] = "embedded"
-    """`embedded` is this host. The others are Beam's runners of that name, which read and write the same paths as this host."""
+    """`embedded` is this host. The others are Beam's runners of that name, which read and write the
+    same paths as this host."""
     options: dict[str, Any] = {}
-    """For the other runners: Beam's own pipeline options, without dashes, as in `{job_endpoint: "localhost:8099"}`."""
+    """Beam's own pipeline options for the other runners, without dashes, as in
+    `{job_endpoint: "localhost:8099"}`."""
     mode: Literal["in_memory", "multi_threading", "multi_processing"] = "multi_processing"
-    """Of embedded: who builds the shards. multi_processing: processes of their own, or threads where there is little to do."""
+    """The workers of `embedded`. `multi_processing` uses separate processes, or threads if there is
+    little to do."""
     workers: int = Field(0, ge=0, le=256)
-    """Of embedded; 0: one for each core."""
+    """Number of workers of `embedded`. 0 is one for each core."""
 
     @model_validator(mode="after")
     def _fits(self) -> BeamRunner:
@@ -141,7 +164,8 @@ class BeamRunner(Section):
         return self
 
 
-# Pydantic warns of a field that has the name of a method of its version 1, which nobody here calls.
+# Pydantic warns of a field that has the name of a method of its version 1. No code here calls that
+# method.
 warnings.filterwarnings("ignore", message='Field name "schema" in "Preprocess" shadows', category=UserWarning)
 
 
@@ -152,21 +176,27 @@ class Preprocess(TaskSection):
     stages: list[Stage] = Field(min_length=1)
     split: Split
     shards: int = Field(8, ge=1, le=10_000)
-    """Shards of each split; with `shard_megabytes` at least so many. A split with fewer records has one for each."""
+    """Number of shards of each split, or the least number with `shard_megabytes`. A split with
+    fewer records has one shard for each record."""
     shard_megabytes: float | None = Field(None, gt=0, le=100_000)
-    """How large a shard may become: of raw bytes, in units of 10**6; null for as many as `shards` says."""
+    """The largest size of a shard in raw bytes, in units of 10**6. With null, the number is
+    `shards`."""
     duplicates: Literal["keep", "remove_exact", "remove_near"] = "remove_exact"
-    """What becomes of equal or nearly equal images: of each kind one stays, the one in test before that in train. With `keep` all stay, and
-    evaluation refuses a model that has seen more of the test split than `evaluate.allowed_leaks`."""
+    """The treatment of equal or nearly equal images. One of each kind stays, an image in test
+    before one in train. With `keep` all stay, and evaluation refuses a model that has seen more of
+    the test split than `evaluate.allowed_leaks`."""
     near_bits: int = Field(4, ge=0, le=8)
-    """For duplicates: remove_near. In how many of 64 bits the perceptual hashes of near images differ at most."""
+    """The largest number of the 64 bits in which the perceptual hashes of near images differ, for
+    `duplicates: remove_near`."""
     balance: Literal["none", "by_class"] = "none"
-    """by_class: a weight for each class lies beside the shards, by which every class counts alike. No example is doubled."""
+    """`by_class` stores a weight for each class next to the shards, by which every class counts
+    alike. No example is doubled."""
     deltas: Deltas = Deltas()
     rejects: Rejects = Rejects()
     schema: SchemaRules = SchemaRules()
     drift: Drift = Drift()
     dataset: str | None = per_run(None, rank=4, is_operational=True, pattern="^[0-9a-f]{6,32}$")
-    """A data set that was made before, by the beginning of its version, as events of the asset have it: it is taken as it is, and nothing is
-    preprocessed. Null: what the raw files are now. One that is not there fails the first task, which says what there is."""
+    """The beginning of the version of an existing data set, as the asset's events show it. The run
+    uses that data set and preprocesses no data. Null uses the present raw files. If there is no
+    such data set, the first task fails and lists the existing ones."""
     runner: BeamRunner = operational(BeamRunner())

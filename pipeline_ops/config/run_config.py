@@ -1,10 +1,10 @@
-"""The config of one run: the author's YAML, what the command line set for the run, and what the run's conf asks for.
+"""The config of one run: the author's YAML, the command line's values, and the run's conf.
 
-    load_config(file)                    the author's config: pages, orphan reaper, registry, DAG factory
-    author_config(file, run_id)          the same, with the values that `trainyard run --set` gave this run
-    run_config(file, conf, run_id)       the same, with the values that the run's conf may set
+    load_config(file)                 the author's config: pages, orphan reaper, registry, DAGs
+    author_config(file, run_id)       the same, with the values of `trainyard run --set`
+    run_config(file, conf, run_id)    the same, with the values that the run's conf may set
 
-A conf comes from whoever may trigger a run. It never reaches `load_config` unchecked.
+A conf comes from any user who may trigger a run. It never reaches `load_config` unchecked.
 """
 
 from __future__ import annotations
@@ -22,28 +22,31 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.atomic import read_json, write_json
 
 AUTHOR_OVERRIDES = "TRAINYARD_AUTHOR_OVERRIDES"
-"""The environment variable with the folder of the command line's overrides. Only the embedded Airflow has it."""
+"""The environment variable with the folder of the command line's overrides.
+
+Only the embedded Airflow has it.
+"""
 
 Interval = tuple[dt.datetime, dt.datetime]
 
 
 def author_config(file: Path | str, run_id: str | None) -> PipelineConfig:
-    """The config that the author gave this run. Raises ConfigError."""
+    """Returns the config that the author gave this run. Raises ConfigError."""
     return load_config(file, _author_overrides(file, run_id))
 
 
 def run_config(file: Path | str, conf: Mapping[str, Any] | None, run_id: str | None,
                interval: Interval | None = None) -> PipelineConfig:
-    """The config of a run.
+    """Returns the config of a run.
 
     Args:
       file: the author's YAML.
-      conf: the run's conf, as Airflow has it; nothing in it is trusted.
-      run_id: the run; None where there is none yet.
+      conf: the run's conf, as Airflow has it. None of it is trusted.
+      run_id: the run, or None if it does not exist yet.
       interval: start and end of the run's data, for a source whose path names them.
 
     Raises:
-      ConfigError: with a line for each thing that is wrong.
+      ConfigError: with a line for each problem.
     """
     config = author_config(file, run_id)
     if conf:
@@ -55,7 +58,10 @@ def run_config(file: Path | str, conf: Mapping[str, Any] | None, run_id: str | N
 
 
 def run_config_or_author(file: Path | str, conf: Mapping[str, Any] | None, run_id: str) -> PipelineConfig:
-    """The config of a run; the author's where the conf is refused. For pages and notices, which must work for such a run, too."""
+    """Returns the config of a run, or the author's if the conf is refused.
+
+    Pages and notices use it, because they must work for such a run, too.
+    """
     try:
         return run_config(file, conf, run_id)
     except ConfigError:
@@ -77,6 +83,6 @@ def _author_overrides(file: Path | str, run_id: str | None) -> dict[str, Any]:
 
 
 def _place(folder: Path, file: Path, run_id: str) -> Path:
-    """A digest, because a run id may hold any character."""
+    """The file of a run's overrides, named by a digest, because a run id may hold any character."""
     digest = hashlib.sha256(f"{file.resolve()}\n{run_id}".encode(errors="surrogatepass")).hexdigest()
     return folder / f"{digest}.json"

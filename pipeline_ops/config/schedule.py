@@ -1,11 +1,11 @@
-"""`schedule` of a pipeline config: what starts a run by itself.
+"""`schedule` of a pipeline config: the triggers of a run.
 
     schedule: "0 3 * * *"                                  the clock, in UTC
     schedule: {cron: "0 3 * * *", timezone: Europe/Berlin} the clock of a place
     schedule: {assets: [raw_digits]}                       another DAG has an event of this asset
-    schedule: {assets: [raw_digits], cron: "0 3 * * *"}    whichever comes first
-    schedule: {watch_seconds: 60}                          files have come, gone or changed where the raw data lie
-    schedule: null                                         nothing: runs by hand only
+    schedule: {assets: [raw_digits], cron: "0 3 * * *"}    the event or the clock, the first of them
+    schedule: {watch_seconds: 60}                          raw files were added, removed or changed
+    schedule: null                                         no trigger: runs by hand only
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from pipeline_ops.config.base import FieldError, Section
 from pipeline_ops.config.cron import check_cron, check_time_zone
 
 _NOT_ALLOWED = ("self", "context")
-"""Airflow keeps these names of assets to itself."""
+"""Names of assets that Airflow reserves."""
 
 
 class AssetName(Section):
-    """An asset of Airflow, as the DAG that makes it names it; `name` alone stands for an asset whose URI is its name."""
+    """An asset of Airflow, named as in the DAG that makes it.
+
+    `name` alone stands for an asset whose URI is its name.
+    """
 
     name: str = Field(min_length=1, max_length=1500)
     uri: str | None = Field(None, min_length=1, max_length=1500)
@@ -44,15 +47,20 @@ class AssetName(Section):
 
 
 class Schedule(Section):
-    """What starts a run: the clock, an event of any of the assets, a change of the raw files, or whichever comes first."""
+    """The triggers of a run. The first that occurs starts it.
+
+    They are the clock, an event of any of the assets, and a change of the raw files.
+    """
 
     cron: str | None = None
     timezone: str = "UTC"
-    """Of the cron expression, such as `Europe/Berlin`. Data intervals in `preprocess.source.path` need UTC."""
+    """The time zone of the cron expression, such as `Europe/Berlin`. Data intervals in
+    `preprocess.source.path` need UTC."""
     assets: list[AssetName] = []
     watch_seconds: int | None = Field(None, ge=1, le=86_400)
-    """How often Airflow's triggerer looks at the names, sizes and times of the raw files. When they have changed, and then not any more from one look
-    to the next, a run starts: once for each change. No worker is held by it."""
+    """The interval at which Airflow's triggerer looks at the names, sizes and times of the raw
+    files. A run starts once for each change, after a look that finds no further change. It holds no
+    worker."""
 
     @model_validator(mode="before")
     @classmethod

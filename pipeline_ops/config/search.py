@@ -1,4 +1,4 @@
-"""`search` of a pipeline config: several trainings with different parameters, of which the best goes on."""
+"""`search` of a pipeline config: trainings with different parameters, of which the best goes on."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MAX_TRIALS = 256
 
 
 class Range(Section):
-    """Any value between two; whole numbers where both of these are."""
+    """Any value between two bounds. Values are whole numbers if both bounds are."""
 
     low: int | float
     high: int | float
     scale: Literal["linear", "log"] = "linear"
-    """log: as likely between 0.001 and 0.01 as between 0.01 and 0.1."""
+    """`log`: a value is as likely between 0.001 and 0.01 as between 0.01 and 0.1."""
 
     @model_validator(mode="after")
     def _fits(self) -> Range:
@@ -33,20 +33,25 @@ class Range(Section):
 
 
 class Search(Section):
-    """Each combination of parameters is a trial: a training of its own, with its own artifact, and cached as any other."""
+    """The trials of a search, one for each combination of parameters.
+
+    A trial is a training with its own artifact, and is cached like any other.
+    """
 
     method: Literal["grid", "random"] = "grid"
-    """grid: every combination of the values; random: so many combinations, drawn with the seed."""
+    """`grid`: every combination of the values. `random`: a number of combinations, drawn with the
+    seed."""
     parameters: dict[str, list[Any] | Range] = Field(min_length=1)
-    """By dotted key of `train`: a list of values, or for random also `{low, high, scale}`."""
+    """The values by dotted key of `train`: a list, or for `random` also `{low, high, scale}`."""
     trials: int | None = Field(None, ge=1, le=MAX_TRIALS)
-    """For random."""
+    """Number of combinations. Only for `random`."""
     seed: int = Field(1, ge=0)
-    """For random."""
+    """Seed of the draws. Only for `random`."""
     max_parallel: int = operational(1, ge=1, le=MAX_TRIALS)
-    """So many trials train at the same time."""
+    """Number of trials that train at the same time."""
     monitor: str | None = Field(None, pattern=r"^validation_[a-z][a-z0-9_]*$")
-    """The figure by which the best is chosen. Null: that of `train.best_checkpoint`, or else validation_loss."""
+    """The figure by which the best is chosen. Null is that of `train.best_checkpoint`, or else
+    validation_loss."""
 
     @field_validator("parameters")
     @classmethod

@@ -1,7 +1,8 @@
-"""The sources of a pipeline config, `preprocess.source`: where raw data lie, and how they are described.
+"""The sources of a pipeline config, `preprocess.source`: the place of raw data and its description.
 
-What each of them means is read by the file of the same name in `beam_jobs/sources/`. All paths in a source but `path`
-itself are relative to it, so that one folder holds everything that the fingerprint must cover.
+The file of the same name in `beam_jobs/sources/` reads each of them. All paths in a source except
+`path` itself are relative to `path`, so that one folder holds everything that the fingerprint must
+cover.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ SplitName = Literal["train", "validation", "test"]
 
 
 class Source(Section):
-    """What every source has. Where the raw data lie is not fingerprinted: the digest of their contents is."""
+    """The common fields of every source.
+
+    The place of the raw data is not fingerprinted. The digest of their contents is.
+    """
 
     path: str = operational(..., is_path=True)
-    """The folder that holds all of the raw data, or a URI such as s3://bucket/folder; everything below it is in the fingerprint. Where the data
-    come by day or by hour, `raw/{start:%Y-%m-%d}` has the start of the run's data interval in it (`{end}` its end), which backfills need."""
+    """The folder that holds all of the raw data, or a URI such as s3://bucket/folder. All files
+    below it are in the fingerprint. For data by day or by hour, `raw/{start:%Y-%m-%d}` contains the
+    start of the run's data interval (`{end}` its end), which backfills need."""
 
     @property
     def folder(self) -> str:
@@ -33,16 +38,16 @@ class Source(Section):
 
     @property
     def has_interval(self) -> bool:
-        """Whether it depends on the run's data interval where the raw data lie."""
+        """Returns whether the place of the raw data depends on the run's data interval."""
         return bool(_fields_of(self.path))
 
     @property
     def named_files(self) -> dict[str, str]:
-        """Files that the source cannot do without: paths below `path`, by the key that names each."""
+        """Files that the source requires, as paths below `path`, by the key that names each."""
         return {}
 
     def path_of(self, start: datetime, end: datetime) -> str:
-        """The path for one data interval."""
+        """Returns the path for one data interval."""
         return self.path.format(start=start, end=end)
 
     @field_validator("path")
@@ -69,7 +74,7 @@ _INTERVAL_FORMAT = re.compile(r"(%[A-Za-z%]|[^%{}])*")
 
 
 def _fields_of(path: str) -> set[str]:
-    """What stands in brackets. Raises ValueError where one is open."""
+    """Returns the fields in brackets. Raises ValueError if a bracket is not closed."""
     return {field for _, field, _, _ in string.Formatter().parse(path) if field is not None}
 
 
@@ -80,19 +85,24 @@ def _local(value: str) -> str:
 
 
 class ImageFolderSource(Source):
-    """Raw images in one folder per class; the folder's name is the label. Folders train, val and test around those are the splits."""
+    """Raw images in one folder per class. The folder's name is the label.
+
+    Folders train, val and test around the class folders are the splits.
+    """
 
     type: Literal["image_folder"]
     class_folder: Literal["outer", "inner"] | None = None
-    """The folder whose name is the label: the outermost one below `path` (or below the folder of a split), or the one that the file lies in.
-    Null: the outermost one; folders that can be meant in both ways are refused. With outer, folders named train and val are classes."""
+    """The folder whose name is the label: the outermost one below `path` (or below the folder of a
+    split), or the one that directly contains the file. Null is the outermost one, and folders that
+    can be meant in both ways are refused. With `outer`, folders named train and val are classes."""
 
 
 class AnnotatedSource(Source):
     """A source that names the classes in its annotations."""
 
     class_names: list[str] | None = Field(None, min_length=1)
-    """The classes, in the order of their indices. What has another class is kept out. Null: those that occur, sorted."""
+    """The classes, in the order of their indices. Records with another class are left out. Null is
+    all classes that occur, sorted."""
 
     @field_validator("class_names")
     @classmethod
@@ -103,7 +113,10 @@ class AnnotatedSource(Source):
 
 
 class ImageSets(Section):
-    """Names of the lists below `ImageSets/Main` that are our splits, without `.txt`. A list that is not there is empty."""
+    """Names of the lists below `ImageSets/Main` that are our splits, without `.txt`.
+
+    A list that does not exist is empty.
+    """
 
     train: str = "train"
     validation: str = "val"
@@ -111,22 +124,23 @@ class ImageSets(Section):
 
 
 class VocSource(AnnotatedSource):
-    """Pascal VOC: `JPEGImages`, `Annotations`, and maybe `ImageSets/Main`."""
+    """Pascal VOC: `JPEGImages`, `Annotations`, and optionally `ImageSets/Main`."""
 
     type: Literal["voc"]
     image_sets: ImageSets | None = ImageSets()
-    """Null: the lists are not looked at, and `split` decides."""
+    """The lists that define the splits. With null the lists are ignored, and `split` decides."""
     unlisted: Literal["reject", "ignore"] = "reject"
-    """What becomes of an image in none of the lists, where there are lists. VOC 2012 has thousands that are for other tasks."""
+    """The treatment of an image in none of the lists, if there are lists. VOC 2012 has thousands
+    that are for other tasks."""
 
 
 class CocoPart(Section):
-    """One COCO file and its images; both are paths below `source.path`."""
+    """One COCO file and its images. Both are paths below `source.path`."""
 
     annotations: str
     images: str = "."
     split: SplitName | None = None
-    """Null: `preprocess.split` decides."""
+    """The split of the part. With null, `preprocess.split` decides."""
 
 
 class CocoSource(AnnotatedSource):
@@ -146,10 +160,10 @@ class ManifestSource(AnnotatedSource):
     manifest: str
     """The file's path below `source.path`."""
     images: str = "."
-    """The folder below `source.path` that the paths in the manifest start from."""
+    """The folder below `source.path` at which the paths in the manifest start."""
     task: Literal["classification", "detection"]
     units: Literal["pixels", "fractions"] = "pixels"
-    """Of the boxes' coordinates."""
+    """Unit of the boxes' coordinates."""
 
     @property
     def named_files(self) -> dict[str, str]:
@@ -157,60 +171,71 @@ class ManifestSource(AnnotatedSource):
 
 
 class CsvSource(ManifestSource):
-    """A CSV file with a header: `path,label`, or one row per box with `path,xmin,ymin,xmax,ymax,label`."""
+    """A CSV file with a header: `path,label`, or one row per box.
+
+    The header for boxes is `path,xmin,ymin,xmax,ymax,label`.
+    """
 
     type: Literal["csv"]
 
 
 class JsonlSource(ManifestSource):
-    """A file of JSON lines: `{"path", "label"}`, or `{"path", "boxes": [{"xmin", "ymin", "xmax", "ymax", "label"}]}`."""
+    """A file of JSON lines.
+
+    Each line is `{"path", "label"}`, or
+    `{"path", "boxes": [{"xmin", "ymin", "xmax", "ymax", "label"}]}`.
+    """
 
     type: Literal["jsonl"]
 
 
 class TfdsPart(Section):
-    """One split of a TensorFlow Datasets builder, and which of our splits it is."""
+    """One split of a TensorFlow Datasets builder, with the split of ours that it is."""
 
     name: str
     split: SplitName | None = None
-    """Null: `preprocess.split` decides."""
+    """Our split. With null, `preprocess.split` decides."""
 
 
 class TfdsSource(AnnotatedSource):
-    """A data set that TensorFlow Datasets has prepared already; nothing is downloaded."""
+    """A data set that TensorFlow Datasets has prepared already. This source does not download."""
 
     type: Literal["tfds"]
     path: str = operational("~/tensorflow_datasets", is_path=True)
     """TensorFlow Datasets' own data folder, its `data_dir`."""
     builder: str = Field(pattern=r"^[A-Za-z_][\w.]*(/[\w.-]+)?(:\d+\.\d+\.\d+)?$")
-    """`name`, `name/config`, `name:1.0.0`, or the module path of a builder class, `my_package.my_set.MySet`."""
+    """`name`, `name/config`, `name:1.0.0`, or the module path of a builder class,
+    `my_package.my_set.MySet`."""
     parts: list[TfdsPart] = Field(min_length=1)
 
     _is_local = field_validator("path")(_local)
 
     @property
     def folder(self) -> str:
-        """All versions and configs of this one data set."""
+        """The folder of all versions and configs of this one data set."""
         name = re.split("[/:]", self.builder)[0].rpartition(".")[2]
         return f"{self.path}/{_as_data_set_name(name)}"
 
 
 class TfrecordPart(Section):
-    """Some TFRecord files: a pattern such as `train-*`, below `source.path`."""
+    """TFRecord files, given by a pattern such as `train-*`, below `source.path`."""
 
     files: str
     split: SplitName | None = None
-    """Null: `preprocess.split` decides."""
+    """Our split. With null, `preprocess.split` decides."""
 
 
 class TfrecordSource(AnnotatedSource):
-    """TFRecords of tf.train.Example: ours, or what the scripts of the TensorFlow Object Detection API write."""
+    """TFRecords of tf.train.Example.
+
+    They are ours, or come from the scripts of the TensorFlow Object Detection API.
+    """
 
     type: Literal["tfrecord"]
     task: Literal["classification", "detection"]
     parts: list[TfrecordPart] = Field(min_length=1)
     label_map: str | None = None
-    """A `.pbtxt` file below `source.path`: names for the numbers that the records have for classes."""
+    """A `.pbtxt` file below `source.path` with names for the class numbers of the records."""
 
     @property
     def named_files(self) -> dict[str, str]:
@@ -220,7 +245,7 @@ class TfrecordSource(AnnotatedSource):
 
 
 def _as_data_set_name(name: str) -> str:
-    """`MyCells` is in the folder `my_cells`, as TensorFlow Datasets has it."""
+    """The folder's name in TensorFlow Datasets: `my_cells` for `MyCells`."""
     return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)).lower()
 
 

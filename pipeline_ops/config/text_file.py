@@ -1,6 +1,7 @@
-"""The text of a config file, read without trusting the file: no pipe can block, nothing large is loaded, and only UTF-8 is taken.
+"""The text of a config file, read without trusting the file.
 
-Raises only ConfigError. Used by `config_text.py`.
+A pipe cannot block, a large file is not loaded, and only UTF-8 is taken. Raises only ConfigError.
+Used by `yaml_source.py`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ MAX_BYTES = 1 << 20
 """The largest config file. A list of 20,000 class names fits."""
 
 _TRIES, _PAUSE_SECONDS = 4, 0.02
-"""A file that changes while it is read is read again."""
+"""A file that changes during the read is read again."""
 
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def read_text(file: Path) -> str:
-    """Returns the text of a regular UTF-8 file; a byte order mark is left out.
+    """Returns the text of a regular UTF-8 file, without a byte order mark.
 
     Raises:
       ConfigError: the file is missing, is not a regular file, is too large, or is not UTF-8.
@@ -40,7 +41,7 @@ def read_text(file: Path) -> str:
 
 
 def _read_settled(file: Path) -> bytes:
-    """Reads the bytes of a file that does not change meanwhile, as far as a few tries can tell."""
+    """Reads the bytes of a file. Tries again, a few times, if the file changes during the read."""
     for _ in range(_TRIES):
         descriptor = os.open(file, _FLAGS)
         try:

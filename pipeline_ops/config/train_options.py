@@ -13,20 +13,20 @@ from pipeline_ops.config.model_catalogue import CATALOGUE, check_function, check
 from pipeline_ops.config.optimizer import Optimizer
 
 Monitor = Annotated[str, Field(pattern=r"^validation_[a-z][a-z0-9_]*$")]
-"""A figure of the validation split: `validation_loss`, or `validation_` and the name of a metric. One that ends in loss or error is better
-when it is lower, any other when it is higher."""
+"""A figure of the validation split: `validation_loss`, or `validation_` and the name of a metric. A
+figure whose name ends in loss or error is better when it is lower, any other when it is higher."""
 
 
 Strategy = Literal["auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu", "placed_layers", "sharded_layers"]
 HOSTS_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
-"""A plain name, so that it stays in the folder `hosts/`."""
+"""A plain name, so that the path stays in the folder `hosts/`."""
 PUBLISHED = "champion|version [1-9][0-9]{0,8}"
-"""What a run may begin with: a published model of this pipeline, never a path."""
+"""The weights that a run may begin with: a published model of this pipeline, never a path."""
 PUBLISHED_WORDS = "champion, or a published version such as `version 3`"
 
 
 class EarlyStopping(Section):
-    """Stops when the monitored figure has not improved for so many epochs."""
+    """Stops after `patience_epochs` epochs without an improvement of the monitored figure."""
 
     monitor: Monitor = "validation_loss"
     patience_epochs: int = per_run(5, ge=1)
@@ -34,7 +34,10 @@ class EarlyStopping(Section):
 
 
 class ReduceLearningRate(Section):
-    """Multiplies the learning rate by `factor` when the monitored figure has not improved for so many epochs."""
+    """Multiplies the learning rate by `factor` when the monitored figure does not improve.
+
+    That is after `patience_epochs` epochs without an improvement.
+    """
 
     monitor: Monitor = "validation_loss"
     factor: float = per_run(0.5, gt=0, lt=1)
@@ -43,91 +46,112 @@ class ReduceLearningRate(Section):
 
 
 class BestCheckpoint(Section):
-    """The weights of the epoch with the best figure become the challenger, not those of the last epoch."""
+    """Selects the weights of the best epoch as the challenger, not those of the last epoch."""
 
     monitor: Monitor | None = None
-    """Null: `validation_accuracy`, and for a detector `validation_loss`."""
+    """The figure. Null is `validation_accuracy`, or `validation_loss` for a detector."""
     keep: int = operational(1, ge=1, le=1000)
-    """The weights of so many of the best epochs stay in the folder of checkpoints until training is done."""
+    """Number of best epochs whose weights stay in the folder of checkpoints until training is
+    done."""
 
 
 class TrainOptions(TaskSection):
     """Each key by itself. `train.Train` also checks which of them go together."""
 
     model: str
-    """A name from the model catalogue (`config/model_catalogue.py`), or `my_package.my_module:build`, a function of your own."""
+    """A name from the model catalogue (`config/model_catalogue.py`), or
+    `my_package.my_module:build`, a function of your own."""
     model_parameters: dict[str, Any] = {}
-    """Passed on to the function that builds the model."""
+    """Arguments for the function that builds the model."""
     loss: str | None = None
-    """`my_package.my_module:loss`, a function of labels and logits that returns a loss for each example; null: cross-entropy."""
+    """`my_package.my_module:loss`, a function of labels and logits that returns a loss for each
+    example. Null is cross-entropy."""
     metrics: list[str] = []
-    """`my_package.my_module:metric` each, as `loss`; reported under the function's name, beside accuracy."""
+    """Functions `my_package.my_module:metric`, each like `loss`. They are reported under the
+    function's name, next to accuracy."""
     strategy: Strategy = "multi_worker_mirrored"
     workers: int = Field(1, ge=1, le=1024)
     min_workers: int | None = operational(None, ge=1, le=1024)
-    """A gang that has lost hosts goes on with as few workers as this, at the same global batch. Null: with `workers` or not at all."""
+    """The smallest number of workers with which a gang that has lost hosts goes on, at the same
+    global batch. With null it needs all of `workers`."""
     max_workers: int | None = operational(None, ge=1, le=1024)
-    """As many workers as this, where the hosts have room for them. Null: `workers`."""
+    """The largest number of workers, if the hosts have room for them. Null is `workers`."""
     hosts: str | None = operational(None, pattern=HOSTS_NAME)
-    """The hosts to train on: the name of a file in `hosts/` beside this one. Null: this machine."""
+    """The hosts to train on, as the name of a file in `hosts/` next to this one. Null is this
+    machine."""
     devices_per_worker: int = Field(1, ge=1, le=64)
-    """GPUs of each worker, or logical devices where it has none."""
+    """Number of GPUs of each worker, or of logical devices if it has none."""
     parameter_servers: int = Field(0, ge=0, le=1024)
-    """For parameter_server: processes that hold the variables, beside the chief and the workers."""
+    """Number of processes that hold the variables, besides the chief and the workers. Only for
+    `parameter_server`."""
     min_variable_shard_bytes: int = operational(256 << 10, ge=1)
-    """For parameter_server: a variable is divided among the servers as long as no part gets smaller than this."""
+    """The smallest part into which a variable is divided among the servers. Only for
+    `parameter_server`."""
     placement: dict[str, str] = {}
-    """For placed_layers: the device of the layers whose names match a pattern, `{"conv2d*": "GPU:0", "dense*": "GPU:1"}`; the first that matches."""
+    """The device of the layers whose names match a pattern,
+    `{"conv2d*": "GPU:0", "dense*": "GPU:1"}`. The first match counts. Only for `placed_layers`."""
     sharding: dict[str, int] = {}
-    """For sharded_layers: the axis along which the weights that match a pattern are divided, `{"*dense/kernel": 1}`; others are on each device."""
+    """The axis along which the weights that match a pattern are divided, `{"*dense/kernel": 1}`.
+    Other weights are on each device. Only for `sharded_layers`."""
     tpu: str | None = operational(None, min_length=1)
-    """For tpu: its name or address; null for the one that the environment names."""
+    """The name or address of the TPU. Null is the one that the environment names. Only for
+    `tpu`."""
     global_batch: int = per_run(64, rank=3, ge=1, le=1_000_000)
     """Examples per optimizer step over all workers. It never follows the number of workers."""
     micro_batches: int = per_run(1, ge=1, le=1024)
-    """Into so many parts each replica divides its share of a batch, one after the other, to save memory; the gradients are added up."""
+    """Number of parts into which each replica divides its share of a batch, one after the other, to
+    save memory. The gradients are added up."""
     epochs: int = per_run(10, rank=1, ge=1, le=100_000)
     """Passes over the training data."""
     seed: int = per_run(1, ge=0)
-    """For initial weights, the order of examples, augmentation and dropout."""
+    """Seed of initial weights, the order of examples, augmentation and dropout."""
     input: Input = Input()
     optimizer: Optimizer = Optimizer()
     precision: Literal["float32", "bfloat16", "float16"] = per_run("float32")
-    """What layers compute in; weights are float32 always. float16 scales the loss, so that small gradients don't vanish."""
+    """The type in which layers compute. Weights are always float32. float16 scales the loss, so
+    that small gradients do not vanish."""
     synchronized_batch_normalization: bool = per_run(False)
-    """Batch normalisation over the global batch, and not over each replica's share of it."""
+    """Normalises over the global batch instead of each replica's share of it."""
     xla: Literal["none", "gradients", "step"] = "none"
-    """What XLA compiles: nothing, forward and backward pass, or the whole step with the optimizer. For GPUs: on CPUs, convolutions get slower."""
+    """The part that XLA compiles: nothing, the forward and backward pass, or the whole step with
+    the optimizer. For GPUs. On CPUs, convolutions get slower."""
     class_weights: bool = per_run(False)
-    """Weighs each example's loss by its class, as `preprocess.balance: by_class` asks for. The validation loss is not weighed."""
+    """Weighs each example's loss by its class, as in `preprocess.balance: by_class`. The validation
+    loss is not weighed."""
     label_smoothing: float = per_run(0.0, ge=0, lt=1)
-    """So much of each label is spread over all classes, in training only."""
+    """The part of each label that is spread over all classes, in training only."""
     warm_start: str | None = per_run(None, rank=5, is_operational=True, is_path=True, run_pattern=PUBLISHED, run_words=PUBLISHED_WORDS)
-    """The weights to begin with: champion (the model in service, if there is one yet), `version 3` of the published ones, or the path of a
-    SavedModel's folder or of a file of weights (.npz, .h5 or .keras). The head is left out where it has another number of classes."""
+    """The weights to begin with: champion (the model in service, if there is one yet), `version 3`
+    of the published ones, or the path of a SavedModel's folder or of a file of weights (.npz, .h5
+    or .keras). The head is left out if it has another number of classes."""
     early_stopping: EarlyStopping | None = None
     reduce_learning_rate: ReduceLearningRate | None = None
     best_checkpoint: BestCheckpoint | None = BestCheckpoint()
     on_divergence: Divergence = Divergence()
     callbacks: list[str] = []
-    """`my_package.my_module:MyCallback` each: classes, or functions that are called after every epoch (README, "Callbacks")."""
+    """Classes `my_package.my_module:MyCallback`, or functions that are called after every epoch
+    (README, "Callbacks")."""
     tensorboard: Tensorboard = Tensorboard()
     debug: list[DebugSwitch] = []
-    """TensorFlow's debugging switches; training gets slower with each."""
+    """TensorFlow's debugging switches. Training gets slower with each."""
     steps_per_call: int = operational(10, ge=1, le=10_000)
     """Optimizer steps in one call of the compiled function."""
     checkpoint_every_steps: int = operational(200, ge=1)
-    """A checkpoint is written while training goes on; a lost worker costs the steps since the last one."""
+    """Steps between checkpoints. Checkpoints are written during training. A lost worker costs the
+    steps since the last one."""
     keep_checkpoints: int = operational(2, ge=2, le=1000)
-    """The newest so many; should the last one be damaged, training goes on from the one before it."""
+    """Number of newest checkpoints that are kept. If the last one is damaged, training goes on from
+    the one before it."""
     max_restarts: int = operational(3, ge=0, le=1000)
-    """How often the whole gang is restarted from its last checkpoint before the task fails."""
+    """Number of restarts of the whole gang from its last checkpoint before the task fails."""
     start_timeout_seconds: int = operational(300, ge=1)
-    """A gang of which not every worker has made its first step by then is restarted."""
+    """Time until each worker must have made its first step. Otherwise the gang is restarted."""
     step_timeout_seconds: int = operational(120, ge=1)
-    """A worker that reports nothing for so long is taken for hung, and the gang is restarted."""
+    """Time without a report from a worker after which it counts as hung, and the gang is
+    restarted."""
     heartbeat_timeout_seconds: int = operational(15, ge=2)
-    """A host or a process that gives no sign of life for so long is taken for lost, though it may be in the middle of a long step."""
+    """Time without a sign of life from a host or a process after which it counts as lost, even in
+    the middle of a long step."""
 
     @field_validator("model")
     @classmethod
@@ -146,13 +170,13 @@ class TrainOptions(TaskSection):
 
     @property
     def metric_names(self) -> list[str]:
-        """Of all figures beside the loss."""
+        """The names of all figures besides the loss."""
         known = ("accuracy",) if is_own(self.model) else CATALOGUE[self.model].metrics
         return [*known, *(path.partition(":")[2] for path in self.metrics)]
 
     @property
     def best_monitor(self) -> str | None:
-        """The figure that the best epoch is chosen by; None where the last one counts."""
+        """The figure that selects the best epoch. None if the last epoch counts."""
         if self.best_checkpoint is None:
             return None
         return self.best_checkpoint.monitor or ("validation_loss" if task_of(self.model) == "detection" else "validation_accuracy")

@@ -1,4 +1,4 @@
-"""Rules over several keys of `train`, each with its reason. They are checked before a process starts."""
+"""Rules over several keys of `train`, each with its reason, checked before a process starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LAYERS = ("placed_layers", "sharded_layers")
 
 
 def refuse_impossible(train: TrainOptions) -> None:
-    """Raises ValueError for options of which one makes another impossible or void."""
+    """Raises ValueError if one option makes another impossible or void."""
     for refuse in (_refuse_workers, _refuse_keys, _refuse_batch, _refuse_normalization, _refuse_xla, _refuse_parameter_servers, _refuse_sharding,
                    _refuse_labels, _refuse_for_detection, _refuse_parameters, _refuse_monitors):
         refuse(train)
@@ -29,7 +29,10 @@ def _refuse_workers(train: TrainOptions) -> None:
 
 
 def _refuse_keys(train: TrainOptions) -> None:
-    """A key for another strategy is a mistake, and a strategy without its key can't be carried out."""
+    """Refuses a key for another strategy, and a strategy without its key.
+
+    The first is a mistake. The second cannot be carried out.
+    """
     for name, strategy in (("placement", "placed_layers"), ("sharding", "sharded_layers"), ("parameter_servers", "parameter_server")):
         value = getattr(train, name)
         if bool(value) != (train.strategy == strategy):
@@ -107,7 +110,7 @@ def _refuse_for_detection(train: TrainOptions) -> None:
         if train.input.augment.mosaic:
             raise ValueError(f"input.augment.mosaic: four images have four labels, and {train.model} gives one; it is for detectors")
         augment = train.input.augment
-        if augment.least_visible != type(augment).model_fields["least_visible"].default:  # the trigger form sends every value, also untouched ones
+        if augment.least_visible != type(augment).model_fields["least_visible"].default:  # the trigger form sends every value, also unchanged ones
             raise ValueError(f"input.augment.least_visible is about boxes, and {train.model} is no detector")
         return
     for name in ("loss", "metrics", "class_weights", "label_smoothing"):

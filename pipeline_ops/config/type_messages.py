@@ -1,4 +1,4 @@
-"""What pydantic says of a value, in plain words: the rule, the value, and the nearest valid one.
+"""Pydantic's problems in plain words: the rule, the value, and the nearest valid one.
 
 Used for the sections of a config, and for the parameters of stages.
 """
@@ -13,13 +13,13 @@ from pipeline_ops.config.yaml_source import nearest
 
 _MAX_SHOWN = 100
 _FEW = 4
-"""So many choices are all named."""
+"""The largest number of choices of which a message names all."""
 _KINDS = {"model_type": "a section ('key: value')", "dict_type": "a section ('key: value')",
           "list_type": "a list ('- item', or [a, b])"}
 
 
 def shown(value: Any) -> str:
-    """A value as a message has it: quoted, and cut if it is long."""
+    """A value in the form of a message: quoted, and cut if it is long."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
@@ -50,7 +50,11 @@ def _lacks_space(value: Any) -> bool:
 
 
 def _suggestion(value: str, pattern: str) -> str:
-    """Keras's `val_loss` is `validation_loss` here; a name of a pipeline has no capitals and no spaces."""
+    """Suggests a name that matches the pattern.
+
+    Keras's `val_loss` is `validation_loss` here. The name of a pipeline has no capitals and no
+    spaces.
+    """
     return next((f"; for example {name!r}" for name in _similar(value) if re.fullmatch(pattern, name)), "")
 
 

@@ -1,4 +1,7 @@
-"""A YAML's values as a checked section; what is wrong is told with file, line, key, rule and the nearest valid name."""
+"""A YAML's values as a checked section.
+
+An error message has file, line, key, rule and the nearest valid name.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _Checked = TypeVar("_Checked", bound=Section)
 
 
 def checked(model: type[_Checked], text: ConfigText) -> _Checked:
-    """Raises ConfigError with a line for each thing that is wrong."""
+    """Returns the section. Raises ConfigError with a line for each problem."""
     try:
         return model.model_validate(text.values)
     except ValidationError as error:
@@ -46,7 +49,10 @@ def _describe(model: type[Section], text: ConfigText, problem: Mapping[str, Any]
 
 
 def _nearest_key(model: type[Section], location: Sequence[str | int], section: type[Section]) -> str:
-    """Suggests the place of an unknown key: below this section, here in another spelling, or anywhere."""
+    """Suggests the place of an unknown key.
+
+    The place is below this section, here in another spelling, or anywhere.
+    """
     *here, name = map(str, location)
     paths = [path for path in _paths(model) if path[-1] == name]
     below = [path for path in paths if list(path[:len(here)]) == here]
@@ -58,7 +64,7 @@ def _nearest_key(model: type[Section], location: Sequence[str | int], section: t
 
 @functools.cache
 def _paths(model: type[Section]) -> tuple[tuple[str, ...], ...]:
-    """The keys of a section and of all sections in it; those of list items as of the first item."""
+    """The keys of a section and of all sections in it. For list items, those of the first item."""
     found: list[tuple[str, ...]] = []
     for name, field in model.model_fields.items():
         found.append((name,))
@@ -76,7 +82,7 @@ def _sections_of(annotation: Any) -> Iterator[type[Section]]:
 
 
 def _without_tags(model: type[Section], location: Sequence[str | int]) -> tuple[list[str | int], Any]:
-    """A place as the YAML has it, and the class of the innermost section on the way there.
+    """Returns a place as in the YAML, and the class of the innermost section on the way there.
 
     Where several sections are possible, pydantic puts the value of their `type` into the place.
     """
@@ -94,10 +100,10 @@ def _without_tags(model: type[Section], location: Sequence[str | int]) -> tuple[
 
 
 def _member(field: FieldInfo, tag: str) -> type[Section]:
-    """The section among several that a tag stands for."""
+    """The section, among several, that a tag stands for."""
     return next(member for member in get_args(field.annotation) if tag in get_args(member.model_fields[field.discriminator].annotation))
 
 
 def _section_of(annotation: Any) -> type[Section] | None:
-    """The first Section class inside a type; None where there is none."""
+    """The first Section class inside a type, or None."""
     return next(_sections_of(annotation), None)

@@ -1,6 +1,6 @@
-"""What is wrong with a text that is not valid YAML, in plain words: line, cause and cure instead of the parser's terms.
+"""Messages for a text that is not valid YAML, with line, cause and cure in plain words.
 
-Used by `yaml_reading.py` only.
+They replace the parser's terms. Used only by `yaml_reading.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _OPENED = (
     ("did not find expected ',' or '}'", "the bracket { is not closed, or a comma is missing; add } or a comma"),
     ("could not find expected ':'", "a key without a colon; write 'key: value', with a space after the colon"),
 )
-"""Words of the parser, and what they mean to a person. The line to look at is the one where the construct begins."""
+"""The parser's words with their meaning for a person. The line to look at is the one where the
+construct begins."""
 
 _FOUND = (
     ("did not find expected '-' indicator", "this line follows a list, but does not begin with '- '; begin it with '- ', "
@@ -48,7 +49,7 @@ _FOUND = (
     ("expected <document start>", "the document ends before this line; check brackets, quotes and indentation above it"),
     ("mappings for merging", "<< must be given a mapping, such as *name; remove it"),
 )
-"""The same, for defects whose line is the one that the parser names."""
+"""The same for defects whose line is the one that the parser names."""
 
 
 def explain(error: yaml.YAMLError, text: str) -> YamlProblem:
@@ -65,7 +66,7 @@ def explain(error: yaml.YAMLError, text: str) -> YamlProblem:
 
 
 def _unmarked(error: yaml.YAMLError, lines: list[str]) -> YamlProblem:
-    """The parser does not say where it has found a character that YAML does not allow."""
+    """Finds the line of a character that YAML does not allow. The parser does not name it."""
     for number, line in enumerate(lines, 1):
         if found := _SPECIAL.search(line):
             return YamlProblem(number, f"not valid YAML: the control character U+{ord(found[0]):04X}; remove it")
@@ -81,7 +82,7 @@ def _known(problem: str, start: int, at: int) -> tuple[int, str] | None:
 
 
 def _at_character(problem: str, lines: list[str], at: int, column: int) -> str:
-    """What is wrong with a line where the parser only says that something else was expected."""
+    """The defect of a line where the parser only says that something else was expected."""
     character = lines[at][column:column + 1]
     if "cannot start any token" in problem:
         return f"a value may not begin with {character!r}; put it in quotes"

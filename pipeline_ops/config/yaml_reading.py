@@ -1,8 +1,8 @@
-"""YAML with limits: what a text may hold, how deep and how large it may be, and the line of every key.
+"""YAML with limits: the allowed contents, depth and size of a text, and the line of every key.
 
-Differs from YAML 1.1 where its surprises cause wrong values: `1e-3` is a number, a date or `12:30:00` is a text, a key
-that stands twice is an error. The events come from libyaml; they are composed here, because libyaml's own
-composer recurses without a limit.
+Differs from YAML 1.1 where its surprises cause wrong values. `1e-3` is a number, a date or
+`12:30:00` is a text, and a key that stands twice is an error. The events come from libyaml. They
+are composed here, because libyaml's own composer recurses without a limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Location = tuple[str | int, ...]
 
 MAX_DEPTH = 40
 MAX_VALUES = 30_000
-"""Keys and values of a text; a value counts again for each alias of it."""
+"""The largest number of keys and values of a text. A value counts again for each alias of it."""
 
 _MAX_INTEGER_DIGITS = 20
 _MAX_INTEGER = 2**63 - 1
@@ -33,7 +33,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 class _Loader(Composer, CParser, SafeConstructor, Resolver):
-    """A safe loader that counts what it composes."""
+    """A safe loader that counts the nodes that it composes."""
 
     def __init__(self, text: str):
         CParser.__init__(self, text)
@@ -103,7 +103,7 @@ def read_yaml(text: str) -> tuple[Any, dict[Location, int]]:
     """Returns the value of a text, and the line of each key and item in it.
 
     Raises:
-      YamlProblem: with line and cure; nothing else.
+      YamlProblem: with line and cure. No other exception is raised.
     """
     loader = None
     try:

@@ -1,4 +1,4 @@
-"""A config file's values together with the line of every key, so that an error can say where."""
+"""A config file's values together with the line of every key, for error messages."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pipeline_ops.errors import ConfigError
 
 
 def parse_value(text: str) -> Any:
-    """A value from a command line, read as YAML would read it. Raises ConfigError."""
+    """Returns a value from a command line, read like YAML. Raises ConfigError."""
     return read_yaml(text)[0]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`the nearest valid name is 'x'`, or all the valid names where none is near."""
+    """Returns `the nearest valid name is 'x'`, or all the valid names if none is near."""
     known = sorted(known)
     close = difflib.get_close_matches(name[:200], known, n=1)
     return f"the nearest valid name is {close[0]!r}" if close else f"valid names are {', '.join(known)}"
 
 
 def place_in(file: Path, location: Sequence[str | int]) -> str:
-    """File and line of a key; only the file where it cannot be read any more."""
+    """Returns file and line of a key, or only the file if it can no longer be read."""
     try:
         return ConfigText.read(file).place(location)
     except ConfigError:
@@ -34,7 +34,7 @@ def place_in(file: Path, location: Sequence[str | int]) -> str:
 
 
 class ConfigText:
-    """The raw values of a YAML file, with overrides applied, and the line that each came from."""
+    """The raw values of a YAML file, with overrides applied, and the line of each value."""
 
     def __init__(self, file: Path, values: dict[str, Any], lines: dict[Location, int]):
         self.file, self.values, self._lines = file, values, lines
@@ -42,7 +42,12 @@ class ConfigText:
 
     @classmethod
     def read(cls, file: Path) -> ConfigText:
-        """Raises ConfigError, and nothing else, if the file cannot be read or is not a YAML mapping."""
+        """Reads a YAML file.
+
+        Raises:
+          ConfigError: the file cannot be read or is not a YAML mapping. No other exception is
+            raised.
+        """
         text = read_text(file)
         try:
             values, lines = read_yaml(text)
@@ -56,7 +61,7 @@ class ConfigText:
         return cls(file, values, lines)
 
     def override(self, dotted: str, value: Any) -> None:
-        """Sets one value. Raises ConfigError if the path leads through something that is no section."""
+        """Sets one value. Raises ConfigError if the path leads through a plain value."""
         location = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
         where = self.values
         for depth, part in enumerate(location[:-1]):
@@ -76,7 +81,7 @@ class ConfigText:
         self._overridden[location] = dotted
 
     def place(self, location: Sequence[str | int]) -> str:
-        """`configs/digits.yaml:14`, or the override that brought the value."""
+        """Returns `configs/digits.yaml:14`, or the override that set the value."""
         wanted = tuple(location)
         for overridden, dotted in self._overridden.items():
             if wanted[: len(overridden)] == overridden:

@@ -1,6 +1,6 @@
-"""A config as its viewers may read it: without the arguments of notifiers and the options of a runner.
+"""A config for display: without the arguments of notifiers and the options of a runner.
 
-Both may hold a password or a token. Everybody who may see a DAG in Airflow sees its documentation.
+Both may hold a password or a token. All users who may see a DAG in Airflow see its documentation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def without_secrets(text: str) -> str:
-    """The text of a valid config with `(not shown)` in place of what may be secret."""
+    """Returns the text of a valid config with `(not shown)` in place of possible secrets."""
     root = yaml.compose(text, _LOADER)
     shown, last = [], 0
     for node in sorted(_secret_nodes(root), key=lambda node: node.start_mark.index):
@@ -32,7 +32,7 @@ def _secret_nodes(root: yaml.Node) -> Iterator[yaml.Node]:
 
 
 def _value(node: yaml.Node | None, key: str) -> yaml.Node | None:
-    """The value of a key in a mapping, which may be in what it merges (`<<`)."""
+    """The value of a key in a mapping, including the mappings that it merges (`<<`)."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()
     for name, value in pairs:
         if name.value == key:

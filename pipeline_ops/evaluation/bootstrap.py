@@ -1,8 +1,10 @@
-"""How sure the figures are: the test examples are drawn again, with replacement, and every figure is made anew.
+"""Confidence intervals of the metrics, by bootstrap over the test examples.
 
-All models see the same draws, so the draws of a difference are paired: what is hard for both models does not blur it.
-Examples with the same label and the same answers of all models are one cell, and a draw is a multinomial over the cells: that
-is the same as drawing examples, and costs a thousandth of it.
+Each draw resamples the test examples with replacement, and all figures are computed for each draw.
+All models see the same draws, so the draws of a difference are paired: examples that are hard for
+both models do not widen its interval. Examples with the same label and the same answers of all
+models form one cell, and a draw is a multinomial over the cells. This is equivalent to drawing
+examples and costs a thousandth of it.
 
 Pure functions of numpy. Legend: N examples, C classes, K cells, B draws.
 """
@@ -15,12 +17,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 _MAX_NUMBERS = 1 << 22
-"""Of one block of draws: 32 MB."""
+"""The maximum of values in one block of draws: 32 MB."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """Of one model: `metrics` float64 [B] by name, and `classes` float64 [B, C] for precision, recall and f1."""
+    """The draws of one model.
+
+    `metrics`: float64 [B] by name. `classes`: float64 [B, C] for precision, recall and f1.
+    """
 
     metrics: dict[str, np.ndarray]
     classes: dict[str, np.ndarray]
@@ -28,14 +33,17 @@ class Draws:
 
 @dataclasses.dataclass(frozen=True)
 class ModelAnswers:
-    """Of one model for N examples: `classes` int64, and whether the label is among the first k, bool."""
+    """The answers of one model to N examples.
+
+    `classes`: int64. `is_in_top_k`: bool, true where the label is among the first k.
+    """
 
     classes: np.ndarray
     is_in_top_k: np.ndarray
 
 
 def draw(labels: np.ndarray, models: Sequence[ModelAnswers], num_classes: int, samples: int, seed: int) -> list[Draws]:
-    """The draws of each model, paired. The same arguments give the same numbers."""
+    """Returns the draws of each model, paired. The same arguments give the same numbers."""
     columns = [labels, *(column for model in models for column in (model.classes, model.is_in_top_k))]
     cells, counts = np.unique(np.stack(columns), axis=1, return_counts=True)
     counted = [_Counter(cells[0], cells[1 + 2 * i], cells[2 + 2 * i].astype(bool), num_classes) for i in range(len(models))]
@@ -44,14 +52,14 @@ def draw(labels: np.ndarray, models: Sequence[ModelAnswers], num_classes: int, s
 
 
 def interval(draws: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
-    """The middle of the draws, by percentiles, that holds the true value with this confidence."""
+    """Returns the percentile interval that holds the true value with this confidence."""
     tail = (1 - confidence) / 2
     low, high = np.quantile(draws, [tail, 1 - tail])
     return float(low), float(high)
 
 
 def _weights(counts: np.ndarray, samples: int, seed: int) -> Iterator[np.ndarray]:
-    """Blocks of draws: int64 [b, K]. The cut into blocks does not change the numbers."""
+    """Yields blocks of draws: int64 [b, K]. The block size does not change the numbers."""
     generator, total = np.random.default_rng(seed), int(counts.sum())
     rows = max(1, _MAX_NUMBERS // len(counts))
     for start in range(0, samples, rows):
@@ -66,7 +74,7 @@ class _Counter:
         self._labels, self._answers = _Groups(labels, num_classes), _Groups(answers, num_classes)
 
     def figures(self, weights: np.ndarray) -> Draws:
-        """weights [b, K]."""
+        """Returns the figures of each draw. `weights` is [b, K]."""
         right, total = weights * self._is_right, weights.sum(axis=1)
         support, found, predicted = self._labels.sums(weights), self._labels.sums(right), self._answers.sums(weights)
         classes = {"precision": _shares(found, predicted), "recall": _shares(found, support), "f1": _shares(2 * found, support + predicted)}

@@ -1,7 +1,8 @@
-"""What a detector is worth: COCO's twelve figures, those of each class, and precision-recall curves, from boxes alone.
+"""COCO's metrics of a detector: twelve figures, figures by class, precision-recall curves.
 
-The matching is faster-coco-eval's, in C++; it is installed with the extra `detection`. Figures equal those of pycocotools (tests compare
-them). Pure: true boxes and detections in, figures out. Who ran which model on which images is none of its business.
+The matching is faster-coco-eval's, in C++. The extra `detection` installs it. The figures equal
+those of pycocotools (tests compare them). Pure: true boxes and detections in, figures out. Running
+the models is the caller's part.
 
 Legend: T true boxes, D detections, C classes, R the 101 recalls of `scores.RECALLS`.
 """
@@ -26,10 +27,10 @@ _MOST_DETECTIONS = (1, 10, 100)
 
 @dataclasses.dataclass(frozen=True)
 class Truths:
-    """T true boxes. Of a crowd, what is found inside it is neither right nor wrong.
+    """T true boxes. A detection inside a crowd is neither right nor wrong.
 
-    `images` int64 [T], the index of each box's image; `boxes` float64 [T, 4], ymin xmin ymax xmax in pixels; `classes` int64 [T];
-    `is_crowd` bool [T].
+    `images`: int64 [T], the index of each box's image. `boxes`: float64 [T, 4], ymin xmin ymax xmax
+    in pixels. `classes`: int64 [T]. `is_crowd`: bool [T].
     """
 
     images: np.ndarray
@@ -40,7 +41,10 @@ class Truths:
 
 @dataclasses.dataclass(frozen=True)
 class Detections:
-    """D boxes that a model has found, as in Truths, with `scores` float64 [D]. Of an image, COCO counts the 100 with the best scores."""
+    """D boxes that a model has found, as in Truths, with `scores` float64 [D].
+
+    COCO counts the 100 detections of an image with the best scores.
+    """
 
     images: np.ndarray
     boxes: np.ndarray
@@ -50,7 +54,10 @@ class Detections:
 
 @dataclasses.dataclass(frozen=True)
 class DetectionClass:
-    """One class; None where it has no true box. `precisions` float [R], at an overlap of 0.5."""
+    """One class. Its figures are None if it has no true box.
+
+    `precisions` is float [R], at an overlap of 0.5.
+    """
 
     name: str
     num_boxes: int
@@ -62,18 +69,18 @@ class DetectionClass:
 
 @dataclasses.dataclass(frozen=True)
 class DetectionEvaluation:
-    """`metrics` has COCO's twelve figures, None where no true box has the size."""
+    """The result. `metrics` has COCO's twelve figures, None where no true box has the size."""
 
     metrics: dict[str, float | None]
     classes: list[DetectionClass]
 
 
 def evaluate_detections(truths: Truths, detections: Detections, num_images: int, class_names: Sequence[str]) -> DetectionEvaluation:
-    """Matches detections with true boxes, image by image and class by class, as COCO does for boxes.
+    """Matches detections with true boxes by image and class, as COCO does for boxes.
 
     Raises:
       ConfigError: the extra `detection` is not installed.
-      DataError: a box or a score that is no number, or an image or a class that there is not.
+      DataError: a box or a score is not finite, or an image or a class does not exist.
     """
     library = _import_library()
     for what, boxes in (("true box", truths), ("detection", detections)):
@@ -88,7 +95,11 @@ def evaluate_detections(truths: Truths, detections: Detections, num_images: int,
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """A dictionary for each of a hundred thousand boxes, all in use: looking through them again and again is a quarter of the time."""
+    """Disables garbage collection.
+
+    There is a dictionary for each of a hundred thousand boxes, and all are in use. Scanning them
+    again and again takes a quarter of the time.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -99,7 +110,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def _match(library: ModuleType, truths: Truths, detections: Detections, num_images: int, class_names: Sequence[str]) -> Any:
-    """The library's evaluator, which has done its work."""
+    """Runs the library's evaluator and returns it."""
     truth = library.COCO({"images": [{"id": index} for index in range(num_images)], "annotations": _annotations(truths),
                           "categories": [{"id": index, "name": name} for index, name in enumerate(class_names)]})
     evaluator = library.COCOeval_faster(truth, truth.loadRes(_results(detections)), "bbox")
@@ -142,13 +153,17 @@ def _results(detections: Detections) -> list[dict[str, Any]]:
 
 
 def _as_xywh(boxes: np.ndarray) -> np.ndarray:
-    """From ymin xmin ymax xmax to COCO's xmin ymin width height."""
+    """Converts ymin xmin ymax xmax to COCO's xmin ymin width height."""
     ymin, xmin, ymax, xmax = np.asarray(boxes, np.float64).reshape(-1, 4).T
     return np.stack([xmin, ymin, xmax - xmin, ymax - ymin], axis=1)
 
 
 def _twelve(precision: np.ndarray, recall: np.ndarray) -> dict[str, float | None]:
-    """In COCO's order. precision [overlaps, R, C, sizes, limits], recall [overlaps, C, sizes, limits]; -1 where nothing is to be found."""
+    """Returns the twelve figures in COCO's order.
+
+    `precision` is [overlaps, R, C, sizes, limits], `recall` is [overlaps, C, sizes, limits]. Both
+    are -1 where there is nothing to find.
+    """
     most = len(_MOST_DETECTIONS) - 1
     sizes = {"small": _SMALL, "medium": _MEDIUM, "large": _LARGE}
     return {
@@ -162,7 +177,10 @@ def _twelve(precision: np.ndarray, recall: np.ndarray) -> dict[str, float | None
 
 
 def _class_figures(name: str, num_boxes: int, precision: np.ndarray, recall: np.ndarray) -> DetectionClass:
-    """precision [overlaps, R, sizes, limits], recall [overlaps, sizes, limits] of one class."""
+    """Returns the figures of one class.
+
+    `precision` is [overlaps, R, sizes, limits], `recall` is [overlaps, sizes, limits].
+    """
     at_50 = precision[_IOU_50, :, _ANY_SIZE, -1]
     return DetectionClass(name, num_boxes, _mean(precision[:, :, _ANY_SIZE, -1]), _mean(at_50), _mean(recall[:, _ANY_SIZE, -1]),
                           at_50 if (at_50 > -1).all() else None)

@@ -1,8 +1,8 @@
-"""Two runs of a pipeline side by side: what a terminal lists, and one HTML page that holds everything itself.
+"""Comparison of two runs of a pipeline: rows for a terminal, and a self-contained HTML page.
 
-Everything comes from what the runs have left: their records, manifests and `metrics.json`. No model is asked again, so the figures of
-two runs are only worth comparing where both had the same test split; where they had not, both table and page say so. Used by
-`trainyard compare`; imports no TensorFlow.
+Everything comes from the outputs of the runs: their records, manifests and `metrics.json`. No model
+runs again, so the figures of two runs are only comparable if both had the same test split. If they
+had different ones, both table and page say so. Used by `trainyard compare`. Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pipeline_ops.storage.atomic import read_json
 _JOBS = ("preprocess", "train", "evaluate")
 _MAX_CLASSES = 100
 _HEADLINES = {"classification": ("accuracy", "accuracy"), "detection": ("map_50", "mAP@0.5")}
-"""The metric that stands on top, and its name, by task."""
+"""The headline metric of each task, and its name."""
 _STYLES = ("champion", "validation")
-"""Of the first run and of the second one, in all drawings."""
+"""The styles of the first and of the second run, in all drawings."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ComparedRun:
-    """What one run has left. `precision` is the mean curve over classes, float [101]."""
+    """The outputs of one run. `precision` is the mean curve over classes, float [101]."""
 
     name: str
     manifests: dict[str, Manifest]
@@ -51,7 +51,11 @@ class ComparedRun:
 
 
 def read_run(folder: Path) -> ComparedRun:
-    """Raises DataError if the run did not come to its evaluation, or if what it has left is gone."""
+    """Reads the outputs of a run.
+
+    Raises:
+      DataError: the run did not finish its evaluation, or its outputs are gone.
+    """
     records = {job: read_record(folder / f"{job}.json") for job in _JOBS}
     for job, record in records.items():
         if record is None or record.manifest is None:
@@ -74,7 +78,10 @@ def have_one_test_split(first: ComparedRun, second: ComparedRun) -> bool:
 
 
 def metric_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str, Any]]:
-    """A row for each metric that both runs have, in the order of the second one; of another k, `top_k_accuracy` is another metric."""
+    """Returns a row for each metric that both runs have, in the order of the second run.
+
+    `top_k_accuracy` with a different k is a different metric.
+    """
     ours, theirs = second.evaluation.challenger, first.evaluation.challenger
     incomparable = {"top_k_accuracy"} if first.top_k != second.top_k else set()
     return [{"metric": name, "name": metric_title(name, second.top_k)[0], "first": theirs.metrics[name], "second": value,
@@ -84,7 +91,7 @@ def metric_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str, Any]]
 
 
 def fact_rows(first: ComparedRun, second: ComparedRun) -> list[tuple[str, str, str]]:
-    """What the runs had and took: a name, and the value of each."""
+    """Returns facts about the runs: a name, and the value for the first and the second run."""
     def facts(run: ComparedRun) -> dict[str, str]:
         training = run.training
         return {
@@ -100,12 +107,12 @@ def fact_rows(first: ComparedRun, second: ComparedRun) -> list[tuple[str, str, s
 
 
 def changes(first: ComparedRun, second: ComparedRun) -> dict[str, list[str]]:
-    """What is new in the second run, in lines for each job."""
+    """Returns the changes in the second run, in lines for each job."""
     return {job: told(second.manifests[job].fingerprint, first.manifests[job].fingerprint) for job in _JOBS}
 
 
 def render_comparison(pipeline: str, first: ComparedRun, second: ComparedRun) -> str:
-    """The page, as text to be written in UTF-8. The same runs give the same bytes."""
+    """Returns the page as text to be written in UTF-8. The same runs give the same bytes."""
     here = Path(__file__).parent
     return render_page(
         here / "compare.html", [here / "report.css"], headline=_HEADLINES[second.training.task],
@@ -131,7 +138,10 @@ def _curve_names(run: ComparedRun) -> list[str]:
 
 
 def _class_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str, Any]]:
-    """The classes that both know; of very many, those whose recall differs most."""
+    """Returns the classes that both runs have.
+
+    Of more than `_MAX_CLASSES`, only those whose recall differs most are returned.
+    """
     theirs = {figures.name: figures for figures in first.evaluation.challenger.classes}
     rows = [{"name": ours.name, "first": theirs[ours.name], "second": ours, "difference": ours.recall - theirs[ours.name].recall}
             for ours in second.evaluation.challenger.classes if ours.name in theirs]

@@ -1,6 +1,7 @@
-"""Evaluation of a detector: what `evaluate.py` does for a classifier, with boxes. COCO's figures, the gate, and a page with pictures.
+"""Evaluation of a detector: COCO's figures, the gate, and a page with pictures.
 
-Both models are asked as they are served. Boxes are compared in pixels of the images as the data set has them.
+It is the counterpart of `evaluate.py`, which evaluates classifiers. Both models run as they are
+served. Boxes are compared in pixels of the images as the data set has them.
 """
 
 from __future__ import annotations
@@ -30,21 +31,25 @@ from pipeline_ops.storage.atomic import write_json, write_whole
 
 _NAMES = {"map": "ap", "map_50": "ap_50", "map_75": "ap_75", "map_small": "ap_small", "map_medium": "ap_medium", "map_large": "ap_large",
           "mar_1": "ar_1", "mar_10": "ar_10", "mar_100": "ar_100", "mar_small": "ar_small", "mar_medium": "ar_medium", "mar_large": "ar_large"}
-"""Ours, as they are in most papers, and COCO's own, which mean the same."""
+"""Our names of the figures, as in most papers, and COCO's names of the same figures."""
 _MOST_AT_ONCE = 32
 
 
 @dataclasses.dataclass
 class Mistakes:
-    """Counts at one threshold. `confusion[i][j]`: boxes of class i taken for class j; the last row and column stand for nothing at all."""
+    """Counts at one threshold.
+
+    `confusion[i][j]` counts boxes of class i that were taken for class j. The last row counts false
+    alarms, the last column missed boxes.
+    """
 
     confusion: np.ndarray
     by_size: dict[str, list[int]]
-    """For each size: boxes, and how many of them were found as what they are."""
+    """Two counts for each size: boxes, and boxes that were found with the right class."""
 
 
 def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs, why_alone: str | None) -> ExitCode:
-    """Evaluates and leaves the artifact, whatever the verdict."""
+    """Evaluates and writes the artifact, whatever the verdict."""
     leaks = find_leaks(inputs.dataset, inputs.champion, config.allowed_leaks)
     models, scenes = _load(inputs, with_champion=why_alone is None), _read(inputs)
     answers = _ask(job, config, models, scenes)
@@ -76,7 +81,7 @@ def _load(inputs: Inputs, with_champion: bool) -> list[ServedModel]:
 
 
 def _read(inputs: Inputs) -> list[TrueBoxes]:
-    """The test images."""
+    """Reads the test images."""
     scenes = list(read_true_boxes(inputs.dataset.test_shards, inputs.dataset.removed_from_test_shards))
     if len(scenes) != inputs.dataset.num_test_examples:
         raise DataError(f"{inputs.dataset.uri}: the test shards hold {len(scenes)} examples, the manifest says {inputs.dataset.num_test_examples}")
@@ -84,7 +89,7 @@ def _read(inputs: Inputs) -> list[TrueBoxes]:
 
 
 def _ask(job: Job, config: Evaluate, models: Sequence[ServedModel], scenes: Sequence[TrueBoxes]) -> list[list[Answer]]:
-    """For each model its answers in the order of the images."""
+    """Returns the answers of each model in the order of the images."""
     answers: list[list[Answer]] = [[] for _ in models]
     step = min(config.batch, _MOST_AT_ONCE)
     for start in range(0, len(scenes), step):
@@ -97,7 +102,7 @@ def _ask(job: Job, config: Evaluate, models: Sequence[ServedModel], scenes: Sequ
 
 
 def _measure(config: Evaluate, inputs: Inputs, models: Sequence[ServedModel], scenes: Sequence[TrueBoxes]) -> list[dict[str, float]]:
-    """Of each model as it is served."""
+    """Measures each model as it is served."""
     found = [{"model_bytes": float(model.model_bytes)} for model in (inputs.challenger, inputs.champion)[: len(models)]]
     if config.measures_latency:
         images = np.array([scene.image for scene in scenes[:_MOST_AT_ONCE]], object)
@@ -127,7 +132,7 @@ def _evaluate(scenes: Sequence[TrueBoxes], answers: Sequence[Answer], size: tupl
 
 
 def count_mistakes(scenes: Sequence[TrueBoxes], answers: Sequence[Answer], size: tuple[int, int], num_classes: int) -> Mistakes:
-    """What a person would see at the threshold of a score."""
+    """Counts the mistakes that a person would see at the score threshold."""
     confusion, by_size = np.zeros((num_classes + 1, num_classes + 1), int), {name: [0, 0] for name in ("small", "medium", "large")}
     for scene, answer in zip(scenes, (answer.sure() for answer in answers), strict=True):
         found = match(scene.boxes, scene.classes, scene.is_crowd, answer.boxes, answer.classes, answer.scores)
@@ -153,12 +158,12 @@ def _judge(config: Evaluate, inputs: Inputs, num_examples: int, models: Sequence
 
 
 def _precisions(evaluation: DetectionEvaluation) -> dict[str, list[float]]:
-    """By class, at an overlap of 0.5 and the recalls of `scores.RECALLS`."""
+    """Returns precisions by class, at an overlap of 0.5 and the recalls of `scores.RECALLS`."""
     return {each.name: [round(float(value), 4) for value in each.precisions] for each in evaluation.classes if each.precisions is not None}
 
 
 def _as_model(evaluation: DetectionEvaluation, mistakes: Mistakes, measures: dict[str, float], names: Sequence[str]) -> ModelEvaluation:
-    """COCO's figures that have a meaning here, and counts at the threshold for each class."""
+    """Returns COCO's figures that have a value, and counts at the threshold for each class."""
     metrics = {ours: evaluation.metrics[cocos] for ours, cocos in _NAMES.items() if evaluation.metrics[cocos] is not None}
     confusion, classes = mistakes.confusion, []
     for index, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""The report of a detector: what `report.py` is for a classifier, with boxes drawn on the test images."""
+"""The report of a detector: the counterpart of `report.py`, with boxes on the test images."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ _MAX_MATRIX_CLASSES = 30
 
 @dataclasses.dataclass(frozen=True)
 class DetectorData(Background):
-    """All that the page shows. `evaluations` are of the challenger and, where it was asked, of the champion; `by_size` has boxes, and how
-    many of them were found."""
+    """The contents of the page.
+
+    `evaluations` are those of the challenger and, if it was evaluated, of the champion. `by_size`
+    has the number of boxes, and the number of those that were found.
+    """
 
     why_alone: str | None
     evaluations: list[DetectionEvaluation]
@@ -32,7 +35,7 @@ class DetectorData(Background):
 
 
 def render_detector(data: DetectorData) -> str:
-    """The page, as text to be written in UTF-8."""
+    """Returns the page as text to be written in UTF-8."""
     champion = data.figures.champion
     return render_report(
         "detector.html", data, metrics=[
@@ -44,7 +47,10 @@ def render_detector(data: DetectorData) -> str:
 
 
 def _curves(evaluations: Sequence[DetectionEvaluation]) -> list[tuple[str, list[Line], Any]]:
-    """Precision against recall at an overlap of 0.5: the mean of all classes, and the weakest ones."""
+    """Returns precision against recall at an overlap of 0.5.
+
+    The first chart has the mean of all classes, the second one the weakest classes.
+    """
     means = []
     for name, style, evaluation in zip(("challenger", "champion"), ("validation", "champion"), evaluations, strict=False):
         known = [each.precisions for each in evaluation.classes if each.precisions is not None]
@@ -57,7 +63,10 @@ def _curves(evaluations: Sequence[DetectionEvaluation]) -> list[tuple[str, list[
 
 
 def _class_rows(data: DetectorData) -> list[dict[str, Any]]:
-    """Those that are found least first."""
+    """Returns a row for each class.
+
+    More than `MAX_CLASS_ROWS` rows are sorted by recall, the lowest first.
+    """
     others = data.evaluations[1].classes if len(data.evaluations) > 1 else [None] * len(data.evaluations[0].classes)
     rows = [{"ours": ours, "cocos": cocos, "champion": champion and champion.average_precision_50} for ours, cocos, champion in
             zip(data.figures.challenger.classes, data.evaluations[0].classes, others, strict=True)]
@@ -65,7 +74,10 @@ def _class_rows(data: DetectorData) -> list[dict[str, Any]]:
 
 
 def pictures(scenes: Sequence[TrueBoxes], answers: Sequence[Answer], names: Sequence[str], count: int) -> list[dict[str, Any]]:
-    """Test images with truth and answer drawn on them, those with the most mistakes first; keys settle ties."""
+    """Returns test images with truth and answer drawn on them.
+
+    The images with the most mistakes come first. Keys settle ties.
+    """
     drawn = [_picture(scene, answer.sure(), names) for scene, answer in zip(scenes, answers, strict=True)]
     worst = sorted(drawn, key=lambda picture: (-picture["num_mistakes"], picture["key"]))[:count]
     return [picture | {"image": data_uri(picture["image"])} for picture in worst]
@@ -95,6 +107,6 @@ def _counted(kind: str, number: int) -> str:
 
 
 def _drawn(box: np.ndarray, text: str, style: str) -> dict[str, Any]:
-    """In percent, as the style of the page's boxes wants it."""
+    """Converts a box to percent, as the style of the page's boxes needs it."""
     ymin, xmin, ymax, xmax = (100 * float(edge) for edge in box)
     return {"style": style, "text": text, "left": xmin, "top": ymin, "width": xmax - xmin, "height": ymax - ymin}

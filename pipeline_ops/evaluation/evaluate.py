@@ -1,11 +1,13 @@
-"""The evaluate job: the challenger against the champion on the same test examples, through the models as they are served.
+"""The evaluate job: compares challenger and champion, as served, on the same test examples.
 
-Started as `python -m pipeline_ops.evaluation.evaluate --request <path>`: a process that has never seen the model in memory. Leaves
-`report.html` for a person and `metrics.json` for a program, and says with its exit code whether the gate was passed. It publishes
-nothing: that is the export job's part. A gate that is not passed leaves the same whole artifact.
+Started as `python -m pipeline_ops.evaluation.evaluate --request <path>`, a process that has never
+seen the model in memory. Writes `report.html` for people and `metrics.json` for programs. Its exit
+code says whether the gate was passed. It publishes nothing: that is the export job's part. A gate
+that is not passed leaves the same complete artifact.
 
-A champion is asked about the images as this data set has them. Its own SavedModel resizes them to what it was trained on; any other
-difference of the preprocessing is the champion's disadvantage, and the report says so. One that knows other classes is not asked.
+A champion gets the images as this data set has them. Its own SavedModel resizes them to the size of
+its training. Any other difference of the preprocessing is the champion's disadvantage, and the
+report says so. A champion with different classes is not evaluated.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ from pipeline_ops.storage.atomic import write_json, write_whole
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What the answers say, before anyone judges. `curves` are of the challenger and, where there is one, the champion."""
+    """The findings from the answers, before the verdict.
+
+    `curves` are those of the challenger and, if there is one, of the champion.
+    """
 
     whole: Group
     slices: list[Group]
@@ -43,7 +48,11 @@ class Findings:
 
 
 def evaluate(job: Job) -> ExitCode:
-    """Evaluates and leaves the artifact, whatever the verdict. Raises DataError for inputs that are not what they should be."""
+    """Evaluates and writes the artifact, whatever the verdict.
+
+    Raises:
+      DataError: an input is not what it should be.
+    """
     config, inputs = Evaluate.model_validate(job.request.config), read_inputs(job.request)
     why_alone = _why_alone(inputs)
     if inputs.dataset.figures.task == "detection":
@@ -67,7 +76,10 @@ def evaluate(job: Job) -> ExitCode:
 
 
 def _why_alone(inputs: Inputs) -> str | None:
-    """Why there is no champion to be compared with, as the end of a sentence; None where there is one."""
+    """Returns the reason for an evaluation without a champion, as the end of a sentence.
+
+    Returns None if there is a champion to compare with.
+    """
     if inputs.champion is None:
         return NO_CHAMPION
     ours, theirs = inputs.dataset.figures.class_names, inputs.champion.figures.class_names
@@ -75,7 +87,7 @@ def _why_alone(inputs: Inputs) -> str | None:
 
 
 def _difference(theirs: list[str], ours: list[str]) -> str:
-    """What keeps a model with their classes from being tried on ours."""
+    """Describes the difference that keeps a model with their classes from running on ours."""
     unknown, gone = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
     parts = [f"does not know {', '.join(unknown)}"] if unknown else []
     parts += [f"knows {', '.join(gone)}, which the data set lacks"] if gone else []
@@ -101,7 +113,7 @@ def _ask(job: Job, config: Evaluate, inputs: Inputs, models: list[ServedModel]) 
 
 
 def _measure(config: Evaluate, inputs: Inputs, models: list[ServedModel]) -> list[dict[str, float]]:
-    """Of each model as it is served."""
+    """Measures each model as it is served."""
     sizes = [inputs.challenger.model_bytes, *([inputs.champion.model_bytes] if len(models) > 1 else [])]
     found = [{"model_bytes": float(size)} for size in sizes]
     if config.measures_latency:
@@ -136,7 +148,7 @@ def _with_intervals(model: ModelEvaluation, group: Group) -> ModelEvaluation:
 
 
 def _metrics(inputs: Inputs, figures: EvaluationFigures, findings: Findings, answers: Answers, leaks: Leaks) -> dict[str, Any]:
-    """What a program may want to know: all figures, the uncertainty of them, and where to look for the mistakes."""
+    """Returns the content of `metrics.json`: all figures, their uncertainty, the worst mistakes."""
     names = inputs.dataset.figures.class_names
     return {
         **figures.model_dump(mode="json"),

@@ -1,10 +1,11 @@
-"""The gate: which rules the challenger keeps, in sentences with the numbers.
+"""The gate: judges the challenger by the rules, in sentences with the numbers.
 
-A pure function of the config's rules and of the figures of both models. Who acts on the verdict is none of its
-business.
+A pure function of the config's rules and of the figures of both models. Acting on the verdict is
+the caller's part.
 
-A comparison at a confidence has three outcomes. The draws of the difference lie above the bound (at the confidence): it holds.
-They lie below: it does not. They lie on both sides: the test split is too small to tell, and `within_noise` decides.
+A comparison at a confidence has three outcomes. If the draws of the difference lie above the bound
+(at the confidence), the rule holds. If they lie below, it does not. If they lie on both sides, the
+test split is too small for a decision, and `within_noise` decides.
 """
 
 from __future__ import annotations
@@ -22,16 +23,20 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.groups import Group
 
 _NOISE = 1e-9
-"""Of floating point: 0.98 is not worse than 0.985 by more than 0.005, whatever binary fractions say."""
+"""Tolerance of floating-point comparisons.
+
+0.98 is not worse than 0.985 by more than 0.005, even if binary fractions say so.
+"""
 
 NO_CHAMPION = "there is no champion to compare it with"
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What one verdict is about: a metric of the whole split, of a class or of a slice. Values are None where they have no meaning.
+    """The subject of one verdict: a metric of the whole split, of a class or of a slice.
 
-    `differences` are draws of challenger minus champion, where the metric has any.
+    Values are None where they are undefined. `differences` are draws of challenger minus champion,
+    if the metric has any.
     """
 
     name: str
@@ -43,7 +48,10 @@ class Subject:
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """All that rules are judged by. `why_no_champion` is the end of a sentence; `drift` is None without a reference."""
+    """The evidence for all rules.
+
+    `why_no_champion` is the end of a sentence. `drift` is None without a reference.
+    """
 
     whole: Group
     slices: Sequence[Group] = ()
@@ -52,10 +60,12 @@ class Evidence:
 
 
 def judge(rules: Sequence[Rule], evidence: Evidence) -> list[RuleVerdict]:
-    """A verdict for each bound of each rule and each thing that it is about, in the order of the config. The gate is passed if all of them are.
+    """Returns a verdict for each bound of each rule and each of its subjects.
+
+    The order is that of the config. The gate is passed if all verdicts are.
 
     Raises:
-      ConfigError: a rule names a class or a value of a slice that there is not.
+      ConfigError: a rule names a class or a value of a slice that does not exist.
     """
     return [verdict for rule in rules for subject in _subjects(rule, evidence) for verdict in _judge_subject(rule, subject, evidence)]
 
@@ -90,7 +100,7 @@ def _of_class(figures: ClassFigures | None, metric: ClassMetric) -> float | None
 
 
 def _groups_of(wanted: str, groups: Sequence[Group]) -> list[Group]:
-    """Of `folder` all values, of `folder=night` the one."""
+    """Returns all values of `folder`, or the one of `folder=night`."""
     name, _, value = wanted.partition("=")
     found = [group for group in groups if group.slice == name and (not value or group.value == value)]
     if not found:
@@ -144,7 +154,10 @@ def _judge_bounds(rule: Rule, subject: Subject, evidence: Evidence, say: _Speake
 
 
 def _judge_plainly(rule: Rule, subject: Subject, kind: str, margin: float, say: _Speaker) -> RuleVerdict:
-    """By the figures alone. The gain is positive where the challenger is better, whichever way the metric counts."""
+    """Judges by the figures alone.
+
+    The gain is positive if the challenger is better, whether the metric is higher-is-better or not.
+    """
     gain = _gain(rule, subject)
     value, champion = _apart(subject.value, subject.champion, rule.metric)
     size, allowed = _apart(abs(gain), margin, rule.metric)
@@ -158,7 +171,10 @@ def _judge_plainly(rule: Rule, subject: Subject, kind: str, margin: float, say: 
 
 
 def _judge_surely(rule: Rule, subject: Subject, kind: str, margin: float, say: _Speaker) -> RuleVerdict:
-    """By the draws of the difference: each end of their interval holds at the rule's confidence by itself."""
+    """Judges by the draws of the difference.
+
+    Each end of their interval holds at the rule's confidence by itself.
+    """
     low, high = (float(end) for end in np.quantile(subject.differences, [1 - rule.confidence, rule.confidence]))
     threshold = margin if kind == "gain" else -margin
     is_sure = low > threshold + _NOISE if kind == "gain" else low >= threshold - _NOISE
@@ -179,7 +195,7 @@ def _gain(rule: Rule, subject: Subject) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Speaker:
-    """Begins each sentence, and keeps its numbers."""
+    """Begins the sentence of each verdict and keeps its numbers."""
 
     metric: str
     subject: Subject
@@ -199,7 +215,7 @@ def _number(value: float, metric: str) -> str:
 
 
 def _apart(first: float, second: float, metric: str) -> tuple[str, str]:
-    """Both with four decimals, or with as many as it takes to see which is the larger one."""
+    """Formats both with four decimals, or with as many as are needed to tell them apart."""
     if metric == "model_bytes":
         return _number(first, metric), _number(second, metric)
     for decimals in range(4, 10):

@@ -1,6 +1,7 @@
-"""The test split and its slices, each as a group of examples with the figures of both models and the draws for their intervals.
+"""The test split and its slices as groups of examples.
 
-What the gate judges and the report shows of a slice is made here, from the answers alone. Pure functions.
+A group has the figures of both models and the draws for their intervals. All of it is computed from
+the answers alone. The gate judges groups, and the report shows them. Pure functions.
 
 Legend: N examples, B draws.
 """
@@ -22,7 +23,11 @@ _PROPORTIONS = ("accuracy", "top_k_accuracy")
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Some test examples. `slice` and `value` are "" for all of them; the champion's parts are None where it is not compared."""
+    """A group of test examples.
+
+    `slice` and `value` are "" for the whole split. The champion's parts are None if it is not
+    compared.
+    """
 
     slice: str
     value: str
@@ -38,13 +43,16 @@ class Group:
         return f"{self.slice}={self.value}" if self.slice else ""
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """95 % intervals of the challenger's metrics. Those of the accuracies are Wilson's: near 1 a bootstrap is not as good."""
+        """Returns 95 % intervals of the challenger's metrics.
+
+        Those of the accuracies are Wilson's, because a bootstrap is less accurate near 1.
+        """
         found = {name: interval(values) for name, values in self.draws.metrics.items()}
         counts = {name: round(self.challenger.metrics[name] * self.num_examples) for name in _PROPORTIONS}
         return found | {name: wilson_interval_95(count, self.num_examples) for name, count in counts.items()}
 
     def differences(self) -> dict[str, tuple[float, float]]:
-        """95 % intervals of challenger minus champion."""
+        """Returns 95 % intervals of challenger minus champion."""
         if self.champion_draws is None:
             return {}
         return {name: interval(values - self.champion_draws.metrics[name]) for name, values in self.draws.metrics.items()}
@@ -56,7 +64,10 @@ class Group:
 
 def whole_group(labels: np.ndarray, answers: Sequence[ModelAnswer], evaluations: Sequence[ModelEvaluation], top_k: int,
                 bootstrap: Bootstrap) -> Group:
-    """All examples. `answers` and `evaluations` are of the challenger and, where there is one, the champion."""
+    """Returns the group of all examples.
+
+    `answers` and `evaluations` are those of the challenger and, if there is one, of the champion.
+    """
     num_classes = len(evaluations[0].classes)
     draws = draw(labels, [ModelAnswers(answer.classes, answer.ranks < top_k) for answer in answers], num_classes, bootstrap.samples, bootstrap.seed)
     return Group("", "", len(labels), *_pair(evaluations), *_pair(draws))
@@ -64,7 +75,7 @@ def whole_group(labels: np.ndarray, answers: Sequence[ModelAnswer], evaluations:
 
 def slice_groups(labels: np.ndarray, answers: Sequence[ModelAnswer], slices: Mapping[str, np.ndarray], class_names: Sequence[str], top_k: int,
                  bootstrap: Bootstrap) -> list[Group]:
-    """A group for each value of each slice, in the order of the config and then of the values.
+    """Returns a group for each value of each slice, in the order of the config and of the values.
 
     Args:
       slices: the value (text, [N]) of every example, by the slice's name.
@@ -76,7 +87,7 @@ def slice_groups(labels: np.ndarray, answers: Sequence[ModelAnswer], slices: Map
             models = [ModelAnswers(answer.classes[index], answer.ranks[index] < top_k) for answer in answers]
             evaluations = [_evaluate(labels[index], model, class_names) for model in models]
             draws = draw(labels[index], models, len(class_names), bootstrap.samples, bootstrap.seed)
-            draws = [dataclasses.replace(each, classes={}) for each in draws]  # no rule is of a class and a slice at once, and they are large
+            draws = [dataclasses.replace(each, classes={}) for each in draws]  # no rule has both a class and a slice, and they are large
             found.append(Group(name, value, len(index), *_pair(evaluations), *_pair(draws)))
     return found
 
@@ -91,7 +102,10 @@ def _pair(models: Sequence) -> tuple:
 
 
 def _in_order(values: set[str]) -> list[str]:
-    """Ranges by their lower end, everything else by name; `slices.Value` puts a number into the text for that."""
+    """Sorts ranges by their lower end and everything else by name.
+
+    The text of a range begins with its lower end (`slices.py`).
+    """
     return sorted(values, key=lambda value: (_leading_number(value), value))
 
 

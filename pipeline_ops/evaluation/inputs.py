@@ -1,7 +1,8 @@
-"""What an evaluation reads: the data set, the challenger and the champion, each checked against its manifest.
+"""The inputs of an evaluation: data set, challenger and champion, checked against manifests.
 
-Nothing else of the storage decides anything. A file that is not what its manifest says is refused here, by name, before
-a model has seen it; so is a test split that is not the one that the request pins.
+Nothing else in the storage affects the result. A file that differs from its manifest is refused
+here, by name, before a model sees it. A test split that differs from the one that the request pins
+is refused, too.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from pipeline_ops.jobs.request import Request
 from pipeline_ops.registry.registry import fetched
 
 _SAVED_MODEL_PARTS = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
-"""A version's folder may hold other formats beside them."""
+"""The parts of a SavedModel. A version's folder may hold other formats next to them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """The data set; only its test split is read."""
+    """The data set. Only its test split is read."""
 
     uri: str
     manifest: Manifest
@@ -62,7 +63,7 @@ class Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class Challenger:
-    """The model that training has left."""
+    """The model that training has produced."""
 
     uri: str
     manifest: Manifest
@@ -100,7 +101,7 @@ class Champion:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """All three; there may be no champion yet."""
+    """The inputs of an evaluation. There may be no champion yet."""
 
     dataset: Dataset
     challenger: Challenger
@@ -108,7 +109,11 @@ class Inputs:
 
 
 def read_inputs(request: Request) -> Inputs:
-    """Raises DataError for an artifact that is gone, changed or damaged, or that does not fit the others."""
+    """Reads and checks the inputs.
+
+    Raises:
+      DataError: an artifact is gone, changed or damaged, or does not fit the others.
+    """
     if "champion" in request.inputs:  # a version in an object store is read from a local copy
         champion = fetched(request.inputs["champion"], Path(request.root))
         request = request.model_copy(update={"inputs": {**request.inputs, "champion": champion}})
@@ -126,13 +131,17 @@ def read_inputs(request: Request) -> Inputs:
 
 
 def _read(request: Request, name: str, figures: type[BaseModel]) -> tuple:
-    """URI, manifest and figures of an input."""
+    """Returns the URI, the manifest and the figures of an input."""
     manifest = read_input(request.inputs[name])
     return request.inputs[name].uri, manifest, figures.model_validate(manifest.figures)
 
 
 def _refuse_other_tests(dataset: Dataset, request: Request) -> None:
-    """The manifest's own digest covers its files, and not what is removed from them; this one covers both."""
+    """Refuses a test split that differs from the pinned one.
+
+    The manifest's own digest covers its files, but not the removal of examples from them. This
+    digest covers both.
+    """
     pinned, found = request.fingerprint.inputs[TEST_SPLIT], split_digest(dataset.manifest, "test")
     if found != pinned:
         raise DataError(f"{dataset.uri}: the digest of its test split is {found}, but {pinned} is pinned in this evaluation's request; "

@@ -1,7 +1,7 @@
-"""Whether the test split tells the truth: test images that are in a training split, too.
+"""Leaks of the test split: test images that are in a training split, too.
 
-Equal are raw files of the same bytes, as the data set's index has them. Nearly equal images are found by preprocessing, where
-`preprocess.duplicates: remove_near` asks for it.
+Equal images are raw files with the same bytes, according to the data set's index. Preprocessing
+finds nearly equal images if `preprocess.duplicates: remove_near` is set.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ _NAMED = 3
 
 @dataclasses.dataclass(frozen=True)
 class Leaks:
-    """How many test examples have an equal image in the training split of the data set, and in that of the champion's.
+    """The numbers of test examples with an equal image in the training split.
 
-    None where it can't be told: the data set has no index, the champion is none, or what it was trained on is gone.
+    One number is for the data set's training split, the other one for the champion's. A number is
+    None if it is unknown: the data set has no index, there is no champion, or the champion's
+    training data is gone.
     """
 
     challenger: int | None
@@ -30,7 +32,12 @@ class Leaks:
 
 
 def find_leaks(dataset: Dataset, champion: Champion | None, allowed: int) -> Leaks:
-    """Raises DataError if the challenger has been trained on more test images than are allowed, with the first of them."""
+    """Counts the test images that are in a training split, too.
+
+    Raises:
+      DataError: the challenger was trained on more test images than are allowed. The message names
+        the first of them.
+    """
     index = _index_of(dataset.uri)
     if index is None:
         return Leaks(None, None)
@@ -46,7 +53,7 @@ def find_leaks(dataset: Dataset, champion: Champion | None, allowed: int) -> Lea
 
 
 def _in_training(tests: dict[str, Place], index: Path) -> dict[str, Place]:
-    """By content: the first training record that equals a test record."""
+    """Returns the first training record that equals a test record, by content."""
     found: dict[str, Place] = {}
     for place in read_places(index):
         if place.split == "train" and place.content in tests:

@@ -1,7 +1,8 @@
-"""Where a challenger comes from, and what is new since the champion and since the run before: rows for the report.
+"""The origin of a challenger, and the changes since the champion and since the previous run.
 
-Places are shown relative to the storage root, so that a report does not depend on where it was made. The champion's
-own training is followed through the lineage in its manifest; if those artifacts are gone, the report says so.
+The results are rows for the report. Places are shown relative to the storage root, so that a report
+does not depend on the location of the storage. The champion's own training is followed through the
+lineage in its manifest. If those artifacts are gone, the report says so.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MAX_LINE = 200
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """One artifact: what it is to this evaluation, and what it was made by."""
+    """One artifact: its role in this evaluation, and its provenance."""
 
     name: str
     place: str
@@ -34,7 +35,10 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class Since:
-    """What is new: lines for each job. `metrics` are the older challenger's, where it is an evaluation that is compared with."""
+    """The changes since an older run: lines for each job.
+
+    `metrics` are those of the older challenger, if the older run is an evaluation.
+    """
 
     changes: dict[str, list[str]]
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -45,13 +49,16 @@ class Since:
 
     @property
     def is_preprocessed_otherwise(self) -> bool:
-        """Whether the pixels themselves may be other ones, and not only other images."""
+        """Returns whether the pixels themselves may differ, and not only the choice of images."""
         return any(line.startswith(("config stages", "config source", "code ")) for line in self.changes["preprocess"])
 
 
 @dataclasses.dataclass(frozen=True)
 class Lineage:
-    """`since_champion` and `since_last_run` are None where there is none, or where it can't be traced."""
+    """The lineage of an evaluation.
+
+    `since_champion` and `since_last_run` are None if there is none, or if it cannot be traced.
+    """
 
     origins: list[Origin]
     evaluation: str
@@ -98,12 +105,19 @@ def _since_last_run(request: Request, inputs: Inputs) -> Since | None:
 
 
 def _changes(inputs: Inputs, training: Manifest) -> dict[str, list[str]]:
-    """Raises DataError or KeyError where the older training can't be followed back to its data."""
+    """Returns the changes of the data set and of the training since an older training.
+
+    Raises:
+      DataError, KeyError: the older training cannot be followed back to its data.
+    """
     dataset = read_manifest(training.inputs["preprocess"].uri)
     return {"preprocess": told(inputs.dataset.manifest.fingerprint, dataset.fingerprint),
             "train": told(inputs.challenger.manifest.fingerprint, training.fingerprint)}
 
 
 def told(newer: Fingerprint, older: Fingerprint) -> list[str]:
-    """The differences in lines that a page has room for: of a whole list of rules or stages, that it has changed."""
+    """Returns the differences as lines that fit on a page.
+
+    A longer line, such as a whole list of rules or stages, only says that it has changed.
+    """
     return [line if len(line) <= _MAX_LINE else f"{line.partition(':')[0]} changed" for line in newer.changes_since(older)]

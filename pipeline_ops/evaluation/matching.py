@@ -1,6 +1,7 @@
-"""What a detector got right and wrong at one threshold, box by box: found, taken for another class, missed, imagined.
+"""Box-by-box matching of a detector's answers: found, confused, missed, false alarm.
 
-COCO's figures (`coco.py`) look at all thresholds and each class by itself; this is for a person who wants to see mistakes. Pure.
+COCO's figures (`coco.py`) cover all thresholds and treat each class by itself. This module uses one
+threshold, for a person who wants to see mistakes. Pure.
 
 Legend: T true boxes, D detections of one image; boxes [., 4] are ymin xmin ymax xmax.
 """
@@ -14,26 +15,30 @@ import numpy as np
 MIN_SCORE = 0.5
 MIN_IOU = 0.5
 SIZES = {"small": 32.0**2, "medium": 96.0**2, "large": float("inf")}
-"""COCO's: by the area in pixels, each up to its limit."""
+"""COCO's sizes: the area in pixels, each up to its limit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one model finds in one image: boxes float [D, 4] as fractions, classes, scores."""
+    """The answer of one model to one image: boxes float [D, 4] as fractions, classes, scores."""
 
     boxes: np.ndarray
     classes: np.ndarray
     scores: np.ndarray
 
     def sure(self) -> Answer:
-        """What scores so much that a person would be shown it."""
+        """Returns the detections with a score that is high enough to be shown to a person."""
         kept = self.scores >= MIN_SCORE
         return Answer(self.boxes[kept], self.classes[kept], self.scores[kept])
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """One image. `truth_of` int [D]: the true box that a detection found, -1 for none; `is_ignored` bool [D]: it lies in a crowd."""
+    """The matches of one image.
+
+    `truth_of`: int [D], the true box that a detection found, -1 for none. `is_ignored`: bool [D],
+    true for a detection in a crowd.
+    """
 
     truth_of: np.ndarray
     is_ignored: np.ndarray
@@ -44,7 +49,11 @@ class Match:
 
 def match(truths_T4: np.ndarray, truth_classes: np.ndarray, is_crowd: np.ndarray, boxes_D4: np.ndarray, classes: np.ndarray,
           scores: np.ndarray) -> Match:
-    """The best scores choose first: among true boxes that nobody has found, one of their own class before any other, then the nearest."""
+    """Matches detections with true boxes. Detections with the best scores choose first.
+
+    They choose among the true boxes that are still free: a box of their own class before any other,
+    then the one with the largest overlap.
+    """
     ious = pairwise_ious(boxes_D4, truths_T4)
     truth_of, is_ignored = np.full(len(boxes_D4), -1), np.zeros(len(boxes_D4), bool)
     free = ~is_crowd.copy()
@@ -60,7 +69,7 @@ def match(truths_T4: np.ndarray, truth_classes: np.ndarray, is_crowd: np.ndarray
 
 
 def pairwise_ious(boxes_P4: np.ndarray, boxes_Q4: np.ndarray) -> np.ndarray:
-    """float [P, Q]"""
+    """Returns the intersection over union of all pairs: float [P, Q]."""
     inter = _intersections(boxes_P4, boxes_Q4)
     union = areas(boxes_P4)[:, None] + areas(boxes_Q4)[None] - inter
     return np.divide(inter, union, out=np.zeros_like(inter), where=union > 0)
@@ -75,7 +84,7 @@ def size_of(area_pixels: float) -> str:
 
 
 def _covered(box_4: np.ndarray, others_Q4: np.ndarray) -> np.ndarray:
-    """The share of a box that each of others covers."""
+    """Returns the share of a box that each of the others covers."""
     return _intersections(box_4[None], others_Q4)[0] / max(float(areas(box_4[None])[0]), 1e-12)
 
 

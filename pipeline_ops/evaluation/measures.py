@@ -1,7 +1,7 @@
-"""What a gate may ask of a model beside its answers: how long one takes, how large the model is, how far its data has drifted.
+"""Measures for the gate besides a model's answers: latency, model size, data drift.
 
-A latency is measured by the clock, so it is no part of an evaluation unless a rule asks for it: everything else comes out the
-same every time.
+A latency is measured by the clock, so it is part of an evaluation only if a rule asks for it.
+Everything else is the same every time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _WARM_UPS, _CALLS = 5, 50
 
 
 def latencies_milliseconds(models: Sequence[ServedModel], images: np.ndarray) -> list[float]:
-    """For each model the median time of an answer to one image, from the bytes of its file; all in turn, so that load hits them alike."""
+    """Returns the median time of each model for one image, from the bytes of its file.
+
+    The models take turns, so that load affects all of them alike.
+    """
     times: list[list[float]] = [[] for _ in models]
     for call in range(_WARM_UPS + _CALLS):
         for model, taken in zip(models, times, strict=True):
@@ -34,7 +37,10 @@ def latencies_milliseconds(models: Sequence[ServedModel], images: np.ndarray) ->
 
 
 def read_drift(statistics_file: Path) -> list[dict[str, Any]] | None:
-    """The distances of every feature and of the classes to the reference, the largest first; None where there was no reference."""
+    """Reads the distances of every feature and of the classes to the reference, the largest first.
+
+    Returns None if there was no reference.
+    """
     try:
         found = read_json(statistics_file)
         comparison = found["comparison"] if found else None
@@ -44,5 +50,5 @@ def read_drift(statistics_file: Path) -> list[dict[str, Any]] | None:
 
 
 def largest_drift(drift: Sequence[dict[str, Any]] | None) -> float | None:
-    """By Jensen-Shannon."""
+    """Returns the largest Jensen-Shannon distance."""
     return None if drift is None else max((distance["jensen_shannon"] for distance in drift), default=0.0)

@@ -1,6 +1,7 @@
-"""What a classifier is worth, from its answers: plain numpy, because importing a library for it takes longer than the work.
+"""Metrics of a classifier, from its answers.
 
-Pure functions; the job, the gate and the report use them. The figures equal scikit-learn's (tests compare them).
+Plain numpy, because importing a library takes longer than the work. Pure functions, used by the
+job, the gate and the report. The figures equal scikit-learn's (tests compare them).
 
 Legend: N examples, C classes.
 """
@@ -21,10 +22,11 @@ _Z_95 = 1.959963984540054  # 97.5 % quantile of the normal distribution
 
 @dataclasses.dataclass(frozen=True)
 class ModelAnswer:
-    """What one model says of N examples.
+    """The answers of one model to N examples.
 
-    `classes` int64 [N]; `ranks` int [N], how many classes stand before the label; `confidences` float [N], the probability of the answer;
-    `scores` float [C, N], the probabilities, by class because each class is looked at by itself.
+    `classes`: int64 [N]. `ranks`: int [N], the number of classes before the label. `confidences`:
+    float [N], the probability of the answer. `scores`: float [C, N], the probabilities, by class
+    because each class is evaluated by itself.
     """
 
     classes: np.ndarray
@@ -35,7 +37,10 @@ class ModelAnswer:
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """Precision at each of `scores.RECALLS`, for every class that has examples: float [101] by the class's index."""
+    """Precision at each of `scores.RECALLS`, for every class that has examples.
+
+    `by_class` is float [101] by the class's index.
+    """
 
     by_class: dict[int, np.ndarray]
 
@@ -46,9 +51,10 @@ class Curves:
 
 def evaluate_model(labels: np.ndarray, answer: ModelAnswer, class_names: Sequence[str], top_k: int,
                    calibration_bins: int) -> tuple[ModelEvaluation, Curves]:
-    """All figures of one model but its intervals, and its precision-recall curves.
+    """Returns all figures of one model except its intervals, and its precision-recall curves.
 
-    Averages over classes, and the worst class, leave out the classes that have no example: there is nothing to find.
+    Averages over classes, and the worst class, leave out classes without examples, because there is
+    nothing to find.
     """
     counted = evaluate_answers(labels, answer.classes, class_names)
     rankings = [Ranking(answer.scores[index], labels == index) for index in range(len(class_names))]
@@ -64,7 +70,7 @@ def evaluate_model(labels: np.ndarray, answer: ModelAnswer, class_names: Sequenc
 
 
 def evaluate_answers(labels: np.ndarray, classes: np.ndarray, class_names: Sequence[str]) -> ModelEvaluation:
-    """What follows from right and wrong answers alone.
+    """Returns the figures that follow from right and wrong answers alone.
 
     Args:
       labels: int64 [N], the truth.
@@ -86,12 +92,15 @@ def evaluate_answers(labels: np.ndarray, classes: np.ndarray, class_names: Seque
 
 
 def confusion_matrix(labels: np.ndarray, classes: np.ndarray, num_classes: int) -> np.ndarray:
-    """int64 [C, C]: the number of examples of class i (row) that were taken for class j (column)."""
+    """Counts examples of class i (row) that were taken for class j (column): int64 [C, C]."""
     return np.bincount(labels * num_classes + classes, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
 def wilson_interval_95(num_correct: int, num_examples: int) -> tuple[float, float]:
-    """Wilson's score interval (1927) for a proportion: holds its 95 % near 0 and 1 as well, where accuracies are."""
+    """Returns Wilson's score interval (1927) for a proportion.
+
+    It holds its 95 % near 0 and 1 as well, where accuracies are.
+    """
     share, z2 = num_correct / num_examples, _Z_95**2
     centre = (share + z2 / (2 * num_examples)) / (1 + z2 / num_examples)
     half = _Z_95 / (1 + z2 / num_examples) * math.sqrt(share * (1 - share) / num_examples + z2 / (4 * num_examples**2))
@@ -100,7 +109,10 @@ def wilson_interval_95(num_correct: int, num_examples: int) -> tuple[float, floa
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Two models on the same examples: numbers of examples, and the p-value of McNemar's exact test."""
+    """The comparison of two models on the same examples.
+
+    It has numbers of examples, and the p-value of McNemar's exact test.
+    """
 
     both_right: int
     only_challenger_right: int
@@ -117,15 +129,16 @@ def compare(labels: np.ndarray, challenger: np.ndarray, champion: np.ndarray) ->
 
 
 def mcnemar_p_value(num_only_first: int, num_only_second: int) -> float:
-    """McNemar's exact two-sided test (1947), for two models on the same examples.
+    """Computes McNemar's exact two-sided test (1947), for two models on the same examples.
 
-    How probable it is that models of equal worth differ so unevenly, or more so, on the examples that only one of them
-    gets right: a fair coin thrown once for each of these. Computed in whole numbers, so it is exact for any count.
+    Returns the probability that models of equal quality differ so unevenly, or more so, on the
+    examples that only one of them gets right. Each of these is one toss of a fair coin. The
+    computation uses integers, so it is exact for any count.
     """
     throws, fewer = num_only_first + num_only_second, min(num_only_first, num_only_second)
     ways = total = 1
     for heads in range(fewer):
-        ways = ways * (throws - heads) // (heads + 1)  # binomial coefficients, each from the one before
+        ways = ways * (throws - heads) // (heads + 1)  # binomial coefficients, each from the previous one
         total += ways
     return min(1.0, 2 * total / 2**throws)
 

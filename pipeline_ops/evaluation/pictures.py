@@ -1,4 +1,4 @@
-"""Test images as data URIs, small enough for a page that holds everything itself."""
+"""Test images as data URIs, small enough for a self-contained page."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
 def data_uri(image: bytes) -> str | None:
-    """`data:image/png;base64,...` of an image file in any format that Pillow knows; None if it is no image.
+    """Returns `data:image/png;base64,...` of an image file in any format that Pillow knows.
 
-    PNG and JPEG stay as they are; everything else, and what is large, becomes a PNG of 256 pixels at most.
+    PNG and JPEG stay as they are. Large files and all other formats become a PNG of at most 256 x
+    256 pixels. Returns None for a file that is not an image.
     """
     kind = next((kind for magic, kind in _TYPES.items() if image.startswith(magic)), None)
     if kind and len(image) <= _MAX_BYTES:
@@ -28,13 +29,13 @@ def _as_uri(kind: str, image: bytes) -> str:
 
 
 def _as_small_png(image: bytes) -> bytes | None:
-    from PIL import Image  # only few reports need it
+    from PIL import Image  # only a few reports need it
 
     try:
         with Image.open(io.BytesIO(image)) as picture:
             picture.thumbnail((_MAX_PIXELS, _MAX_PIXELS))
             output = io.BytesIO()
             (picture if picture.mode in ("1", "L", "LA", "P", "RGB", "RGBA") else picture.convert("RGB")).save(output, "PNG")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # SyntaxError is what Pillow says to a broken PNG
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # Pillow raises SyntaxError for a broken PNG
         return None
     return output.getvalue()

@@ -1,7 +1,8 @@
-"""The questions and the answers: every model gets the same test examples, batch by batch, in one pass over the shards.
+"""Runs every model on the same test examples, batch by batch, in one pass over the shards.
 
-What is kept of an example in memory is a few numbers; the probabilities of all classes go to a file without a name, so the size of
-the test split is no matter of memory. Of pictures only the worst mistakes and the greatest surprises are kept.
+Only a few numbers of each example stay in memory. The probabilities of all classes go to a file
+without a name, so memory does not limit the size of the test split. Only the images of the worst
+mistakes and of the greatest surprises are kept.
 
 Legend: N examples, C classes.
 """
@@ -27,7 +28,10 @@ from pipeline_ops.storage.atomic import names_file
 
 @dataclasses.dataclass(frozen=True)
 class DrawnBox:
-    """A box over a picture: its corners as fractions of the image, what it says, and whether it is the truth or an answer."""
+    """A box on a picture.
+
+    It has corners as fractions of the image, a text, and a flag for truth or answer.
+    """
 
     ymin: float
     xmin: float
@@ -39,7 +43,11 @@ class DrawnBox:
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """A test example that the report shows. `label` and the answers are indexes of classes, probabilities are those of the challenger."""
+    """A test example that the report shows.
+
+    `label` and the answers are class indexes. Probabilities are the challenger's unless the name
+    says otherwise.
+    """
 
     key: str
     label: int
@@ -51,7 +59,7 @@ class Shown:
     champion_answer: int | None = None
     champion_label_probability: float | None = None
     boxes: tuple[DrawnBox, ...] = ()
-    """For detection."""
+    """The boxes to draw, for a detector."""
 
     @property
     def is_right(self) -> bool:
@@ -59,7 +67,10 @@ class Shown:
 
     @property
     def surprise(self) -> float | None:
-        """By how much the probability of the label is not the champion's; without a champion, how unsure a right answer is, None for a wrong one."""
+        """The absolute difference between the label's probabilities of challenger and champion.
+
+        Without a champion, it is the uncertainty of a right answer, and None for a wrong one.
+        """
         if self.champion_label_probability is None:
             return 1.0 - self.confidence if self.is_right else None
         return abs(self.label_probability - self.champion_label_probability)
@@ -67,30 +78,35 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """`labels` int64 [N], and a ModelAnswer for each model, in the order of the shards."""
+    """The labels, int64 [N], and a ModelAnswer for each model, in the order of the shards."""
 
     labels: np.ndarray
     models: list[ModelAnswer]
     slices: dict[str, np.ndarray]
     """The value (text, [N]) of every example, by slice."""
     worst_mistakes: list[Shown]
-    """Of the first model, the most confident first."""
+    """The worst mistakes of the first model, the most confident first."""
     surprises: list[Shown]
-    """The greatest first. With a champion: examples that the two models judge most differently. Without: the least sure right answers."""
+    """The greatest surprises first.
+
+    With a champion, they are the examples that the two models judge most differently. Without one,
+    they are the right answers with the lowest confidence.
+    """
 
 
 def ask(models: Sequence[ServedModel], batches: Iterable[EncodedBatch], num_examples: int, num_classes: int, slices: Sequence[Slice], num_shown: int,
         scratch: Path, report: Callable[[int], None]) -> Answers:
-    """Puts every example to every model.
+    """Runs every model on every example.
 
     Args:
-      num_examples: N, which the shards must hold.
-      num_shown: how many of the first model's mistakes, and of the surprises, are kept.
-      scratch: a folder on the disk that the probabilities go to.
-      report: is told the number of examples so far, after each batch.
+      num_examples: N, the number that the shards must hold.
+      num_shown: the number of the first model's mistakes, and of the surprises, to keep.
+      scratch: a folder on the disk for the probabilities.
+      report: called after each batch with the number of examples so far.
 
     Raises:
-      DataError: an image that a model can't take, a label that there is no class for, or another number of examples.
+      DataError: a model cannot process an image, a label has no class, or the number of examples is
+        different.
     """
     sheets = [_Sheet(num_examples, num_classes, scratch) for _ in models]
     labels: list[np.ndarray] = []
@@ -119,17 +135,20 @@ def ask(models: Sequence[ServedModel], batches: Iterable[EncodedBatch], num_exam
 
 
 def _finite(answer: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """A network that has diverged says "not a number"; the gate will say what that is worth."""
+    """Replaces the non-finite probabilities of a diverged network. The gate judges the result."""
     probabilities, classes = answer
     return np.nan_to_num(probabilities, nan=0.0, posinf=1.0, neginf=0.0), classes
 
 
 class _Sheet:
-    """One model's answers, as they come. The probabilities are written by class, into a file that is gone when nobody uses it."""
+    """The answers of one model, batch by batch.
+
+    The probabilities are written by class, into a file that disappears when it is no longer in use.
+    """
 
     def __init__(self, num_examples: int, num_classes: int, scratch: Path):
         with names_file(scratch), tempfile.TemporaryFile(dir=scratch) as file:
-            os.posix_fallocate(file.fileno(), 0, 4 * num_classes * num_examples)  # a disk that is full later would kill the process by a signal
+            os.posix_fallocate(file.fileno(), 0, 4 * num_classes * num_examples)  # otherwise a full disk would later kill the process by a signal
             self._scores = np.memmap(file, np.float32, "w+", shape=(num_classes, num_examples))
         self._columns: list[tuple[np.ndarray, ...]] = []
         self._done = 0
@@ -146,7 +165,10 @@ class _Sheet:
 
 
 class _Top:
-    """The examples with the largest values; keys settle ties, so that the order does not depend on the order of the shards."""
+    """The examples with the largest values.
+
+    Keys settle ties, so that the result does not depend on the order of the shards.
+    """
 
     def __init__(self, count: int, value: Callable[[Shown], float]):
         self._count, self._value = count, value
@@ -157,7 +179,10 @@ class _Top:
 
 
 def _candidates(batch: EncodedBatch, answers: Sequence[tuple[np.ndarray, np.ndarray]], count: int) -> list[Shown]:
-    """The examples of a batch that can be among the first `count` of all, by confidence of a mistake or by surprise."""
+    """Returns the examples of a batch that can be among the first `count` of all.
+
+    The order is the confidence of a mistake, or the surprise.
+    """
     (probabilities, classes), *champion = answers
     rows = np.arange(len(batch.labels))
     confidence, of_label, is_wrong = probabilities[rows, classes], probabilities[rows, batch.labels], classes != batch.labels
@@ -167,7 +192,7 @@ def _candidates(batch: EncodedBatch, answers: Sequence[tuple[np.ndarray, np.ndar
 
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:
-    """The indexes of the `count` largest, and of all that equal the last of them."""
+    """Returns the indexes of the `count` largest values, and of all that equal the last of them."""
     if len(values) <= count:
         return np.arange(len(values))
     return np.flatnonzero(values >= np.partition(values, -count)[-count])

@@ -1,8 +1,9 @@
-"""The report of an evaluation: one HTML page that holds everything itself, for a person who decides.
+"""The report of an evaluation: one self-contained HTML page, for a person who decides.
 
-`render` is a pure function: the same evaluation gives the same bytes, without a clock or a run id. The page runs no
-script and loads nothing, and says so in its security policy; all text in it is escaped by the template engine. The
-template and the style sheet lie beside this file; what is in its tables is made in `report_rows.py`.
+`render` is a pure function: the same evaluation gives the same bytes, without a clock or a run id.
+The page runs no script and loads nothing, and its security policy says so. The template engine
+escapes all text. The template and the style sheet are next to this file. `report_rows.py` makes the
+rows of the tables.
 """
 
 from __future__ import annotations
@@ -38,15 +39,18 @@ from pipeline_ops.pages.page import render_page
 
 _MAX_REJECTED = 50
 _MAX_MATRIX_CLASSES = 30
-"""A larger confusion matrix can't be read any more; the most frequent confusions can."""
+"""The largest confusion matrix that is shown.
+
+A larger one is not readable. Its most frequent confusions are.
+"""
 _MAX_PAIRS = 12
 _MAX_RULES = 12
-"""So many rules that hold are shown at once; those that don't are shown all."""
+"""The number of rules that are shown at once. Rules that do not hold are always shown."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Background:
-    """What the pages of all tasks show: the verdict, and where the challenger comes from."""
+    """The contents of the pages of all tasks: the verdict, and the origin of the challenger."""
 
     pipeline: str
     figures: EvaluationFigures
@@ -60,7 +64,10 @@ class Background:
 
 @dataclasses.dataclass(frozen=True)
 class ReportData(Background):
-    """All that the page of a classifier shows. `why_alone` says why there is no comparison, as the end of a sentence."""
+    """The contents of a classifier's page.
+
+    `why_alone` says why there is no comparison, as the end of a sentence.
+    """
 
     comparison: Comparison | None
     why_alone: str | None
@@ -72,7 +79,7 @@ class ReportData(Background):
 
 
 def read_rejected(quarantine: Path) -> list[dict[str, str]]:
-    """The first records of a data set's quarantine: {"key", "stage", "reason", "detail"}."""
+    """Reads the first records of a data set's quarantine: {"key", "stage", "reason", "detail"}."""
     if not quarantine.exists():
         return []
     with open(quarantine, encoding="utf-8") as lines:
@@ -80,7 +87,7 @@ def read_rejected(quarantine: Path) -> list[dict[str, str]]:
 
 
 def render(data: ReportData) -> str:
-    """The page, as text to be written in UTF-8."""
+    """Returns the page as text to be written in UTF-8."""
     figures, names = data.figures, data.dataset.class_names
     num_right = sum(row[index] for index, row in enumerate(figures.challenger.confusion))
     shown_rules, more_rules = _sorted_rules(figures.rules)
@@ -97,7 +104,7 @@ def render(data: ReportData) -> str:
 
 
 def render_report(template: str, data: Background, top_k: int = 0, **values: Any) -> str:
-    """A page with the parts that those of all tasks have, and with what its own template needs."""
+    """Renders a page from the parts that all tasks share, and the values of its own template."""
     here, is_passed = Path(__file__).parent, data.figures.gate_passed
     return render_page(
         here / template, [here / "report.css"], title=f"{data.pipeline}: gate {'passed' if is_passed else 'not passed'}",
@@ -107,7 +114,10 @@ def render_report(template: str, data: Background, top_k: int = 0, **values: Any
 
 
 def _sorted_rules(rules: Sequence[RuleVerdict]) -> tuple[list[RuleVerdict], list[RuleVerdict]]:
-    """What is shown at once, and what is folded away: of very many rules, those that hold."""
+    """Returns the rules that are shown at once, and the rules that are folded away.
+
+    If there are more than `_MAX_RULES`, rules that hold are folded away.
+    """
     if len(rules) <= _MAX_RULES:
         return list(rules), []
     failed, held = [rule for rule in rules if not rule.passed], [rule for rule in rules if rule.passed]
@@ -120,7 +130,10 @@ def _pictures(examples: Sequence[Shown]) -> list[dict[str, Any]]:
 
 
 def _last_metrics(data: Background, top_k: int) -> list[dict[str, Any]]:
-    """The challenger beside the challenger of the run before, on whatever test split that one had."""
+    """Returns the metrics of the challenger next to those of the previous run's challenger.
+
+    The previous run may have had a different test split.
+    """
     last = data.lineage.since_last_run.metrics if data.lineage.since_last_run else {}
     ours = data.figures.challenger.metrics
     return [{"name": metric_title(name, top_k)[0], "value": ours[name], "before": before} for name, before in last.items() if name in ours]

@@ -1,4 +1,7 @@
-"""The tables and charts of the report, as rows that its template only has to lay out. Pure functions of the figures."""
+"""The tables and charts of the report, as rows that its template only has to lay out.
+
+Pure functions of the figures.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,13 @@ _METRIC_NAMES = {
 
 
 def metric_title(metric: str, top_k: int) -> tuple[str, str]:
-    """Name and meaning."""
+    """Returns the name and the meaning of a metric."""
     name, meaning = _METRIC_NAMES.get(metric, (metric.replace("_", " "), ""))
     return name.format(k=top_k), meaning.format(k=top_k)
 
 
 def metric_rows(figures: EvaluationFigures, top_k: int) -> Iterator[dict[str, Any]]:
-    """A row for each metric; those that are better the larger they are, are drawn on one scale."""
+    """Yields a row for each metric. Higher-is-better metrics are drawn on one scale."""
     challenger, champion = figures.challenger.metrics, figures.champion.metrics if figures.champion else {}
     drawn = [value for model in (challenger, champion) for name, value in model.items() if name not in LOWER_IS_BETTER]
     low = min(0.95, max(0.0, min(drawn) - 0.05))
@@ -49,12 +52,12 @@ def metric_rows(figures: EvaluationFigures, top_k: int) -> Iterator[dict[str, An
 
 
 def sense_of(metric: str) -> int:
-    """1 where more is better, -1 where less is."""
+    """Returns 1 if more is better, -1 if less is better."""
     return -1 if metric in LOWER_IS_BETTER else 1
 
 
 def slice_tables(figures: EvaluationFigures) -> list[dict[str, Any]]:
-    """A table for each slice: accuracy by value, on one scale, beside that of the whole split."""
+    """Returns a table for each slice: accuracy by value, all on one scale."""
     names = list(dict.fromkeys(part.name for part in figures.slices))
     values = [value for part in figures.slices for value in (part.challenger["accuracy"], part.intervals["accuracy"][0])]
     low = min(0.95, max(0.0, min(values, default=1.0) - 0.05))
@@ -69,7 +72,10 @@ def _slice_row(part: Any, low: float) -> dict[str, Any]:
 
 
 def training_charts(training: TrainingFigures) -> list[tuple[str, list[Line], Markup]]:
-    """Title, curves and drawing of each chart: the loss, the other metrics, the learning rate. For people, the first epoch is number 1."""
+    """Returns title, curves and drawing of each chart: loss, other metrics, learning rate.
+
+    The first epoch is number 1, for readers.
+    """
     def curve(name: str, style: str, value: Callable[[Epoch], float]) -> Line:
         return Line(name, style, [(epoch.epoch + 1, value(epoch)) for epoch in training.history])
 
@@ -87,7 +93,10 @@ def training_charts(training: TrainingFigures) -> list[tuple[str, list[Line], Ma
 
 
 def score_charts(figures: EvaluationFigures, curves: Sequence[Curves], class_names: Sequence[str]) -> list[tuple[str, list[Line], Markup]]:
-    """Precision against recall, of the mean of all classes and of the weakest ones; and how much the probabilities are worth."""
+    """Returns precision-recall charts and a calibration chart.
+
+    The precision-recall charts show the mean of all classes and the weakest classes.
+    """
     models = [("challenger", "validation"), ("champion", "champion")]
     means = [Line(name, style, recall_points(model.mean)) for (name, style), model in reversed(list(zip(models, curves, strict=False)))]
     weakest = sorted((c for c in figures.challenger.classes if c.average_precision is not None), key=lambda c: c.average_precision)
@@ -105,7 +114,7 @@ def score_charts(figures: EvaluationFigures, curves: Sequence[Curves], class_nam
 
 
 def recall_points(precisions: Any) -> list[tuple[float, float]]:
-    """A curve of precisions at RECALLS."""
+    """Returns the points of a curve of precisions at RECALLS."""
     return list(zip(RECALLS.tolist(), precisions.tolist(), strict=True))
 
 
@@ -116,7 +125,10 @@ def _shares_of_bins(bins: Sequence[CalibrationBin]) -> list[tuple[float, float, 
 
 
 def class_rows(figures: EvaluationFigures) -> list[dict[str, Any]]:
-    """A row for each class; of very many classes, those that are found least."""
+    """Returns a row for each class.
+
+    Of more than `MAX_CLASS_ROWS` classes, only those with the lowest recall are returned.
+    """
     champion: list[ClassFigures | None] = list(figures.champion.classes) if figures.champion else [None] * len(figures.challenger.classes)
     rows = [{"challenger": ours, "champion": theirs} for ours, theirs in zip(figures.challenger.classes, champion, strict=True)]
     if len(rows) > MAX_CLASS_ROWS:
@@ -125,13 +137,16 @@ def class_rows(figures: EvaluationFigures) -> list[dict[str, Any]]:
 
 
 def matrix(model: ModelEvaluation) -> list[list[dict[str, Any]]]:
-    """Cells by row; `share` is of the row, so that classes of all sizes are drawn alike."""
+    """Returns cells by row.
+
+    `share` is the share of the row, so that classes of all sizes are drawn alike.
+    """
     return [[{"count": count, "share": count / max(1, sum(row)), "is_correct": i == j} for j, count in enumerate(row)]
             for i, row in enumerate(model.confusion)]
 
 
 def confused_pairs(model: ModelEvaluation, names: list[str]) -> list[dict[str, Any]]:
-    """Confusions, the most frequent first."""
+    """Returns confusions, the most frequent first."""
     pairs = [{"label": names[i], "answer": names[j], "count": count, "share": count / sum(row)}
              for i, row in enumerate(model.confusion) for j, count in enumerate(row) if i != j and count]
     return sorted(pairs, key=lambda pair: -pair["count"])

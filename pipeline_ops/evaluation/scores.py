@@ -1,6 +1,6 @@
-"""What the probabilities of a classifier are worth: ranks, areas under curves, calibration. Plain numpy.
+"""The quality of a classifier's probabilities: ranks, areas under curves, calibration.
 
-Pure functions. The figures equal scikit-learn's, also in how they treat ties (tests compare them).
+Plain numpy, pure functions. The figures equal scikit-learn's, also for ties (tests compare them).
 
 Legend: N examples, C classes.
 """
@@ -12,13 +12,14 @@ import numpy as np
 from pipeline_ops.artifacts.results import CalibrationBin
 
 RECALLS = np.linspace(0.0, 1.0, 101)
-"""Where precision-recall curves are read off, as COCO does it."""
+"""The recalls at which precision-recall curves are read, as in COCO."""
 
 
 def label_ranks(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """int64 [N]: how many classes stand before the label, the most probable first.
+    """Returns the number of classes before the label, the most probable first: int64 [N].
 
-    Of equal probabilities the class with the higher index stands first, as in scikit-learn's `top_k_accuracy_score`.
+    Among equal probabilities, the class with the higher index comes first, as in scikit-learn's
+    `top_k_accuracy_score`.
 
     Args:
       probabilities: float [N, C], all finite.
@@ -30,10 +31,10 @@ def label_ranks(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 class Ranking:
-    """One class against all others: how well its scores put its own examples first. One sort serves all figures.
+    """Ranks the examples of one class against all others by score. One sort serves all figures.
 
     Args:
-      scores: float [N], finite; equal scores are one threshold.
+      scores: float [N], finite. Equal scores are one threshold.
       is_positive: bool [N].
     """
 
@@ -46,7 +47,7 @@ class Ranking:
 
     @property
     def roc_auc(self) -> float | None:
-        """The area under the ROC curve; None where there are no positives, or nothing else."""
+        """The area under the ROC curve. None without positives or without negatives."""
         if not self._num_positive or not self._num_negative:
             return None
         right, wrong = np.append(0, self._found) / self._num_positive, np.append(0, self._taken - self._found) / self._num_negative
@@ -54,13 +55,16 @@ class Ranking:
 
     @property
     def average_precision(self) -> float | None:
-        """The area under the precision-recall curve, as steps; None where there are no positives."""
+        """The area under the precision-recall curve, as steps. None without positives."""
         if not self._num_positive:
             return None
         return float(np.sum(np.diff(np.append(0, self._found) / self._num_positive) * (self._found / self._taken)))
 
     def precisions(self) -> np.ndarray | None:
-        """float [101]: the best precision that is to be had at each of RECALLS, or at more; None where there are no positives."""
+        """Returns the best precision at each of RECALLS or above: float [101].
+
+        Returns None without positives.
+        """
         if not self._num_positive:
             return None
         recall, precision = self._found / self._num_positive, self._found / self._taken
@@ -69,7 +73,9 @@ class Ranking:
 
 
 def calibration(confidences: np.ndarray, is_right: np.ndarray, num_bins: int) -> list[CalibrationBin]:
-    """Equally wide bins from 0 to 1 over the probability of the answer; empty ones are left out.
+    """Returns equally wide bins from 0 to 1 over the probability of the answer.
+
+    Empty bins are left out.
 
     Args:
       confidences: float [N], within 0 and 1.
@@ -85,6 +91,10 @@ def calibration(confidences: np.ndarray, is_right: np.ndarray, num_bins: int) ->
 
 
 def calibration_error(bins: list[CalibrationBin]) -> float:
-    """The expected calibration error (Naeini 2015): by how much accuracy and confidence of a bin differ, weighted by examples."""
+    """Returns the expected calibration error (Naeini 2015).
+
+    It is the absolute difference between the accuracy and the confidence of a bin, averaged over
+    bins by their number of examples.
+    """
     total = sum(bin.count for bin in bins)
     return sum(bin.count * abs(bin.accuracy - bin.confidence) for bin in bins) / total if total else 0.0

@@ -1,6 +1,7 @@
-"""Which value of each slice a test example has: from its key, from the size of its file, or from a feature that is stored with it.
+"""The value of a test example in each slice.
 
-Pure functions of one batch; what a slice is stands in the config (`evaluate.slices`).
+A value comes from the example's key, from the size of its file, or from a feature that is stored
+with it. Pure functions of one batch. The config defines the slices (`evaluate.slices`).
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from pipeline_ops.input.saved_model_client import EncodedBatch
 _BUILT_IN = ("folder", "image_bytes")
 _MAX_VALUES = 100
 NOTHING = "(none)"
-"""The value where an example lacks the feature, or its key has no folder."""
+"""The value of an example that lacks the feature, or whose key has no folder."""
 
 
 def wanted_features(slices: Sequence[Slice]) -> list[str]:
-    """The features that have to be read with the examples."""
+    """Returns the features that have to be read with the examples."""
     return sorted({part.by for part in slices if part.by not in _BUILT_IN})
 
 
 def values_of(batch: EncodedBatch, slices: Sequence[Slice]) -> dict[str, list[str]]:
-    """For each slice the value of every example of a batch, as text."""
+    """Returns the value of every example of a batch, as text, for each slice."""
     return {part.title: [_name(value, part) for value in _raw_values(batch, part)] for part in slices}
 
 
 def join_values(batches: Mapping[str, list[list[str]]], slices: Sequence[Slice]) -> dict[str, np.ndarray]:
-    """The values of all batches: text [N] by slice.
+    """Joins the values of all batches: text [N] by slice.
 
     Raises:
-      DataError: no example has the feature, or it has so many values that no table could show them.
+      DataError: no example has the feature, or it has too many values for a table.
     """
     found = {}
     for part in slices:
@@ -63,7 +64,11 @@ def _folder(key: str, depth: int | None) -> str | None:
 
 
 def _name(value: str | bytes | float | None, part: Slice) -> str:
-    """Raises DataError for text that edges were given for."""
+    """Returns the value as text.
+
+    Raises:
+      DataError: the value is text, but the slice has edges.
+    """
     if value is None:
         return NOTHING
     if isinstance(value, bytes):

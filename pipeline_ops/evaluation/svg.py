@@ -1,4 +1,7 @@
-"""The drawings of the report, made of the parts in `pages/svg.py`. Colours are CSS classes; the style sheets have them."""
+"""The drawings of the report, made of the parts in `pages/svg.py`.
+
+Colours are CSS classes, which the style sheets define.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from markupsafe import Markup
 
 from pipeline_ops.pages.svg import Axis, Point, line, round_ticks, short, text
 
-_WIDTH, _HEIGHT = 330, 212  # about the size on a wide screen, so that text has the size that the style sheet says
+_WIDTH, _HEIGHT = 330, 212  # about the size on a wide screen, so that text has the size of the style sheet
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 20, 36
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One curve. `style` is its CSS classes; points that are not finite are left out."""
+    """One curve. `style` is its CSS classes. Points that are not finite are left out."""
 
     name: str
     style: str
@@ -26,12 +29,12 @@ class Line:
 
 def line_chart(title: str, lines: Sequence[Line], at_least: float = math.inf, at_most: float = math.inf,
                marked: float | None = None, mark: str = "") -> Markup:
-    """Curves over epochs.
+    """Draws curves over epochs.
 
     Args:
-      title: for those who don't see the drawing.
+      title: the text for screen readers.
       at_least: a value that the y axis must reach down to.
-      at_most: where the y axis ends, for figures that can't be larger.
+      at_most: the upper end of the y axis, for figures that cannot be larger.
       marked: the x of a vertical line, with the text `mark`.
     """
     lines = [dataclasses.replace(line, points=[point for point in line.points if all(map(math.isfinite, point))]) for line in lines]
@@ -47,10 +50,10 @@ def line_chart(title: str, lines: Sequence[Line], at_least: float = math.inf, at
 
 
 def share_chart(title: str, x_name: str, lines: Sequence[Line], bars: Sequence[tuple[float, float, float, str]] = ()) -> Markup:
-    """Curves between shares: both axes go from 0 to 1.
+    """Draws curves between shares. Both axes go from 0 to 1.
 
     Args:
-      bars: (low, high, height, what it says) of rectangles under the curves.
+      bars: (low, high, height, text) of rectangles under the curves.
     """
     x, y = Axis(0.0, 1.0, _LEFT, _WIDTH - _RIGHT, _SHARES), Axis(0.0, 1.0, _HEIGHT - _BOTTOM, _TOP, _SHARES)
     drawn = [Markup('<rect class="bin" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>').format(
@@ -59,7 +62,10 @@ def share_chart(title: str, x_name: str, lines: Sequence[Line], bars: Sequence[t
 
 
 def interval_chart(value: float, other: float | None, low: float, interval: tuple[float, float] | None = None) -> Markup:
-    """One metric between `low` and 1: a dot for the challenger, a ring for the champion, a bar for the interval."""
+    """Draws one metric between `low` and 1.
+
+    A dot is the challenger, a ring the champion, a bar the interval.
+    """
     place = Axis(low, 1.0, 8, 292, ())
     parts = [line("rail", (8, 11), (292, 11))]
     if interval:
@@ -96,7 +102,7 @@ def _grid(x: Axis, y: Axis, x_name: str) -> Markup:
 
 
 def _mark(x: float, label: str) -> Markup:
-    room = _WIDTH - 16 - x  # for half of a short word
+    room = _WIDTH - 16 - x  # room for half of a short word
     return line("mark", (x, _TOP), (x, _HEIGHT - _BOTTOM)) + text("middle", x + min(0, room), _TOP - 6, label)
 
 

@@ -1,7 +1,8 @@
-"""The model card: what a model is for, what it was made from, and how good it was when it was published.
+"""The model card: the purpose of a model, its origin, and its quality at publication.
 
-Two files with the same content: `model_card.json` for programs, `MODEL_CARD.md` for people. Nothing in them depends on the
-clock or on the machine, so a second try writes the same bytes; what was measured in seconds is in the version's manifest.
+Two files have the same content: `model_card.json` for programs, `MODEL_CARD.md` for people. Nothing
+in them depends on the clock or on the machine, so a retry writes the same bytes. Timings are in the
+version's manifest.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _NOT_SAID = "Not said in the config (`export.card`)."
 
 def make_card(config: Export, number: int, pipeline: str, training: Manifest, evaluation: EvaluationFigures, formats: Sequence[FormatFigures],
               inputs: Mapping[str, Input]) -> dict[str, Any]:
-    """The content of both files."""
+    """Returns the content of both files."""
     figures, challenger = TrainingFigures.model_validate(training.figures), evaluation.challenger
     return {
         "model": config.model, "version": number, "pipeline": pipeline,
@@ -51,7 +52,10 @@ def write_card(folder: Path, card: Mapping[str, Any]) -> None:
 
 
 def _data(entry: Input | None) -> dict[str, Any] | None:
-    """None where the data set is gone; the digest in the lineage still names it."""
+    """Returns the figures of the data set, or None if it is gone.
+
+    The digest in the lineage still names it.
+    """
     try:
         figures = DatasetFigures.model_validate(read_manifest(entry.uri).figures) if entry else None
     except DataError:
@@ -100,6 +104,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Text that Markdown and HTML show as it is: names of classes come from whoever named a folder."""
+    """Escapes text for Markdown and HTML, because class names come from untrusted folder names."""
     text = str(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|#!~])", r"\\\1", " ".join(text.split()))

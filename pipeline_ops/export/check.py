@@ -1,8 +1,8 @@
-"""Whether what is published is the model that was trained, in every format.
+"""Checks that the published model is the model that was trained, in every format.
 
-Training leaves real test examples, and the probabilities that the model in memory gave for them. Here, in a process
-that has never built the model, the SavedModel must give the same ones through each of its signatures, and so must
-every format that was made of it.
+Training leaves real test examples, and the probabilities that the model in memory gave for them.
+The export job is a process that has never built the model. There, the SavedModel must give the same
+probabilities through each of its signatures, and so must every format that was made of it.
 
 Legend: N images, H W C one image, K classes.
 """
@@ -27,13 +27,13 @@ from pipeline_ops.input.saved_model_client import ServedModel, read_encoded, rea
 from pipeline_ops.storage.read_errors import unreadable
 
 _BATCH = 64
-_SCORE = 4  # of box, score and class
+_SCORE = 4  # the index in box, score and class
 _TIMED_CALLS, _UNTIMED_CALLS = 30, 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """How far a format may be from the trained model, and which keys of the config say so."""
+    """The allowed difference of a format from the trained model, and its config keys."""
 
     tolerance: float
     top1_agreement: float
@@ -50,7 +50,10 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """Two sets of probabilities for the same images: how many, the largest difference, the share of equal answers."""
+    """The agreement of two sets of probabilities for the same images.
+
+    It has the number of images, the largest difference, and the share of equal answers.
+    """
 
     num_checked: int
     max_difference: float
@@ -58,16 +61,16 @@ class Agreement:
 
 
 class References:
-    """What the trained model said, and a SavedModel that has to say the same.
+    """The answers of the trained model, and a SavedModel that has to give the same ones.
 
     Args:
       training: the folder of a training's artifact.
       folder: the SavedModel.
       num_classes: K.
-      task: what the model is for.
+      task: the task of the model.
 
     Raises:
-      DataError: something can't be read or loaded.
+      DataError: a file cannot be read or loaded.
     """
 
     def __init__(self, training: Path, folder: Path, num_classes: int, task: Task = "classification"):
@@ -84,11 +87,11 @@ class References:
         self.serialized = read_serialized(file)
 
     def packed(self, answer: Mapping[str, np.ndarray]) -> np.ndarray:
-        """An answer as the reference outputs have it."""
+        """Packs an answer in the form of the reference outputs."""
         return detections.pack(answer) if self.task == "detection" else np.asarray(answer["probabilities"], np.float32)
 
     def check_saved_model(self, rule: Rule) -> Agreement:
-        """Through every signature that answers."""
+        """Checks every signature that answers."""
         found = [compare(self.outputs, self._answers, rule, "the SavedModel")]
         answers = {"images": self.model.ask("images", images=self.images()),
                    "examples": self.model.ask("examples", examples=np.array(self.serialized))}
@@ -96,12 +99,12 @@ class References:
         return max(found, key=lambda agreement: agreement.max_difference)
 
     def images(self) -> np.ndarray:
-        """float32 [N, H, W, C], as the model takes them."""
+        """Returns the images as the model takes them: float32 [N, H, W, C]."""
         return self.model.ask("decode", image_bytes=np.array(self.encoded))["images"]
 
 
 def check_saved_model(references: References, folder: Path, config: Export) -> FormatFigures:
-    """Raises DataError if it is not the trained model."""
+    """Checks the SavedModel. Raises DataError if it is not the trained model."""
     rule, image = Rule.of("saved_model", config), np.array(references.encoded[:1])
     agreement = references.check_saved_model(rule)
     num_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -109,7 +112,7 @@ def check_saved_model(references: References, folder: Path, config: Export) -> F
 
 
 def check_format(name: str, references: References, folder: Path, config: Export, seconds: float) -> FormatFigures:
-    """Raises DataError if it is not the trained model."""
+    """Checks one format. Raises DataError if it is not the trained model."""
     rule, file, images = Rule.of(name, config, references.task), folder / PATHS[name], references.images()
     ask = load_format(name, file)
     agreement = compare(references.outputs, references.packed(ask(images)), rule, f"the format {name}")
@@ -117,12 +120,15 @@ def check_format(name: str, references: References, folder: Path, config: Export
 
 
 def compare(references: np.ndarray, answers: np.ndarray, rule: Rule, what: str) -> Agreement:
-    """Raises DataError if the probabilities (float32 [N, K]) or detections (float32 [N, D, 6]) differ by more than the rule allows, or too many
-    answers do."""
+    """Compares probabilities (float32 [N, K]) or detections (float32 [N, D, 6]).
+
+    Raises:
+      DataError: a number differs by more than the rule allows, or too many answers differ.
+    """
     if references.shape != answers.shape or not len(references):
         raise DataError(f"{REFERENCE_OUTPUTS} has the shape {references.shape}, {REFERENCE_EXAMPLES} gives {answers.shape}; train again")
     agreement = _agreement_of_detections(references, answers, rule) if references.ndim == 3 else _agreement(references, answers)
-    if not (agreement.max_difference <= rule.tolerance and agreement.top1_agreement >= rule.top1_agreement):  # "not a number" is refused, too
+    if not (agreement.max_difference <= rule.tolerance and agreement.top1_agreement >= rule.top1_agreement):  # refuses NaN, too
         raise DataError(f"{what} is not the model that was trained: on {agreement.num_checked} test images a number differs by "
                         f"{agreement.max_difference:.3g}, where {rule.keys[0]} allows {rule.tolerance:g}, and {agreement.top1_agreement:.1%} of the "
                         f"answers are the same, where {rule.keys[1]} asks for {rule.top1_agreement:.1%}; nothing was published")
@@ -135,11 +141,13 @@ def _agreement(references: np.ndarray, answers: np.ndarray) -> Agreement:
 
 
 def _agreement_of_detections(references: np.ndarray, answers: np.ndarray, rule: Rule) -> Agreement:
-    """Each detection of one must be in the other, wherever it stands: of two with nearly the same score, either may come first. One that
-    scores hardly more than is needed to be one may be missing.
+    """Compares sets of detections.
 
-    Where two boxes are as good as equal, rounding decides which of them stays. So of a format that may differ in some images, the difference
-    is that of the others.
+    Each detection of one set must be in the other set, in any position: if two have nearly the same
+    score, either may come first. A detection with a score that is barely sufficient may be missing.
+
+    If two boxes are almost equal, rounding decides which of them stays. So for a format that may
+    differ in some images, the difference is that of the other images.
     """
     differences = np.array([max(_farthest(one, other, rule.tolerance), _farthest(other, one, rule.tolerance))
                             for one, other in zip(references, answers, strict=True)])
@@ -149,9 +157,12 @@ def _agreement_of_detections(references: np.ndarray, answers: np.ndarray, rule: 
 
 
 def _farthest(detections_D6: np.ndarray, others_D6: np.ndarray, tolerance: float) -> float:
-    """How far the detection is that is farthest from its nearest one among others; another class is at least 1 away."""
+    """Returns the largest distance between a detection and its nearest one among the others.
+
+    A detection of another class is at least 1 away.
+    """
     found = detections_D6[detections_D6[:, _SCORE] > 0]
-    least = found[:, _SCORE].min() if len(found) == len(detections_D6) else LEAST_SCORE  # where there is no room for more, or below what counts
+    least = found[:, _SCORE].min() if len(found) == len(detections_D6) else LEAST_SCORE  # the last score of a full list, or the least that counts
     surely = found[found[:, _SCORE] > least + tolerance]
     if not len(surely):
         return 0.0
@@ -168,7 +179,7 @@ def _figures(name: str, path: str, num_bytes: int, rule: Rule, agreement: Agreem
 
 
 def _latency_seconds(call: Callable[[], object]) -> float:
-    """The median of some calls, after some that nobody times."""
+    """Returns the median of some calls, after some untimed calls."""
     taken = []
     for _ in range(_UNTIMED_CALLS + _TIMED_CALLS):
         begin = time.perf_counter()

@@ -15,7 +15,7 @@ from pipeline_ops.errors import MachineError, error_of
 
 
 class Conversion:
-    """Runs while its block does; without formats, there is no process."""
+    """Runs the converter while the `with` block runs. Without formats, there is no process."""
 
     def __init__(self, folder: Path, dataset: str, config: Export, formats: Sequence[str], num_classes: int):
         self._command = [sys.executable, "-m", "pipeline_ops.export.convert", "--folder", str(folder), "--dataset", dataset,
@@ -32,7 +32,7 @@ class Conversion:
             self._process.communicate()
 
     def wait(self) -> dict[str, float]:
-        """What each format cost, in seconds.
+        """Returns the time that each format took, in seconds.
 
         Raises:
           ConfigError: the model can't be converted.

@@ -1,7 +1,8 @@
-"""Makes the other formats of a SavedModel, in a process of its own: `python -m pipeline_ops.export.convert ...`.
+"""Makes the other formats of a SavedModel, in a process of its own.
 
-Started by the export job while it checks the SavedModel itself. It prints a line of JSON for each format that it has
-written; when it fails, the last line of its error output says why, and its exit code is that of the error.
+The export job starts it as `python -m pipeline_ops.export.convert ...` while it checks the
+SavedModel itself. It prints a line of JSON for each format that it has written. If it fails, the
+last line of its error output gives the reason, and its exit code is that of the error.
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ def main() -> int:
 
 
 class _Frozen:
-    """The signature of a SavedModel that other formats are made of, with its variables as constants: converters lose variables otherwise.
+    """The signature of a SavedModel that other formats are made of.
 
-    Loops stay what they are: TFLite can't take what the older form of them is made of.
+    Its variables are constants, because converters lose variables otherwise. Loops stay as they
+    are, because TFLite does not support the operations of their older form.
     """
 
     def __init__(self, folder: Path):
@@ -79,7 +81,10 @@ class _Frozen:
         self._module.images = tf.function(lambda images: dict(zip(names, frozen(images), strict=True)), input_signature=[self._spec])
 
     def to_tflite(self, representative: Iterator[np.ndarray] | None) -> bytes:
-        """With floats; or, with representative images [1, H, W, C], with weights and activations of eight bits."""
+        """Converts with floats.
+
+        With representative images [1, H, W, C], weights and activations have eight bits.
+        """
         tf = import_tensorflow()
         with tempfile.TemporaryDirectory(prefix="trainyard-convert-") as folder:
             tf.saved_model.save(self._module, folder, signatures={SIGNATURE: self._module.images})
@@ -102,7 +107,7 @@ class _Frozen:
 
 
 def _representative(arguments: argparse.Namespace) -> Iterator[np.ndarray]:
-    """Training images as the model takes them, one by one."""
+    """Returns training images as the model takes them, one by one."""
     manifest = read_manifest(arguments.dataset)
     paths, removed = shard_paths(arguments.dataset, manifest, "train"), removed_positions(manifest, "train")
     if missing := [path for path in paths if not Path(path).exists()]:
@@ -115,7 +120,11 @@ def _representative(arguments: argparse.Namespace) -> Iterator[np.ndarray]:
 
 @contextlib.contextmanager
 def _converting_to(format_name: str) -> Iterator[None]:
-    """A converter raises what its C++ part says as whatever it likes: unless the machine refused something, the model is not for this format."""
+    """Turns an error of a converter into a ConfigError.
+
+    A converter raises errors of its C++ part as any type. Unless the machine refused something, the
+    model does not fit this format.
+    """
     try:
         yield
     except Exception as error:

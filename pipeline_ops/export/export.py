@@ -1,9 +1,10 @@
-"""The export job: makes every format of the challenger, checks them, publishes them as a new version, and puts it in service.
+"""The export job: makes and checks every format, publishes a version and puts it in service.
 
-Started as `python -m pipeline_ops.export.export --request <path>`, only for a challenger that has passed the gate. The
-steps are in an order that a kill can't hurt: what is made is staged beside the artifact, a version appears whole or not
-at all, the champion moves last, and a second try finds what the first one did and goes on from there. What a person has
-rolled back is not put in service again.
+Started as `python -m pipeline_ops.export.export --request <path>`, only for a challenger that has
+passed the gate. The order of the steps makes a kill harmless. Outputs are staged next to the
+artifact, a version appears whole or not at all, and the champion moves last. A retry finds the
+results of the first try and goes on from there. A version that a person has rolled back is not put
+in service again.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from pipeline_ops.storage.atomic import copy_file, link_file, remove_own, write_
 from pipeline_ops.storage.digest import digest_of
 
 _WARMUP_BATCHES = (1, 8)
-"""Numbers of images in the requests that TensorFlow Serving warms a version up with."""
+"""The numbers of images in the requests that TensorFlow Serving warms a version up with."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Challenger:
-    """The trained model and what the evaluation says of it."""
+    """The trained model and its evaluation."""
 
     folder: Path
     training: Manifest
@@ -66,22 +67,22 @@ class Challenger:
 
 @dataclasses.dataclass(frozen=True)
 class Staged:
-    """A version that is whole but for its number, and what was found when it was checked."""
+    """A version that is complete except for its number, and the results of its checks."""
 
     folder: Path
     formats: list[FormatFigures]
 
 
 def export(job: Job) -> ExitCode:
-    """Publishes, promotes, and leaves an artifact that names the version.
+    """Publishes, promotes, and writes an artifact that names the version.
 
     Raises:
-      DataError: the challenger may not be published, and nothing was; or another model was put in service meanwhile, and
-        then the version is there, but not in service.
+      DataError: the challenger may not be published, and nothing was published. Or another model
+        was put in service during the export. Then the version exists, but is not in service.
     """
     config, challenger = Export.model_validate(job.request.config), _read_challenger(job.request)
     if config.signing_key:
-        read_secret_key(Path(config.signing_key))  # a wrong key is told before anything is made
+        read_secret_key(Path(config.signing_key))  # a wrong key fails before anything is made
     registry = Registry(config.registry)
     staged = _stage(job, config, challenger)
     job.progress.report("publish", message="; ".join(_describe(each) for each in staged.formats))
@@ -115,7 +116,10 @@ def _read_challenger(request: Request) -> Challenger:
 
 
 def _stage(job: Job, config: Export, challenger: Challenger) -> Staged:
-    """Makes and checks all that a version holds. The converter starts first, because most of its time is an import."""
+    """Makes and checks all contents of a version.
+
+    The converter starts first, because most of its time is an import.
+    """
     folder = job.work / "staged"
     remove_own(folder)
     for file in files_of_saved_model(challenger.training):
@@ -138,7 +142,7 @@ def _stage(job: Job, config: Export, challenger: Challenger) -> Staged:
 
 
 def _warmup_requests(references: References) -> list[tuple[str, dict[str, np.ndarray]]]:
-    """Each signature that answers, with one image and with several."""
+    """Returns requests for each signature that answers, with one image and with several."""
     images, found = references.images(), []
     for count in (count for count in _WARMUP_BATCHES if count <= len(images)):
         found += [("serving_default", {"image_bytes": np.array(references.encoded[:count], object)}), ("images", {"images": images[:count]}),
@@ -147,7 +151,11 @@ def _warmup_requests(references: References) -> list[tuple[str, dict[str, np.nda
 
 
 def _fill(folder: Path, number: int, request: Request, config: Export, challenger: Challenger, staged: Staged) -> None:
-    """Writes a version: the SavedModel as TensorFlow Serving wants it, with `saved_model.pb` on top, the rest beside it, and the manifest."""
+    """Writes a version.
+
+    The SavedModel is as TensorFlow Serving expects it, with `saved_model.pb` at the top. The other
+    files are next to it, and the manifest is written after them.
+    """
     for file in sorted(file for file in staged.folder.rglob("*") if file.is_file()):
         copy_file(file, folder / file.relative_to(staged.folder))
     write_card(folder, make_card(config, number, request.pipeline, challenger.training, challenger.evaluation, staged.formats, request.inputs))
@@ -173,7 +181,10 @@ def _figures(number: int, config: Export, challenger: Challenger, staged: Staged
 
 
 def _contents(config: Export) -> str:
-    """What makes another version of the same model: formats, and what the card says."""
+    """Returns the digest of the settings that make another version of the same model.
+
+    They are the formats and the texts of the card.
+    """
     return digest_of(config.model_dump(mode="json", include={"formats", "int8", "card"}))
 
 
@@ -183,7 +194,10 @@ def _describe(checked: FormatFigures) -> str:
 
 
 def _promote(registry: Registry, version: Version, request: Request, evaluation: EvaluationFigures) -> str:
-    """Puts the version in service, unless it is, or was and somebody has replaced it. Returns what was done, for a person."""
+    """Puts the version in service. Returns the outcome as a text for people.
+
+    A version stays out of service if it was in service before and has been replaced.
+    """
     champion = registry.champion()
     if champion and champion.number == version.number:
         return f"version {version.number} is in service already"

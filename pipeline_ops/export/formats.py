@@ -1,7 +1,8 @@
-"""The formats of a published model: where each lies in a version's folder, and how one is loaded and asked.
+"""The formats of a published model: their paths in a version's folder, and their loading.
 
-A format takes decoded images, float32 [N, H, W, C] in 0..255, as the SavedModel's signature `images` does, and has the same answers. It
-is made in `convert.py`, in a process of its own, and loaded here, in one that has never seen the model.
+A format takes decoded images, float32 [N, H, W, C] in 0..255, as the SavedModel's signature
+`images` does, and gives the same answers. `convert.py` makes it in a process of its own. This
+module loads it in a process that has never seen the model.
 """
 
 from __future__ import annotations
@@ -16,22 +17,29 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 SIGNATURE, PORTABLE, INPUT = "images", "portable", "images"
-"""A format's own signature; that of the SavedModel that it is made of, if there is one; the name of the input of both."""
+"""Names of signatures and of their input.
+
+`SIGNATURE` is a format's own signature. `PORTABLE` is that of the SavedModel that it is made of, if
+there is one. `INPUT` is the name of the input of both.
+"""
 PATHS = {"tflite": "formats/model.tflite", "tflite_int8": "formats/model_int8.tflite", "onnx": "formats/model.onnx"}
-"""Below a version's folder, beside what TensorFlow Serving loads. The SavedModel is the folder itself."""
+"""Paths below a version's folder, next to the files that TensorFlow Serving loads.
+
+The SavedModel is the folder itself.
+"""
 Ask = Callable[[np.ndarray], dict[str, np.ndarray]]
-"""From images to the answers by name."""
+"""A function from images to the answers by name."""
 
 
 def load_format(name: str, file: Path) -> Ask:
-    """One of PATHS."""
+    """Loads one of PATHS."""
     return _load_onnx(file) if name == "onnx" else _load_tflite(file)
 
 
 def _load_tflite(file: Path) -> Ask:
     tf = import_tensorflow()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # TensorFlow 2.21 says that it will move; we pin it
+        warnings.simplefilter("ignore", UserWarning)  # TensorFlow 2.21 warns that it will move; we pin it
         interpreter = tf.lite.Interpreter(model_path=str(file))
     runner = interpreter.get_signature_runner(SIGNATURE)  # it takes any number of images
     return lambda images_NHWC: {name: value.copy() for name, value in runner(**{INPUT: images_NHWC}).items()}

@@ -1,8 +1,8 @@
-"""What was published, put into the page and the figures that the evaluation has left.
+"""The published version in the page and the figures of the evaluation.
 
-The evaluation's own page is part of an artifact that never changes, and is there before anything is published. Export leaves the whole
-page once more, with a section on the version and its formats in the place that is kept free for it: a run has one page, which is whole
-whenever it is looked at.
+The evaluation's own page is part of an artifact that never changes, and exists before anything is
+published. Export writes the whole page once more, with a section on the version and its formats in
+the place that is reserved for it. So a run has one page, which is complete at any time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def write_report(folder: Path, evaluation: Path, task: Task, model: ModelFigures
     """Writes both files of a run.
 
     Args:
-      folder: of the artifact that is being made.
+      folder: the folder of the artifact that is being made.
       evaluation: the folder of the evaluation's artifact.
-      task: what the model is for.
-      model: what was published.
-      outcome: what became of it then, for a person: "version 3 is in service".
+      task: the task of the model.
+      model: the published version.
+      outcome: the outcome of the promotion, for people: "version 3 is in service".
 
     Raises:
-      DataError: the evaluation's page has no place for it.
+      DataError: the evaluation's page has no place for the section.
     """
     page = (evaluation / REPORT).read_text(encoding="utf-8")
     if page.count(PUBLICATION) != 1:

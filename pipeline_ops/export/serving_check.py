@@ -1,8 +1,9 @@
-"""The last check before a version is published: the server of `trainyard serve` is asked over HTTP, and must say what training said.
+"""The last check before a version is published: asks the server of `trainyard serve` over HTTP.
 
-The server runs in threads of the export job's own process, which has never built the model, and has the SavedModel that the
-other checks have loaded: a process for it would cost another import of TensorFlow, as much CPU as all the rest of an export, and
-find nothing more.
+The answers must be those of training. The server runs in threads of the export job's own process,
+which has never built the model, and has the SavedModel that the other checks have loaded. A
+separate process would cost another import of TensorFlow, as much CPU as all the rest of an export,
+and find nothing more.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NUM_ASKED = 16
 
 
 def check_serving(folder: Path, references: References, config: Export) -> None:
-    """Asks for some of the references, in rows and in columns.
+    """Requests predictions for some of the references, in rows and in columns.
 
     Raises:
       DataError: the version can't be loaded, or the answers are not those of the trained model.
@@ -45,7 +46,7 @@ def check_serving(folder: Path, references: References, config: Export) -> None:
 
 @contextlib.contextmanager
 def _server(loaded: LoadedModel, model: str) -> Iterator[str]:
-    """The address of the predictions of a server of that model."""
+    """Yields the predict address of a server of that model."""
     server = Server("127.0.0.1", 0, Service(model, "staged", StillModel(loaded)))
     thread = threading.Thread(target=server.run, name="serving check")
     thread.start()
@@ -58,7 +59,7 @@ def _server(loaded: LoadedModel, model: str) -> Iterator[str]:
 
 def _ask(address: str, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310 (of loopback)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy of the environment is not for this machine itself
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the environment's proxy is not for loopback
     try:
         with opener.open(request, timeout=_ANSWER_SECONDS) as reply:
             return json.load(reply)

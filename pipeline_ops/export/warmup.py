@@ -1,8 +1,10 @@
-"""Requests that TensorFlow Serving plays to a model before it takes it into service, so that the first user need not wait.
+"""Warm-up requests of a model, so that the first user does not have to wait.
 
-`assets.extra/tf_serving_warmup_requests` holds records of the type PredictionLog. That type is not part of TensorFlow,
-and the package that has it brings a second TensorFlow along; the three messages that are needed are a few lines here.
-Their field numbers are those of tensorflow_serving/apis/{prediction_log,predict,model}.proto.
+TensorFlow Serving replays them before it takes a model into service.
+`assets.extra/tf_serving_warmup_requests` holds records of the type PredictionLog. That type is not
+part of TensorFlow, and the package that has it depends on a second TensorFlow. The three messages
+that are needed are a few lines here. Their field numbers are those of
+tensorflow_serving/apis/{prediction_log,predict,model}.proto.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ _LENGTH_DELIMITED = 2
 
 
 def write_warmup(folder: Path, model: str, requests: Sequence[tuple[str, Mapping[str, np.ndarray]]]) -> None:
-    """Writes requests, pairs of a signature and its inputs by name, into a version's folder."""
+    """Writes requests into a version's folder.
+
+    A request is a pair of a signature and its inputs by name.
+    """
     tf = import_tensorflow()
     file = folder / WARMUP
     file.parent.mkdir(exist_ok=True)
@@ -38,12 +43,12 @@ def _prediction_log(model: str, signature: str, tensors: Mapping[str, bytes]) ->
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A field of a protocol buffer that holds a string, bytes or a message."""
+    """Encodes a field of a protocol buffer that holds a string, bytes or a message."""
     return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(content)) + content
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the eighth says that more follow."""
+    """Encodes seven bits per byte, the lowest first. The eighth bit says that more bytes follow."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

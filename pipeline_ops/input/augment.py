@@ -1,8 +1,9 @@
-"""Random changes of training examples, drawn from (seed, epoch, example) and from nothing else.
+"""Random changes of training examples, drawn only from (seed, epoch, example).
 
-So an example is changed in the same way whichever worker has it and however often the gang was restarted, and
-differently in each epoch. Whole batches at once, after the cache, in the threads that prepare batches, and all graph.
-Here: images whose labels stay what they are. Images with boxes: `augment_scenes.py`.
+An example is therefore changed in the same way on every worker and after every restart of the gang,
+and differently in each epoch. The changes apply to whole batches, after the cache, in the threads
+that prepare batches, and run entirely in the graph. This module changes images whose labels stay
+the same. `augment_scenes.py` changes images with boxes.
 
 Legend: b examples, H W C image.
 """
@@ -21,27 +22,30 @@ from pipeline_ops.input.tensorflow_start import import_tensorflow
 tf = import_tensorflow()
 
 Load = Callable[[tf.Tensor], tuple[Any, Any]]
-"""Features and labels of examples by number, int64."""
+"""A function from example numbers, int64, to features and labels."""
 
 LEFT_RIGHT, DOWN, RIGHT, BRIGHTNESS, CONTRAST, TOP_BOTTOM, SCALE, SATURATION, ROW, COLUMN = range(10)
-"""Each change draws numbers of its own."""
+"""The names of the draws. Each change has its own random numbers."""
 
 
 class Changes(Protocol):
-    """What is done to the examples of a step."""
+    """The random changes of the examples of a step."""
 
     def examples(self, draws: Draws) -> tf.Tensor:
-        """The numbers of all examples that `load` takes something of, int64."""
+        """Returns the numbers of all examples that `load` uses, int64."""
         ...
 
     def load(self, load: Load, draws: Draws) -> tuple[Any, Any]:
-        """The examples that the draws are for, changed."""
+        """Returns the examples of the draws, changed."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageChanges:
-    """uint8 images, changed as the config says. What moves into sight from beyond an image is its edge, repeated; labels stay what they are."""
+    """Changes uint8 images as the config says.
+
+    The area beyond the edge of an image repeats that edge. Labels stay the same.
+    """
 
     config: Augment
 
@@ -59,16 +63,19 @@ class ImageChanges:
 
 
 def moves(config: Augment) -> bool:
-    """Whether any pixel comes to lie elsewhere."""
+    """Returns whether the config moves any pixel."""
     return config.flip_left_right or config.flip_top_bottom or config.scale is not None or config.shift > 0
 
 
 def windows(config: Augment, shape: tuple[int, int], draws: Draws, parts: tuple[Part, Part] | None = None) -> tuple[Window, Window]:
-    """Rows and columns of images that cover what is shown, or lie somewhere in it where they are too small for that.
+    """Returns the rows and columns of images on their canvases.
+
+    An image covers the shown part, or lies somewhere in it if it is too small to cover it.
 
     Args:
       shape: height and width.
-      parts: the rows and the columns that are shown of each canvas; None: all of them, and only then there is a shift.
+      parts: the rows and the columns that are shown of each canvas. None shows all of them, and
+          only then images are shifted.
     """
     scale_b = _draw_scale(config, draws)
 
@@ -82,14 +89,19 @@ def windows(config: Augment, shape: tuple[int, int], draws: Draws, parts: tuple[
 
 
 def _draw_scale(config: Augment, draws: Draws) -> tf.Tensor | None:
-    """float32 [b]; None where nothing is scaled. No exponential function: its last digit depends on where in a batch an example is."""
+    """Returns float32 [b], or None if images are not scaled.
+
+    Uses no exponential function: its last digit depends on the position of an example in the batch.
+    """
     if config.scale is None:
         return None
     return config.scale.least + (config.scale.most - config.scale.least) * draws.uniform(SCALE)
 
 
 def change_colours(config: Augment, images_bHWC: tf.Tensor, draws: Draws) -> tf.Tensor:
-    """Images of any type; float32 where something is changed, and then not yet within the range of values."""
+    """Changes the colours of images of any type. Returns float32 if any colour is changed, and then
+    values may lie outside of the range.
+    """
     if not (config.brightness or config.contrast or config.saturation):
         return images_bHWC
 

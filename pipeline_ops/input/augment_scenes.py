@@ -1,9 +1,10 @@
-"""Random changes of images with boxes: the boxes go where their objects go.
+"""Random changes of images with boxes: the boxes move with their objects.
 
-Flips, scale and place are drawn as for any image (`augment.py`). What moves into sight from beyond an image is grey, PADDING, and not the
-repeated edge: half an object that is drawn out to a smear would be no object with a box, and no background either.
+Flips, scale and place are drawn as for any image (`augment.py`). The area beyond the edge of an
+image is grey, PADDING, instead of the repeated edge. Half an object that is stretched to a smear
+would be neither an object with a box nor background.
 
-Legend: k images, as `mosaic.py` has them, N boxes of an image (padded), H W C canvas.
+Legend: k images, as in `mosaic.py`, N boxes of an image (padded), H W C canvas.
 """
 
 from __future__ import annotations
@@ -21,22 +22,27 @@ from pipeline_ops.input.tensorflow_start import import_tensorflow
 tf = import_tensorflow()
 
 PADDING = 128
-"""The value of a pixel beyond the image, in all channels: the middle of the range, which the catalogue's detectors scale to zero."""
+"""The value of a pixel beyond the image, in all channels: the middle of the range, which the
+catalogue's detectors scale to zero.
+"""
 
 _ROUNDING = 1e-3
-"""A box that was not cut off may have lost so much of itself."""
+"""The share of its area that a box may lose to rounding without being cut off."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SceneChanges:
-    """uint8 images and their boxes, changed as the config says.
+    """Changes uint8 images and their boxes as the config says.
 
-    The labels are a named tuple: corners float32 [b, N, 4] (ymin, xmin, ymax, xmax as fractions), classes int32 [b, N], -1 where there is no box,
-    and is_crowd bool [b, N], a region where nothing is learned. They come back with as many columns as the fullest example of the batch needs; with
-    `max_boxes`, which is the N of what is loaded, always with N, and 4 N where there are mosaics.
+    The labels are a named tuple: corners float32 [b, N, 4] (ymin, xmin, ymax, xmax as fractions),
+    classes int32 [b, N], -1 where there is no box, and is_crowd bool [b, N], a region where nothing
+    is learned. The returned labels have as many columns as the fullest example of the batch needs.
+    With `max_boxes`, which is the N of the loaded labels, they always have N columns, and 4 N with
+    mosaics.
 
-    A box is cut off at the edge of what is shown. If less than `least_visible` of it is left, it becomes a region where nothing is learned:
-    what can be seen there is not enough of an object, and no background.
+    A box is cut off at the edge of the shown part. If less than `least_visible` of it is left, it
+    becomes a region where nothing is learned. The visible rest is not enough of an object, and it
+    is not background.
     """
 
     config: Augment
@@ -79,7 +85,7 @@ class SceneChanges:
         return shown_kHWC, type(labels)(corners, tf.where(visible > 0, labels.classes, -1), is_crowd)
 
     def _fitted(self, labels: Any) -> Any:
-        """With the boxes first, in the order that they had."""
+        """Moves the boxes to the front, in their order, and fits the number of columns."""
         is_box = labels.classes >= 0
         order = tf.argsort(tf.cast(~is_box, tf.int32), axis=1, stable=True)
         if self.max_boxes is None:

@@ -1,4 +1,4 @@
-"""Which random changes the examples of a data set get."""
+"""The random changes for the examples of a data set."""
 
 from __future__ import annotations
 
@@ -9,5 +9,12 @@ from pipeline_ops.input.augment_scenes import SceneChanges
 
 
 def make_changes(config: Augment, task: Task, num_examples: int, max_boxes: int | None = None) -> Changes:
-    """`num_examples` are those of the split that is trained on; `max_boxes` is the detector's, if it has one."""
+    """Returns the changes for a task.
+
+    Args:
+      config: the changes to make.
+      task: the task of the model.
+      num_examples: the number of examples in the training split.
+      max_boxes: the detector's `max_boxes`, if it has one.
+    """
     return SceneChanges(config, num_examples, max_boxes) if task == "detection" else ImageChanges(config)

@@ -1,10 +1,11 @@
-"""A data set's shards as batches of tensors, in an order that depends on the seed and the step alone.
+"""Batches of tensors from a data set's shards, in an order that depends only on seed and step.
 
-Every epoch is a permutation of the whole split, and the epochs follow one another without a gap: a batch may hold the
-end of one and the beginning of the next, so every example comes exactly once in an epoch whatever the global batch, and
-all batches have the same size. Which examples a step has is arithmetic. So a worker reads nothing but its own slice of
-each global batch, the global batches are the same sets whatever the number of workers, and a gang of any size resumes
-at any step without reading what came before. What is in an example is the task's matter (`models/task.py`).
+Every epoch is a permutation of the whole split, and the epochs follow one another without a gap. A
+batch may hold the end of one epoch and the beginning of the next, so every example comes exactly
+once in an epoch with any global batch, and all batches have the same size. The examples of a step
+follow from arithmetic. Therefore a worker reads only its own slice of each global batch, the global
+batches are the same sets for any number of workers, and a gang of any size resumes at any step
+without reading earlier examples. The task (`models/task.py`) defines the contents of an example.
 
 Legend: B global batch, b this worker's part of it.
 """
@@ -24,17 +25,22 @@ tf = import_tensorflow()
 
 _FOREVER = 1 << 40
 _CIPHER = 498_247_692, 4
-"""The first word of the key, and the rounds, of the cipher that permutes: what `tf.random.experimental.index_shuffle` takes."""
+"""The first word of the key and the number of rounds of the permuting cipher, as in
+`tf.random.experimental.index_shuffle`.
+"""
 
 
 def training_batches(split: Split, source: Source, global_batch: int, part: Slice, seed: int, start_step: int,
                      changes: Changes | None = None) -> tf.data.Dataset:
-    """Endless batches from `start_step` on: this worker's part of each, as the task's `parse` makes it.
+    """Returns endless batches from `start_step` on: this worker's part of each.
+
+    The task's `parse` makes their tensors.
 
     Args:
-      split: says how many examples there are.
-      source: has them.
-      changes: what is done to them at random; None for nothing.
+      split: gives the number of examples.
+      source: loads the examples.
+      part: this worker's part of each global batch.
+      changes: the random changes of the examples. None leaves them as they are.
     """
     def load(step: tf.Tensor) -> tuple[Any, Any]:
         epochs_b, examples_b = _order(split, seed, step * global_batch + tf.range(part.start, part.end, dtype=tf.int64))
@@ -44,24 +50,31 @@ def training_batches(split: Split, source: Source, global_batch: int, part: Slic
 
 
 def examples_of_step(split: Split, global_batch: int, seed: int, step: int, source: EncodedSource, changes: Changes | None = None) -> list[bytes]:
-    """The whole global batch of one step, as it lies in the shards: serialised tf.train.Examples, in the order of the batch. A mosaic's own
-    example is followed by the three others."""
+    """Returns the whole global batch of one step, as it lies in the shards.
+
+    The batch consists of serialised tf.train.Examples, in the order of the batch. The three other
+    examples of a mosaic follow its own example.
+    """
     epochs_B, examples_B = _order(split, seed, tf.constant(step * global_batch, tf.int64) + tf.range(global_batch, dtype=tf.int64))
     return source.read(changes.examples(Draws(seed, epochs_B, examples_B)) if changes else examples_B).numpy().tolist()
 
 
 def evaluation_batches(split: Split, parse: Parse, batch: int, worker: int = 0, workers: int = 1) -> tf.data.Dataset:
-    """Every `workers`-th example once, beginning with number `worker`; the last batch may be smaller."""
+    """Returns every `workers`-th example once, beginning with number `worker`.
+
+    The last batch may be smaller.
+    """
     return (read_records(split.paths, split.removed).shard(workers, worker).batch(batch)
             .map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
             .prefetch(2))
 
 
 def _order(split: Split, seed: int, positions_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """(epochs_b, examples_b) of positions in the endless order: in each epoch another permutation.
+    """Returns (epochs_b, examples_b) of positions in the endless order.
 
-    A cipher with (seed, epoch) as its key maps a position within an epoch to an example, so no permutation is ever made
-    as a whole: the first step of the hundredth epoch costs as much as any other.
+    Each epoch has a different permutation. A cipher with (seed, epoch) as its key maps a position
+    within an epoch to an example. No permutation is ever built as a whole, so the first step of the
+    hundredth epoch costs as much as any other.
     """
     epochs_b, within_b = positions_b // split.num_examples, positions_b % split.num_examples
     word, rounds = _CIPHER

@@ -1,4 +1,4 @@
-"""Detections as a served model gives them, and true boxes as shards have them, for those who compare the two.
+"""Detections of a served model and true boxes of shards, for the comparison of the two.
 
 Legend: N images, D detections of an image.
 """
@@ -16,14 +16,20 @@ from pipeline_ops.input.tensorflow_start import import_tensorflow
 from pipeline_ops.storage.read_errors import unreadable
 
 OUTPUTS = ("boxes", "scores", "classes", "num_detections")
-"""Of a detector's `serving_default`; `figures.SAVED_MODEL` says what they are."""
+"""The outputs of a detector's `serving_default`, described in `artifacts.results.SAVED_MODEL`."""
 
 _EDGES = (BOX_YMIN, BOX_XMIN, BOX_YMAX, BOX_XMAX)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrueBoxes:
-    """One image and what is in it. `boxes` float [n, 4], ymin xmin ymax xmax as fractions; `classes` int [n]; `is_crowd` bool [n]."""
+    """One image and its true boxes.
+
+    Attributes:
+      boxes: float [n, 4], ymin xmin ymax xmax as fractions.
+      classes: int [n].
+      is_crowd: bool [n].
+    """
 
     key: str
     image: bytes
@@ -33,7 +39,11 @@ class TrueBoxes:
 
 
 def read_true_boxes(paths: Sequence[str], removed: Sequence[Sequence[int]] = ()) -> Iterator[TrueBoxes]:
-    """Every example of some shards, in their order. Raises DataError: a shard holds something that is not an example for detection."""
+    """Yields every example of the shards, in their order.
+
+    Raises:
+      DataError: a shard holds something that is not an example for detection.
+    """
     from pipeline_ops.input.records import read_records
 
     tf = import_tensorflow()
@@ -54,6 +64,6 @@ def read_true_boxes(paths: Sequence[str], removed: Sequence[Sequence[int]] = ())
 
 
 def pack(answer: Mapping[str, np.ndarray]) -> np.ndarray:
-    """float32 [N, D, 6]: ymin, xmin, ymax, xmax, score, class of each detection; 0 throughout in what is only padding."""
+    """Returns float32 [N, D, 6]: ymin, xmin, ymax, xmax, score, class. Padding is all 0."""
     scores, classes = (np.asarray(answer[name], np.float32)[..., None] for name in ("scores", "classes"))
     return np.concatenate([np.asarray(answer["boxes"], np.float32), scores, classes], axis=-1)

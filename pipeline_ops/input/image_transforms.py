@@ -1,6 +1,6 @@
-"""Where images come to lie on a canvas of their own size: mirrored, scaled and moved, along one axis at a time.
+"""The placement of images on canvases of the same size: mirrored, scaled and moved along each axis.
 
-Pixels and boxes are moved by the same few numbers, so they can't part. Nothing here is random.
+The same few numbers move pixels and boxes, so both stay together. Nothing here is random.
 
 Legend: k images, n pixels along an axis, H W C canvas.
 """
@@ -15,19 +15,22 @@ tf = import_tensorflow()
 
 
 Part = tuple[tf.Tensor, tf.Tensor]
-"""Along an axis, the first edge and the last of what is shown, in pixels: float32 [k] each."""
+"""The first and the last edge of the shown part along an axis, in pixels: float32 [k] each."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """One axis of k images on their canvases. In pixels of the canvas, whose first one goes from 0 to 1.
+    """One axis of k images on their canvases.
+
+    Coordinates are in pixels of the canvas. The first pixel goes from 0 to 1.
 
     Attributes:
       size: n, of image and canvas.
-      origin_k: where the image begins; it may lie beyond the canvas.
-      scale_k: pixels of the canvas for a pixel of the image; None: exactly one, and then all origins are whole numbers.
-      is_mirrored_k: whether the image's end comes first; None: nowhere.
-      part_k: of the canvas, where the image is shown.
+      origin_k: the beginning of the image. It may lie beyond the canvas.
+      scale_k: pixels of the canvas for a pixel of the image. None means exactly one, and then all
+          origins are whole numbers.
+      is_mirrored_k: whether the image's end comes first. None mirrors no image.
+      part_k: the part of the canvas where the image is shown.
     """
 
     size: int
@@ -39,15 +42,20 @@ class Window:
     @classmethod
     def placed(cls, size: int, place_k: tf.Tensor, shift_k: tf.Tensor, scale_k: tf.Tensor | None, is_mirrored_k: tf.Tensor | None,
                part_k: Part) -> Window:
-        """An image at one of the places where it covers its part, or lies within it if it is smaller: `place_k`, 0 to 1, says at which one.
-        Then it is moved by `shift_k`, a fraction of the canvas."""
+        """Returns an image at one of the places where it covers its part.
+
+        A smaller image lies within its part instead. `place_k`, 0 to 1, selects the place. Then the
+        image is moved by `shift_k`, a fraction of the canvas.
+        """
         low_k, high_k = part_k
         slack_k = high_k - low_k - size * (1.0 if scale_k is None else scale_k)
         origin_k = low_k + place_k * slack_k + shift_k * size
         return cls(size, tf.round(origin_k) if scale_k is None else origin_k, scale_k, is_mirrored_k, part_k)
 
     def sources(self) -> tf.Tensor:
-        """float32 [k, n]: the centre of each pixel of the canvas, in pixels of the image; -0.5 to n - 0.5 where there is image."""
+        """Returns float32 [k, n]: the centre of each pixel of the canvas, in pixels of the image.
+        It is -0.5 to n - 0.5 inside the image.
+        """
         sources_kn = tf.range(self.size, dtype=tf.float32)[None, :] + 0.5 - self.origin_k[:, None]
         sources_kn = (sources_kn if self.scale_k is None else sources_kn / self.scale_k[:, None]) - 0.5
         return sources_kn if self.is_mirrored_k is None else tf.where(self.is_mirrored_k[:, None], self.size - 1 - sources_kn, sources_kn)
@@ -64,7 +72,10 @@ class Window:
         return (centers_n > low_k[:, None]) & (centers_n < high_k[:, None])
 
     def edges(self, low: tf.Tensor, high: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The two edges of boxes, float32 [k, N], as fractions of the image and then in pixels of the canvas, where they may lie outside."""
+        """Converts the two edges of boxes, float32 [k, N], from fractions of the image to pixels.
+
+        The pixels are those of the canvas. The edges may lie outside of it.
+        """
         if self.is_mirrored_k is not None:
             mirrored = self.is_mirrored_k[:, None]
             low, high = tf.where(mirrored, 1 - high, low), tf.where(mirrored, 1 - low, high)
@@ -72,13 +83,16 @@ class Window:
         return self.origin_k[:, None] + low * pixels, self.origin_k[:, None] + high * pixels
 
     def clip(self, edge: tf.Tensor) -> tf.Tensor:
-        """Edges, float32 [k, N], within what is shown."""
+        """Clips edges, float32 [k, N], to the shown part."""
         low_k, high_k = self.part_k
         return tf.clip_by_value(edge, low_k[:, None], high_k[:, None])
 
 
 def show(images_kHWC: tf.Tensor, rows: Window, columns: Window) -> tf.Tensor:
-    """The canvases; the image's edge is repeated where there is no image. uint8 where no pixel was scaled, else float32: bilinear."""
+    """Returns the canvases. The image's edge is repeated where there is no image.
+
+    The result is uint8 if no pixel was scaled, otherwise float32 with bilinear interpolation.
+    """
     return _resampled(_resampled(images_kHWC, rows, axis=1), columns, axis=2)
 
 

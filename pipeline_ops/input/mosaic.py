@@ -1,10 +1,13 @@
-"""Which images a batch is made of, where some of its examples are mosaics.
+"""The images of a batch in which some examples are mosaics.
 
-A mosaic is an example's own image and three others of the split, each shown in one of four parts of the canvas, which meet at a random
-point: one example with objects of four, beside other neighbours and cut off at other places. Nothing gets smaller by it. The three are drawn
-for (seed, epoch, example), too: each example still comes once in an epoch in its own right, and now and then beside others.
+A mosaic is an example's own image and three others of the split, each shown in one of four parts of
+the canvas, which meet at a random point. It is one example with objects of four images, with other
+neighbours and cut off at other places. Objects do not get smaller. The three others are drawn from
+(seed, epoch, example), too. Each example still comes once in an epoch in its own right, and
+sometimes also as a part of others.
 
-Legend: b examples, k images that they are made of (one for each, and three more for each mosaic), N boxes of an image (padded), H W C canvas.
+Legend: b examples, k images of which they consist (one for each, and three more for each mosaic), N
+boxes of an image (padded), H W C canvas.
 """
 
 from __future__ import annotations
@@ -18,16 +21,23 @@ from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 tf = import_tensorflow()
 
-_IS_MOSAIC, _OTHER, _ROW, _COLUMN = range(10, 14)  # `augment.py` has the numbers before
+_IS_MOSAIC, _OTHER, _ROW, _COLUMN = range(10, 14)  # `augment.py` uses the lower numbers
 QUARTERS = 4
 _CLOSEST = 0.25
-"""The point where the four meet is at least so far from each edge, as a fraction of the canvas."""
+"""The least distance between the point where the four meet and each edge, as a fraction of the
+canvas.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mosaics:
-    """The plan of a batch. Of each image: the example that it becomes part of, `owners_k` int64, counted in the batch; and `quarters_k` int64, which
-    part: top left, top right, bottom left or bottom right. An example that is no mosaic has only the first, and that is all of it."""
+    """The plan of a batch.
+
+    Attributes:
+      owners_k: int64, the example that each image becomes part of, counted in the batch.
+      quarters_k: int64, the part of each image: top left, top right, bottom left or bottom right.
+          An example that is not a mosaic has only the first, which is then the whole canvas.
+    """
 
     draws: Draws
     num_examples: int
@@ -37,7 +47,7 @@ class Mosaics:
 
     @classmethod
     def drawn(cls, draws: Draws, share: float, num_examples: int) -> Mosaics:
-        """`share` of all examples are mosaics, of images of a split with `num_examples`."""
+        """Draws mosaics for a `share` of all examples, with images of a split of `num_examples`."""
         is_mosaic_b = draws.uniform(_IS_MOSAIC) < share
         is_used_b4 = tf.stack([tf.ones_like(is_mosaic_b)] + [is_mosaic_b] * (QUARTERS - 1), axis=1)
         owners_k, quarters_k = tf.unstack(tf.where(is_used_b4), axis=1)
@@ -45,7 +55,7 @@ class Mosaics:
 
     @property
     def draws_k(self) -> Draws:
-        """For each image draws of its own, those of the example that it is part of."""
+        """Separate draws for each image, derived from those of the example that it is part of."""
         return Draws(self.draws.seed, tf.gather(self.draws.epochs_b, self.owners_k), tf.gather(self.draws.examples_b, self.owners_k), self.quarters_k)
 
     @property
@@ -55,7 +65,7 @@ class Mosaics:
         return tf.where(self.quarters_k == 0, draws_k.examples_b, draws_k.below(self.num_examples, _OTHER))
 
     def parts(self, height: int, width: int) -> tuple[Part, Part]:
-        """The rows and the columns of its canvas in which each image is shown."""
+        """Returns the rows and the columns of its canvas in which each image is shown."""
         return self._part(height, _ROW, self.quarters_k >= 2), self._part(width, _COLUMN, self.quarters_k % 2 == 1)
 
     def _part(self, size: int, what: int, is_second_k: tf.Tensor) -> Part:
@@ -64,14 +74,14 @@ class Mosaics:
         return tf.where(is_second_k, meeting_k, 0.0), tf.where(is_second_k | ~self.is_mosaic_k, float(size), meeting_k)
 
     def put_together(self, images_kHWC: tf.Tensor, rows: Window, columns: Window) -> tf.Tensor:
-        """[b, H, W, C]"""
+        """Joins the parts to images [b, H, W, C]."""
         is_shown_kHW = rows.is_shown()[:, :, None] & columns.is_shown()[:, None, :]
         parts_kHWC = tf.where(is_shown_kHW[..., None], images_kHWC, tf.zeros([], images_kHWC.dtype))
         together = tf.math.unsorted_segment_sum(parts_kHWC, self.owners_k, tf.size(self.draws.examples_b))
         return tf.ensure_shape(together, [None, *images_kHWC.shape[1:]])
 
     def put_boxes_together(self, labels: Any) -> Any:
-        """[b, 4 N, ...], with class -1 where there is no box."""
+        """Joins the boxes to labels [b, 4 N, ...], with class -1 where there is no box."""
         def placed(values_kN: tf.Tensor) -> tf.Tensor:
             shape = tf.concat([[tf.size(self.draws.examples_b) * QUARTERS], tf.shape(values_kN)[1:]], 0)
             scattered = tf.scatter_nd((self.owners_k * QUARTERS + self.quarters_k)[:, None], values_kN, tf.cast(shape, tf.int64))

@@ -1,7 +1,7 @@
-"""The serialised examples of shards: all of them in order, or one of them where it lies.
+"""The serialised examples of shards: all of them in order, or a single one at its offset.
 
-What a later generation of the data set has removed is skipped. Called by whatever reads a data set: training,
-evaluation, and the candidate's references.
+Examples that a later generation of the data set has removed are skipped. Training, evaluation and
+the candidate's references read data sets with this module.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ tf = import_tensorflow()
 
 _LENGTH = struct.Struct("<Q")
 _FRAME_BYTES = 16
-"""Of a TFRecord: eight for its length, four for the checksum of that, four for the checksum of its data."""
+"""The bytes of a TFRecord besides its data: eight for its length, four for the checksum of the
+length, four for the checksum of the data.
+"""
 
 
 def read_records(paths: Sequence[str], removed: Sequence[Sequence[int]] = ()) -> tf.data.Dataset:
-    """Every example once, shard after shard.
+    """Returns every example once, shard after shard.
 
     Args:
       paths: the shards.
-      removed: for each shard the positions to skip; empty where nothing is removed anywhere.
+      removed: the positions to skip, for each shard. Empty if no shard has any.
     """
     if not any(removed):
         return tf.data.TFRecordDataset(list(paths))
@@ -44,10 +46,10 @@ def read_records(paths: Sequence[str], removed: Sequence[Sequence[int]] = ()) ->
 
 
 def record_offsets(path: Path) -> np.ndarray:
-    """Where each record of a shard begins, int64; only the lengths are read.
+    """Returns the offset of each record of a shard, int64. Reads only the lengths.
 
     Raises:
-      MachineError: the lengths don't lead to the end of the file.
+      MachineError: the lengths do not lead to the end of the file.
     """
     offsets, offset, size = [], 0, path.stat().st_size
     with open(path, "rb") as file:
@@ -62,9 +64,10 @@ def record_offsets(path: Path) -> np.ndarray:
 
 
 def read_at(path: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
-    """The one record that begins at an offset of a file, with its checksum verified. Scalars; to be called within a graph.
+    """Reads the one record that begins at an offset of a file, and verifies its checksum.
 
-    Unbuffered: what a buffer would read beyond the record is of no use to a reader at random.
+    Takes scalars and must be called within a graph. The read is unbuffered, because random access
+    does not use the bytes beyond the record.
     """
     variant = tf.raw_ops.TFRecordDatasetV2(filenames=path[tf.newaxis], compression_type="", buffer_size=0, byte_offsets=offset[tf.newaxis])
     return tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string)).take(1).get_single_element()

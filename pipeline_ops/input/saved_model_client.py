@@ -1,7 +1,8 @@
-"""A model as it is served, and examples as it gets them: encoded images in, probabilities out.
+"""A served model, and examples in the form that it takes: encoded images in, probabilities out.
 
-Used by evaluation, which asks champion and challenger the same questions, and by export, which asks the SavedModel what
-training has asked the model in memory. Nothing is decoded here: that is the SavedModel's part.
+Evaluation uses it to give champion and challenger the same inputs. Export uses it to give the
+SavedModel the inputs that training gave the model in memory. The SavedModel itself decodes the
+images.
 
 Legend: N images, C classes.
 """
@@ -24,9 +25,10 @@ _SIGNATURE, _INPUT, _OUTPUTS = "serving_default", "image_bytes", ("probabilities
 
 @dataclasses.dataclass(frozen=True)
 class EncodedBatch:
-    """N examples: keys as text, images as the bytes of their files, labels int64 [N], -1 where an example has none.
+    """N examples: keys as text, images as the bytes of their files, labels int64 [N].
 
-    `features` has the first value of each other feature that was asked for, None where an example lacks it.
+    A label is -1 where an example has none. `features` has the first value of each other requested
+    feature, None where an example lacks it.
     """
 
     keys: list[str]
@@ -36,9 +38,10 @@ class EncodedBatch:
 
 
 def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[int]] = (), features: Sequence[str] = ()) -> Iterator[EncodedBatch]:
-    """Every example of some shards once, in the order of the shards; the last batch may be smaller.
+    """Yields every example of the shards once, in their order. The last batch may be smaller.
 
-    `removed` are the positions to skip, for each shard; `features` the names of what else is wanted of each example.
+    `removed` has the positions to skip, for each shard. `features` has the names of the other
+    features to read from each example.
 
     Raises:
       DataError: a shard holds something that is not an example.
@@ -60,7 +63,7 @@ def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[in
 
 
 def read_serialized(path: str) -> list[bytes]:
-    """Every record of a shard. Raises DataError if it can't be read."""
+    """Returns every record of a shard. Raises DataError if the shard cannot be read."""
     try:
         return list(import_tensorflow().data.TFRecordDataset([path]).as_numpy_iterator())
     except import_tensorflow().errors.OpError as error:
@@ -68,7 +71,7 @@ def read_serialized(path: str) -> list[bytes]:
 
 
 def _read_features(serialized_N: Sequence[bytes], names: Sequence[str]) -> dict[str, list[bytes | int | float | None]]:
-    """One by one, because nobody has said which type a feature has, nor that every example has it."""
+    """Reads the features one by one: their types are unknown, and an example may lack them."""
     example = import_tensorflow().train.Example
     found = [example.FromString(serialized).features.feature for serialized in serialized_N] if names else []
     return {name: [_first_value(features[name]) if name in features else None for features in found] for name in names}
@@ -81,16 +84,16 @@ def _first_value(feature) -> bytes | int | float | None:
 
 
 class ServedModel:
-    """A SavedModel with the signature of `figures.SAVED_MODEL`.
+    """A SavedModel with the signature that `artifacts.results.SAVED_MODEL` describes.
 
     Args:
       folder: the SavedModel.
-      name: what messages call it: "the challenger".
+      name: its name in messages, for example "the challenger".
       num_classes: C.
-      outputs: what its answers must have.
+      outputs: the outputs that its answers must have.
 
     Raises:
-      DataError: it can't be loaded, or has another signature.
+      DataError: it cannot be loaded, or has another signature.
     """
 
     def __init__(self, folder: Path, name: str, num_classes: int, outputs: Sequence[str] = _OUTPUTS):
@@ -108,7 +111,11 @@ class ServedModel:
         return set(self._signature.structured_input_signature[1]) == {_INPUT} and set(outputs) <= set(self._signature.structured_outputs)
 
     def classify(self, batch: EncodedBatch) -> tuple[np.ndarray, np.ndarray]:
-        """probabilities float32 [N, C] and classes int64 [N]. Raises DataError for an image that the model can't take."""
+        """Returns probabilities float32 [N, C] and classes int64 [N].
+
+        Raises:
+          DataError: the model cannot take an image, or answers with another shape.
+        """
         tf = import_tensorflow()
         try:
             answer = self._signature(**{_INPUT: tf.constant(batch.images)})
@@ -122,14 +129,20 @@ class ServedModel:
 
 
     def detect(self, batch: EncodedBatch) -> dict[str, np.ndarray]:
-        """The answer of `serving_default`. Raises DataError for an image that the model can't take."""
+        """Returns the outputs of `serving_default`. Raises DataError for an image that the model
+        cannot take.
+        """
         try:
             return self.ask(_SIGNATURE, **{_INPUT: batch.images})
         except DataError as error:
             raise DataError(f"{error}; among the examples {batch.keys[0]} to {batch.keys[-1]}") from error
 
     def ask(self, signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
-        """The outputs of any signature. Raises DataError for one that it does not have, or for inputs that it can't take."""
+        """Returns the outputs of any signature.
+
+        Raises:
+          DataError: the model does not have the signature, or cannot take the inputs.
+        """
         tf = import_tensorflow()
         if signature not in self.loaded.signatures:
             raise DataError(f"{self._name} has no signature {signature}; train again")

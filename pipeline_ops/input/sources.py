@@ -1,11 +1,12 @@
-"""Where the examples of a step come from: any of them, at random, by its number in the split.
+"""Random access to the examples of a step, by their number in the split.
 
-What is small is held in memory; of what is large, single records are read where they lie in their shards. Decoded
-images can be kept as well, in memory or in a file of the host. Whatever it is, a step gets the same tensors.
+Small data are held in memory. Of large data, single records are read at their place in the shards.
+Decoded images can be kept as well, in memory or in a file of the host. A step gets the same tensors
+in every case.
 
-It is all graph: nothing here calls back into Python while batches are made.
+All of it is graph code: nothing here calls back into Python while batches are made.
 
-Legend: b examples, N those of the split.
+Legend: b examples, N examples of the split.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ if TYPE_CHECKING:
 tf = import_tensorflow()
 
 Parse = Callable[[Any], tuple[Any, Any]]
-"""Serialised examples, string [b], to features and labels."""
+"""A function from serialised examples, string [b], to features and labels."""
 
 MAX_BYTES_IN_MEMORY = 256 << 20
-"""A split up to this size is held in memory as it is."""
+"""A split up to this size is held in memory in serialised form."""
 
 _DECODE_BATCH = 64
 
 
 class Source(Protocol):
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
-        """Features and labels, as the task's `parse` makes them, of examples by number, int64."""
+        """Returns features and labels, made by the task's `parse`, of examples by number, int64."""
 
 
 class EncodedSource:
-    """The shards: every example is parsed when its turn comes.
+    """The shards. Every example is parsed when its turn comes.
 
     Args:
-      cache: keeps where records begin, which has to be found out once for each host.
+      cache: keeps the offsets of the records, which have to be determined once for each host.
     """
 
     def __init__(self, split: Split, parse: Parse, cache: HostCache | None = None, max_bytes_in_memory: int = MAX_BYTES_IN_MEMORY):
@@ -65,7 +66,11 @@ class EncodedSource:
 
 
 class MemorySource:
-    """All examples, parsed, in the memory of this worker. In one batch, so that `parse` pads all alike where examples differ in size, as boxes do."""
+    """All examples, parsed, in the memory of this worker.
+
+    They are one batch, so that `parse` pads all of them alike where examples differ in size, as
+    boxes do.
+    """
 
     def __init__(self, split: Split, parse: Parse):
         with tf.device("/cpu:0"):
@@ -76,11 +81,13 @@ class MemorySource:
 
 
 class DiskSource:
-    """All features, parsed, in one file of this host: records of equal size, so each is where arithmetic says. Labels are in memory.
+    """All features, parsed, in one file of this host. Labels are in memory.
+
+    The records have equal size, so the offset of each follows from arithmetic.
 
     Args:
       parse: makes features that are one tensor.
-      version: what another `parse` has, has another.
+      version: changes whenever `parse` changes. Part of the cache key.
     """
 
     _FEATURES, _LABELS = "features.tfrecord", "labels-{}.npy"
@@ -113,12 +120,12 @@ class DiskSource:
 
 
 def open_source(split: Split, parse: Parse, config: Input, cache: HostCache, version: str, say: Callable[[str], None]) -> Source:
-    """The source that the config asks for, if what it would keep fits.
+    """Returns the source that the config asks for, if the data to keep fit its limits.
 
     Args:
-      parse: of the task.
-      version: of the code behind `parse`: what is kept on disk is not found by another.
-      say: is told why something is not kept.
+      parse: the task's `parse`.
+      version: the version of the code behind `parse`. It is part of the cache key on disk.
+      say: receives the reason why data are not kept.
     """
     if config.cache == "none":
         return EncodedSource(split, parse, cache)
@@ -135,22 +142,24 @@ def open_source(split: Split, parse: Parse, config: Input, cache: HostCache, ver
 
 
 def _parsed(split: Split, parse: Parse, batch: int = _DECODE_BATCH) -> tf.data.Dataset:
-    """Every example once, in batches."""
+    """Returns every example once, in batches."""
     return read_records(split.paths, split.removed).batch(batch).map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
 def _vary(specs: Any) -> bool:
-    """Whether examples differ in shape. Boxes do, and need next to nothing beside the image that they are in."""
+    """Returns whether examples differ in shape. Boxes do, and need next to no memory compared to
+    their image.
+    """
     return any(spec.shape[1:].num_elements() is None for spec in tf.nest.flatten(specs))
 
 
 def _num_bytes(spec: tf.TensorSpec) -> int:
-    """Of one example, where all have the same shape."""
+    """Returns the size of one example, if all have the same shape."""
     return math.prod(spec.shape[1:].as_list()) * spec.dtype.size
 
 
 def _reader(paths: list[str], offsets: list[np.ndarray]) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A function from numbers of examples to their records, as they lie in the files."""
+    """Returns a function from numbers of examples to their records in the files."""
     with tf.device("/cpu:0"):
         names, all_offsets_N = tf.constant(paths), tf.constant(np.concatenate(offsets))
         files_N = tf.constant(np.repeat(np.arange(len(paths), dtype=np.int32), [len(each) for each in offsets]))
@@ -163,7 +172,7 @@ def _reader(paths: list[str], offsets: list[np.ndarray]) -> Callable[[tf.Tensor]
 
 
 def _offsets(split: Split, cache: HostCache | None) -> list[np.ndarray]:
-    """For each shard: where the records that count begin."""
+    """Returns the offsets of the records that count, for each shard."""
     if cache is None:
         found = [record_offsets(Path(path)) for path in split.paths]
     else:
@@ -183,6 +192,6 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 
 def _identity(split: Split) -> str:
-    """Changes when a shard does, or what is removed from it."""
+    """Returns a digest that changes when a shard changes, or the records removed from it."""
     status = [os.stat(path) for path in split.paths]
     return digest_of([[path, s.st_size, s.st_mtime_ns] for path, s in zip(split.paths, status, strict=True)] + [list(map(list, split.removed))])

@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Which part of each global batch is this worker's: `[start, end)`."""
+    """This worker's part of each global batch: `[start, end)`."""
 
     start: int
     end: int
@@ -25,9 +25,14 @@ class Split:
     num_examples: int
     num_bytes: int
     removed: tuple[tuple[int, ...], ...] = ()
-    """For each shard the positions of records that don't count; `num_examples` is without them. Empty: none anywhere."""
+    """The positions of removed records, for each shard. `num_examples` does not count them. Empty
+    if no shard has any.
+    """
 
     def end_of_epoch(self, epoch: int, global_batch: int) -> int:
-        """The step before which the last example of an epoch has been used; epochs count from 0. The batch that holds it may
-        go on with the next epoch, so epochs differ by a step at most."""
+        """Returns the step before which the last example of an epoch has been used.
+
+        Epochs count from 0. The batch that holds this example may go on with the next epoch, so the
+        lengths of epochs differ by at most one step.
+        """
         return -(-self.num_examples * (epoch + 1) // global_batch)

@@ -1,6 +1,7 @@
-"""Random numbers for the examples of a batch, drawn from (seed, epoch, example) and from nothing else.
+"""Random numbers for the examples of a batch, drawn only from (seed, epoch, example).
 
-A hash, and no generator: any number can be had without those before it, whichever worker asks and however often the gang was restarted.
+They come from a hash, not from a generator. Any number is available without those before it, on any
+worker and after any restart of the gang.
 
 Legend: b examples.
 """
@@ -19,9 +20,12 @@ _MOST_STREAMS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """What can be drawn for some examples: `epochs_b` and `examples_b` are int64 numbers. `what` names a draw, 0 to 15.
+    """The random numbers of some examples. The `what` of the methods names a draw, 0 to 15.
 
-    `streams_b`, int64, 0 to 3, tells several draws of one name for one example apart; None: 0 for all.
+    Attributes:
+      epochs_b, examples_b: int64 numbers.
+      streams_b: int64, 0 to 3. Distinguishes several draws of one name for one example. None means
+          0 for all.
     """
 
     seed: int
@@ -49,7 +53,7 @@ class Draws:
 
 
 def _mix(value: tf.Tensor) -> tf.Tensor:
-    """One output of SplitMix64 (Steele, Lea and Flood 2014) for a state."""
+    """Returns one output of SplitMix64 (Steele, Lea and Flood 2014) for a state."""
     value += tf.constant(0x9E3779B97F4A7C15, tf.uint64)
     value = _xor_shift(value, 30) * tf.constant(0xBF58476D1CE4E5B9, tf.uint64)
     value = _xor_shift(value, 27) * tf.constant(0x94D049BB133111EB, tf.uint64)

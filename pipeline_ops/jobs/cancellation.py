@@ -1,8 +1,9 @@
-"""Whether a job is still wanted: the rule, how the job is told, and how it obeys.
+"""The rule for whether a job is still wanted, the order to end, and how the job obeys it.
 
-A signal needs a sender on the same host who lives long enough to send the second one, too. So whoever ends a job first
-leaves a file in its folder, and every job looks for that file: it reaches any host, and it stays there when its writer
-is killed a moment later. Silence is no reason to end: a job outlives a restart of all of Airflow.
+A signal needs a sender on the same host that lives long enough to send the second one, too. The
+process that ends a job therefore first writes a file into the job's folder, and every job looks for
+that file. It reaches any host, and remains if its writer is killed a moment later. Silence is no
+reason to end: a job survives a restart of all of Airflow.
 """
 
 from __future__ import annotations
@@ -26,25 +27,29 @@ from pipeline_ops.storage.safe_paths import write_below
 from pipeline_ops.system.processes import group_members
 
 STORE_KEY = "trainyard_job"
-"""Under which a task keeps its job and its claim in Airflow's task state store."""
+"""The key of a task's job and claim in Airflow's task state store."""
 
 GRACE_SECONDS = 2.0
-"""Between SIGTERM and SIGKILL: a job has nothing to save that its last checkpoint does not hold."""
+"""The time between SIGTERM and SIGKILL. A job has no state to save besides its last checkpoint."""
 
 _LOOK_SECONDS = 0.5
 _POLL_SECONDS = 0.05
 _UNFINISHED = (None, "scheduled", "queued", "running", "deferred", "up_for_retry", "up_for_reschedule")
-"""States of a task instance that may still need its job. `restarting` is not among them: it was cleared."""
+"""States of a task instance that may still need its job.
+
+`restarting` is not among them, because such a task instance was cleared.
+"""
 
 
 _Count = Annotated[int, Field(ge=-1, lt=2**31)]
 
 
 class Claim(BaseModel):
-    """The task instance that a job belongs to, as Airflow has it.
+    """The task instance that a job belongs to, as Airflow describes it.
 
-    A retry and a clear both give the task instance another id. Only a clear allows it more tries than before, and counts
-    in the run; so what the next try may take over can be told from what it must begin anew.
+    A retry and a clear both give the task instance another id. Only a clear raises its `max_tries`
+    and the run's clear number. These show whether the next try may take over the job or must start
+    again.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -54,15 +59,16 @@ class Claim(BaseModel):
     clear_number: _Count
 
     def passes_to(self, later: Claim) -> bool:
-        """Whether the later one is the same task instance, or another try of it."""
+        """Returns whether the later claim is of the same task instance, or of another try of it."""
         return self.task_instance == later.task_instance or (self.max_tries, self.clear_number) == (later.max_tries, later.clear_number)
 
 
 class StoredJob(BaseModel):
-    """What a task keeps of its job in Airflow's task state store.
+    """A task's entry about its job in Airflow's task state store.
 
-    Every user who may edit task instances can write there. So it names an attempt, and nothing else: the folder follows from the
-    config and from the task instance, and the process from the files in that folder.
+    Every user who may edit task instances can write there. The entry therefore names only an
+    attempt. The folder follows from the config and from the task instance, and the process from the
+    files in that folder.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -72,7 +78,7 @@ class StoredJob(BaseModel):
 
     @classmethod
     def parse(cls, value: object) -> StoredJob:
-        """Raises DataError where the value is not one."""
+        """Parses an entry. Raises DataError if it is invalid."""
         try:
             return cls.model_validate(value)
         except ValidationError as error:
@@ -86,10 +92,12 @@ class _Order(BaseModel):
 
 
 def why_unwanted(claim: Claim, now: Claim | None, state: str | None) -> str | None:
-    """Why a task instance that is now so, and in that state, does not need the job of a claim any more; None where it does.
+    """The reason why a task instance no longer needs the job of a claim. None if it needs the job.
 
     Args:
-      now: what it would claim now; None where it is not in Airflow any more.
+      claim: the claim of the job.
+      now: the claim that the task instance would make now. None if it is no longer in Airflow.
+      state: the present state of the task instance.
     """
     if now is None:
         return "its task is not in Airflow any more"
@@ -99,7 +107,7 @@ def why_unwanted(claim: Claim, now: Claim | None, state: str | None) -> str | No
 
 
 def ask_to_end(attempt: Attempt, reason: str) -> None:
-    """Tells a job to end itself, wherever it runs, or is about to.
+    """Orders a job to end, on any host, even if it has not started yet.
 
     Raises:
       DataError: its folder is missing, or is reached through a link.
@@ -113,7 +121,10 @@ def ask_to_end(attempt: Attempt, reason: str) -> None:
 
 
 def reason_to_end(attempt: Attempt) -> str | None:
-    """What a job was told; None where it is wanted. A file that can't be read says that it is not."""
+    """The reason in a job's order to end. None if there is no order.
+
+    An unreadable file counts as an order.
+    """
     try:
         told = attempt.read(_Order, attempt.unwanted)
     except DataError as error:
@@ -123,10 +134,12 @@ def reason_to_end(attempt: Attempt) -> str | None:
 
 @contextlib.contextmanager
 def while_wanted(attempt: Attempt) -> Iterator[None]:
-    """Ends this process and its whole group when the job is told to end: SIGTERM, then SIGKILL to whatever is left.
+    """Ends this process and its whole group when the job is ordered to end.
+
+    It sends SIGTERM, then SIGKILL to the rest.
 
     Raises:
-      Cancelled: the job was told so before it had begun.
+      Cancelled: the job received the order before it began.
     """
     if reason := reason_to_end(attempt):
         raise Cancelled(reason)
@@ -149,7 +162,10 @@ def _watch(attempt: Attempt, is_over: threading.Event) -> None:
 
 
 def _end_own_group(is_over: threading.Event) -> None:
-    """The work is done or given up when `is_over`; what is still left of the group after the grace time is killed, this process too."""
+    """Ends the process group: SIGTERM, then SIGKILL to the rest, including this process.
+
+    It returns early if the work has ended (`is_over`) and no other process is left.
+    """
     group, deadline = os.getpgrp(), time.monotonic() + GRACE_SECONDS
     os.killpg(group, signal.SIGTERM)
     while not (is_over.is_set() and group_members(group) == [os.getpid()]):

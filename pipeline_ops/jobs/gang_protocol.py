@@ -1,10 +1,11 @@
-"""What the launcher and the processes of a gang say to each other.
+"""The messages between the launcher and the processes of a gang.
 
-    launcher  -- Order, Event -->  agent, one on each host  -- Fork, Event -->  preloaded process  -- fork -->  workers
+    launcher  -- Order, Event -->  agent, one on each host  -- Fork, Event -->  preloaded process
+    preloaded process  -- fork -->  workers
 
-One JSON line each, on standard input and output, whatever carries these to another host. A worker gets a WorkerSpec as a
-file. What it has to say goes into its progress file, and into its status file when it ends. That it lives, it says in
-a pipe to the agent of its host.
+A message is one JSON line on standard input or output, over any transport to another host. A worker
+gets a WorkerSpec as a file. It reports in its progress file, and in its status file when it ends.
+It sends its heartbeat through a pipe to the agent of its host.
 """
 
 from __future__ import annotations
@@ -18,16 +19,22 @@ AGENT_MODULE = "pipeline_ops.launch.agent"
 PRELOADED_MODULE = "pipeline_ops.training.fork_server"
 
 BEATS_VARIABLE = "TRAINYARD_BEATS"
-"""The preloaded process finds here the descriptor of the pipe into which it and its forks write their names, once a second."""
+"""The variable with the descriptor of the heartbeat pipe.
+
+The preloaded process and its forks write their names into it once a second.
+"""
 BEAT_SECONDS = 1.0
 RUN_VARIABLE = "TRAINYARD_RUN"
-"""Every process of a gang has here, whose it is: the folder of the train job's attempt."""
+"""The variable that names the owner of a gang's process: the folder of the train job's attempt."""
 PRELOADED = "preloaded process"
-"""Its name among those that beat."""
+"""The name of the preloaded process in the heartbeats."""
 
 
 Role = Literal["chief", "worker", "ps"]
-"""TensorFlow's words. Only a gang with parameter servers has a chief of its own; elsewhere worker 0 is the chief."""
+"""TensorFlow's names of roles.
+
+Only a gang with parameter servers has its own chief. Otherwise worker 0 is the chief.
+"""
 
 
 Isolation = Literal["never", "with GPUs", "always"]
@@ -40,8 +47,9 @@ class Message(BaseModel):
 class Fork(Message):
     """Launcher to preloaded process: fork one process.
 
-    `argument` is the path of a WorkerSpec for a worker, and of a CandidateSpec for the candidate. `token` is the gang's secret in hex digits:
-    it goes through the pipes and into no file.
+    `argument` is the path of a WorkerSpec for a worker, and of a CandidateSpec for the candidate.
+    `token` is the gang's secret in hex digits. It goes through the pipes and is never written to a
+    file.
     """
 
     name: str
@@ -54,17 +62,20 @@ class Fork(Message):
 
 
 class AgentSpec(Message):
-    """What an agent is started with.
+    """The start parameters of an agent.
 
     Args:
       host: the host's name in the plan.
-      run: the launcher's own mark; an agent ends a predecessor with the same mark, and gives way to one with another.
-      lock: of what no two gangs may train, in words that fit into a file name.
-      token_file: a file on the shared storage; the host must see what the launcher wrote into it.
-      silence_seconds: an agent that hears nothing for so long ends everything on its host.
-      ports: the first and the last port that may be used; None: any that is free.
+      run: identifies the launch. A new agent replaces an older agent with the same value and exits
+        if it finds one with a different value.
+      lock: identifies the training, which only one gang may run at a time, in words that fit into a
+        file name.
+      token_file: a file on the shared storage. The host must see the launcher's content in it.
+      silence_seconds: an agent that receives no message for this time ends all processes on its
+        host.
+      ports: the first and the last port that may be used. None for any free port.
       environment: for the agent, the preloaded process and all of its forks.
-      isolation: When they get a network namespace of their own. TensorFlow's servers, which
+      isolation: when the processes get their own network namespace. TensorFlow's servers, which
         parameter servers and NCCL need, listen on all interfaces.
     """
 
@@ -79,7 +90,10 @@ class AgentSpec(Message):
 
 
 class Order(Message):
-    """Launcher to agent: that the launcher lives, find free ports, fork a process, send a signal to a fork."""
+    """Launcher to agent: a sign of life, or an order.
+
+    An order is to find free ports, to fork a process, or to send a signal to a fork.
+    """
 
     order: Literal["ping", "ports", "fork", "signal"]
     count: int = 0
@@ -89,23 +103,24 @@ class Order(Message):
 
 
 class HostReport(Message):
-    """What an agent says of its host before anything is trained there."""
+    """An agent's report about its host before any training starts there."""
 
     python: str
     versions: dict[str, str]
     code: str
     """Digest of the code of this project."""
     token: str | None
-    """What it has read from the token file; None where there is no such file."""
+    """The content of the token file. None if there is no such file."""
     cores: int
     gpus: list[str] = []
 
 
 class Event(Message):
-    """Agent or preloaded process to launcher. `code` is an exit code, or a signal's number with a minus.
+    """Agent or preloaded process to launcher.
 
-    `hello` is an agent's first word, `ready` says that forks can be made, `alive` names who has beaten lately and who is
-    stopped by a signal, and `refused` is the last word of an agent that can't work, with the reason.
+    `code` is an exit code, or a negative signal number. `hello` is an agent's first event. `ready`
+    says that forks can be made. `alive` names the processes with a recent heartbeat and those
+    stopped by a signal. `refused` is the last event of an agent that can't work, with the reason.
     With `needs_person` a second try would not help.
     """
 
@@ -122,7 +137,7 @@ class Event(Message):
 
     @classmethod
     def parse(cls, line: bytes) -> Event | None:
-        """None for a line that is no event: somebody printed in the preloaded process."""
+        """Parses a line. Returns None for other output, such as `print` in a preloaded process."""
         try:
             return cls.model_validate_json(line)
         except ValidationError:
@@ -132,9 +147,10 @@ class Event(Message):
 class WorkerSpec(Message):
     """One process of one incarnation of a gang.
 
-    `cluster` has the addresses of all processes, `host:port`, by role and in order; `role` and `index` are this one's place
-    in it. `work` is the folder of checkpoints, which all can reach; `threads` is this process's share of the host's cores,
-    and `devices` the number of devices that it trains on.
+    `cluster` has the addresses of all processes, `host:port`, by role and in order. `role` and
+    `index` are the place of this process in it. `work` is the folder of checkpoints, which all
+    processes can reach. `threads` is this process's share of the host's cores, and `devices` the
+    number of devices that it trains on.
     """
 
     request: str
@@ -147,11 +163,11 @@ class WorkerSpec(Message):
     threads: int
     devices: int = 1
     steps_limit: int | None = None
-    """Stops after so many steps in all; for tests and measurements."""
+    """Stops after this number of steps in total. For tests and measurements."""
 
     @property
     def name(self) -> str:
-        """As in messages and, with a hyphen, in the names of files: `worker 1`, `chief`, `ps 0`."""
+        """The name in messages and, with a hyphen, in file names: `worker 1`, `chief`, `ps 0`."""
         return worker_name(self.role, self.index)
 
     @property
@@ -160,17 +176,23 @@ class WorkerSpec(Message):
 
     @property
     def is_chief(self) -> bool:
-        """The process that writes."""
+        """Returns whether this process writes the results."""
         return self.role == "chief" or (self.is_peer and self.index == 0)
 
     @property
     def is_peer(self) -> bool:
-        """Whether all processes of the gang run the loop in step. Else the chief runs it alone, and the others serve until they are killed."""
+        """Returns whether all processes of the gang run the loop in step.
+
+        Otherwise the chief runs it alone, and the others serve until they are killed.
+        """
         return "chief" not in self.cluster
 
     @property
     def is_server(self) -> bool:
-        """Whether it only serves a chief: it takes no steps of its own accord and never ends by itself."""
+        """Returns whether this process only serves a chief.
+
+        It takes no steps on its own and never ends by itself.
+        """
         return not self.is_peer and self.role != "chief"
 
     @property
@@ -184,7 +206,7 @@ def worker_name(role: Role, index: int) -> str:
 
 
 class CandidateSpec(Message):
-    """Asks for the candidate: the trained weights of `work` as a SavedModel, in `folder`."""
+    """Requests the candidate: the trained weights of `work` as a SavedModel, in `folder`."""
 
     request: str
     work: str
@@ -193,10 +215,10 @@ class CandidateSpec(Message):
 
 # Names in the work folder, which outlives a gang.
 STATE = "state.json"
-"""The training state that belongs to the trained weights, once training is done."""
+"""The training state for the trained weights, once training is done."""
 TRAINED = "trained.npz"
 
 
 def worker_digest_name(worker: int) -> str:
-    """The file in which a worker says what its weights were in the end."""
+    """The file with the digest of a worker's final weights."""
     return f"worker-{worker}.digest"

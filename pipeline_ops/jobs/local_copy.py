@@ -1,8 +1,9 @@
-"""A data set as this host reads it: on a local disk, with every shard checked against the manifest, once.
+"""A data set as this host reads it: every shard is checked against the manifest once.
 
-Shards are read at random, one example at a time, so they have to be near: what lies in an object store, or in a folder
-that the config calls slow, is copied to the host's own disk first. Called by every worker and by the train job; the
-first one on a host does the work, and the others find it done.
+Shards are read at random, one example at a time, so they must be on a fast disk. A data set in an
+object store, or in a folder that the config calls slow, is first copied to the host's own disk.
+Every worker and the train job call this module. The first one on a host does the work, and the
+others use its result.
 """
 
 from __future__ import annotations
@@ -26,28 +27,30 @@ _MEND = "clear the task preprocess, and it is made again"
 
 
 def host_cache(config: Input) -> HostCache:
-    """The one of this host."""
+    """The cache of this host."""
     folder = config.local_folder or os.environ.get("TRAINYARD_LOCAL_FOLDER") or "~/.cache"
     return HostCache(Path(folder), config.local_limit_gib << 30)
 
 
 def with_local_dataset(request: Request, config: Input, cache: HostCache, say: Callable[[str], None]) -> Request:
-    """The request of a train job with a data set that is on this host; raises as `local_dataset`."""
+    """The request of a train job with a data set on this host. Raises as `local_dataset` does."""
     given = request.inputs["preprocess"]
     local = given.model_copy(update={"uri": local_dataset(given.uri, config, cache, say)})
     return request.model_copy(update={"inputs": request.inputs | {"preprocess": local}})
 
 
 def local_dataset(uri: str, config: Input, cache: HostCache, say: Callable[[str], None]) -> str:
-    """The URI of a manifest on this host's disk, whose shards are what the manifest says.
+    """The URI of a manifest that this host reads, whose shards match the manifest.
 
     Args:
-      uri: of the data set's manifest.
-      cache: of this host.
-      say: is told what takes long.
+      uri: the URI of the data set's manifest.
+      config: the input section of the training.
+      cache: the cache of this host.
+      say: receives a message before slow work.
 
     Raises:
-      MachineError: a file can't be read, or is not what the manifest says; it names the file and what mends it.
+      MachineError: a file can't be read, or does not match the manifest. The message names the file
+        and the remedy.
       DataError: there is no such manifest.
     """
     manifest = read_manifest(uri)
@@ -58,7 +61,10 @@ def local_dataset(uri: str, config: Input, cache: HostCache, say: Callable[[str]
 
 
 def _identity_on_disk(uri: str, manifest: Manifest) -> str:
-    """Changes when a file is written again; its name, size and times are cheaper to ask for than its bytes."""
+    """A digest that changes when a file is written again.
+
+    Name, size and times of a file are cheaper to read than its bytes.
+    """
     folder, found = Path(uri).parent, []
     for file in manifest.files:
         try:
@@ -77,7 +83,7 @@ def _check(uri: str, manifest: Manifest, folder: Path) -> None:
 
 
 def _stage(uri: str, manifest: Manifest, folder: Path, say: Callable[[str], None]) -> None:
-    """Copies all files of a data set; the manifest, which makes the copy a data set, comes last."""
+    """Copies all files of a data set. The manifest comes last and makes the copy a data set."""
     shards = [file for file in manifest.files if file.path.endswith(".tfrecord")]
     wanted = sum(file.num_bytes for file in manifest.files)
     say(f"copying {len(shards)} shards, {wanted / 2**20:.1f} MiB in {len(manifest.files)} files, from {_parent(uri)} to this host's disk")
@@ -105,7 +111,10 @@ def _local_blocks(folder: Path, file: ManifestFile) -> Iterator[bytes]:
 
 
 def _remote_blocks(source: str) -> Iterator[bytes]:
-    """A file's content, in parts. Raises MachineError where it can't be read: stores fail in as many ways as there are stores."""
+    """Yields a file's content in parts.
+
+    Raises MachineError if the file can't be read. Every store has its own kinds of errors.
+    """
     try:
         with fsspec.open(source, "rb") as reader:
             yield from blocks_of(reader)

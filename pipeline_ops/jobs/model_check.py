@@ -1,10 +1,10 @@
-"""The check of a model, its loss, metrics and callbacks on one batch, before any work is done.
+"""The check of a model, its loss, metrics and callbacks on one batch, before any other work.
 
-`pipeline_ops.training.check` does it, in a process of its own and in the interpreter of the train
-task, so that the caller needs no TensorFlow. Callers are the preprocess job before its work, its
-task where the data set is there already, and `trainyard validate --deep`. A model of the catalogue
-that is taken as it is needs no process, because this project's tests build each of them. A verdict
-is kept below the storage root, so that an unchanged run starts no process.
+`pipeline_ops.training.check` does it, in its own process and in the interpreter of the train task,
+so that the caller needs no TensorFlow. Callers are the preprocess job before its work, its task if
+the data set already exists, and `trainyard validate --deep`. An unchanged model of the catalogue
+needs no process, because this project's tests build each of them. A verdict is kept below the
+storage root, so that an unchanged run starts no process.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ModelQuestion(BaseModel):
 
 
 def needs_a_process(train: Train) -> bool:
-    """Whether there is anything that only building the model can tell."""
+    """Returns whether the check requires building the model."""
     has_own_code = is_own(train.model) or train.loss or train.metrics or train.callbacks
     return bool(has_own_code or train.model_parameters)
 
@@ -77,13 +77,13 @@ def validate_training(
 
     Args:
       training: the training.
-      task: what the data are for.
+      task: the task of the data.
       image_shape: height, width and channels of all images.
       num_classes: number of classes.
-      passed: a folder for what has passed.
+      passed: the folder for passed verdicts.
 
     Raises:
-      ConfigError: with file, line, key and cure.
+      ConfigError: the model can't be trained. The message has file, line, key and cure.
       MachineError: the process was killed, or took too long.
     """
     train = Train.model_validate(training.train)
@@ -126,10 +126,10 @@ def _fingerprint(training: PlannedTraining, train: Train, question: ModelQuestio
 
 
 def _ask(training: PlannedTraining, question: ModelQuestion) -> dict[str, Any]:
-    """Runs the check; no user code can write into its folder before it starts."""
+    """Runs the check. No user code can write into its folder before it starts."""
     with tempfile.TemporaryDirectory(prefix="model-check-") as name:
         folder, answer = Path(name), Path(name) / "answer.json"
-        for package in ("pipeline_ops", "beam_jobs"):  # our code, and nothing installed beside it
+        for package in ("pipeline_ops", "beam_jobs"):  # our code only, and no installed packages next to it
             (folder / package).symlink_to(CODE_ROOT / package)
         argv = [training.python, "-P", "-m", "pipeline_ops.training.check", str(answer)]
         try:
@@ -160,7 +160,10 @@ def _ask(training: PlannedTraining, question: ModelQuestion) -> dict[str, Any]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Without Airflow's settings, among which are its keys; without a GPU, which may be in use."""
+    """The environment without Airflow's settings, which include its keys.
+
+    The GPU is hidden, because it may be in use.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "_AIRFLOW"))}
     path = os.pathsep.join(filter(None, [str(folder), kept.get("PYTHONPATH")]))
     return kept | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"}

@@ -1,4 +1,4 @@
-"""The training that a data set is made for, as the preprocess job is told of it."""
+"""The training that a data set is made for, as described to the preprocess job."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class PlannedTraining(BaseModel):
     python: str
     """The interpreter of the train task."""
     has_hosts: bool = False
-    """Whether it trains on other hosts, so that TensorFlow may be missing here."""
+    """True if it trains on other hosts, so that TensorFlow may be missing here."""
 
     @classmethod
     def of(cls, config: PipelineConfig, python: str) -> PlannedTraining:
-        """The training of a config; `python` is the interpreter where the config names none."""
+        """The training of a config. `python` is the interpreter if the config names none."""
         return cls(
             config_file=str(config.file),
             train=config.train.model_dump(mode="json"),

@@ -1,9 +1,10 @@
-"""Progress as JSON lines: what a job appends to `progress.jsonl`, and what the task log, the UI and the terminal draw.
+"""Progress as JSON lines in `progress.jsonl`.
 
-One line is one moment: {"time", "phase", "done", "total", "unit", "rate", "eta_seconds", "metrics", "worker", "message"}.
-A metric that is not a number is written as the text "NaN", "Infinity" or "-Infinity", for which JSON has no number.
-Readers may meet a line that is half written; they leave it for the next look. A line that is no moment is one problem with its
-place, and the others count.
+A job appends to the file. The task log, the UI and the terminal show it. One line is one moment:
+{"time", "phase", "done", "total", "unit", "rate", "eta_seconds", "metrics", "worker", "message"}. A
+metric that is not a number is written as the text "NaN", "Infinity" or "-Infinity", because JSON
+has no number for it. A reader leaves a half written line for its next look. An invalid line is one
+problem with its place, and the other lines count.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Progress(BaseModel):
-    """One moment of a job. `rate` is in units a second; `metrics` are the newest figures by name."""
+    """One moment of a job. `rate` is in units a second. `metrics` are the newest by name."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
@@ -49,7 +50,7 @@ class Progress(BaseModel):
     message: str = Field("", max_length=_MAX_MESSAGE)
 
     def __str__(self) -> str:
-        """As a task-log line: `train 120/330 steps  41.2 steps/s  ETA 5 s  loss 0.0312`."""
+        """A task-log line: `train 120/330 steps  41.2 steps/s  ETA 5 s  loss 0.0312`."""
         count = "" if self.done is None else f" {self.done}" + (f"/{self.total}" if self.total else "") + f" {self.unit}".rstrip()
         parts = [self.phase + count]
         if self.rate:
@@ -63,7 +64,10 @@ class Progress(BaseModel):
 
 
 class ProgressWriter:
-    """Appends to a job's progress file. One write call a line, so that several processes may share the file."""
+    """Appends to a job's progress file.
+
+    It makes one write call per line, so that several processes may share the file.
+    """
 
     def __init__(self, path: Path, worker: int | None = None):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +77,11 @@ class ProgressWriter:
 
     def report(self, phase: str, done: int | None = None, total: int | None = None, unit: str = "",
                metrics: Mapping[str, float] | None = None, message: str = "", per_unit: Mapping[str, float] | None = None) -> None:
-        """Writes one moment; the rate is that of the phase since its first report. `per_unit` are metrics that are so many times the rate."""
+        """Writes one moment.
+
+        The rate is that of the phase since its first report. `per_unit` are metrics that are
+        computed as these multiples of the rate.
+        """
         now = time.time()
         if phase != self._phase:
             self._phase, self._phase_start, self._done_at_start = phase, now, done or 0
@@ -94,38 +102,41 @@ class ProgressWriter:
 
 
 class ProgressReader:
-    """Follows a progress file that may not exist yet; each call of `new` returns what has come since the last.
+    """Follows a progress file that may not exist yet.
+
+    Each call of `new` returns the moments since the last call.
 
     Args:
       path: the file.
       offset: the byte at which to begin.
-      root: a trusted folder above the file, below which no link is followed; by default its own.
+      root: a trusted folder above the file, below which no link is followed. By default the file's
+        own folder.
     """
 
     def __init__(self, path: Path, offset: int = 0, root: Path | None = None):
         self._root, self._path = root or path.parent, path
         self.offset = offset
         self.problems: list[str] = []
-        """What was wrong with lines that were left out, each with its place; no more than the first few."""
+        """The first few problems with skipped lines, each with its place."""
 
     def new(self) -> list[Progress]:
-        """At most a few megabytes at a time; what is left comes with the next call."""
+        """Returns the new moments, at most a few megabytes at a time. The next call continues."""
         data = self._read()
         whole = data[: data.rfind(b"\n") + 1]
-        if not whole and len(data) == _CHUNK_BYTES:  # no line of ours is so long
+        if not whole and len(data) == _CHUNK_BYTES:  # our lines are shorter
             whole = data
         start, self.offset = self.offset, self.offset + len(whole)
         return list(self._parse(whole, start))
 
     def all(self) -> Iterator[list[Progress]]:
-        """As `new` again and again, until nothing is left."""
+        """Yields the results of `new` until no moments are left."""
         before = -1
         while before != self.offset:
             before = self.offset
             yield self.new()
 
     def seek_end(self, num_bytes: int = 0) -> None:
-        """Leaves out what is there, but for so many bytes at the end."""
+        """Skips the present content, except for the last `num_bytes`."""
         try:
             with self._open() as file:
                 self.offset = max(0, os.fstat(file.fileno()).st_size - num_bytes)
@@ -151,21 +162,21 @@ class ProgressReader:
         for line in lines.removesuffix(b"\n").split(b"\n") if lines else ():
             try:
                 yield parse_progress(line, f"{self._path}, byte {start}")
-            except DataError as error:  # a writer was killed in the middle of it, or it is not ours
+            except DataError as error:  # its writer was killed halfway, or it is not ours
                 if len(self.problems) < _MAX_PROBLEMS:
                     self.problems.append(str(error))
             start += len(line) + 1
 
 
 def parse_progress(line: bytes, place: object) -> Progress:
-    """One line of a progress file. Raises DataError with the place if it is none."""
+    """Parses one line of a progress file. Raises DataError with the place if it is invalid."""
     if len(line) > _MAX_LINE_BYTES:
         raise DataError(f"{place}: a line of {len(line)} bytes, allowed are {_MAX_LINE_BYTES}")
     return parse_json_as(Progress, line, place)
 
 
 def last_moment(path: Path, root: Path | None = None) -> Progress | None:
-    """The newest moment of a progress file, of which only the end is read; None where there is none yet."""
+    """The newest moment of a progress file, or None. Only the end of the file is read."""
     reader = ProgressReader(path, root=root)
     reader.seek_end(_TAIL_BYTES)
     moments = reader.new()

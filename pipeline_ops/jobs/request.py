@@ -1,8 +1,9 @@
-"""What an operator asks of a job, and what a job says when it ends.
+"""The request of an operator to a job, and the job's status when it ends.
 
-An operator writes `request.json` into a fresh attempt folder and starts `python -m <module> --request <path>`. The job
-answers with `status.json` in the same folder, by rename, and with its exit code. A job without a status was killed.
-The folder and the request are for their owner only: a hosts file may put secrets into the environment of workers.
+An operator writes `request.json` into a fresh attempt folder and starts `python -m <module>
+--request <path>`. The job answers with `status.json` in the same folder, by rename, and with its
+exit code. A job without a status was killed. Only the owner can read the folder and the request,
+because a hosts file may put secrets into the environment of workers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MAX_MESSAGE = 100_000
 
 
 class Request(BaseModel):
-    """One job, complete: nothing else is read to find out what to do."""
+    """One job, complete: the job reads no other source to find out what to do."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
@@ -37,23 +38,26 @@ class Request(BaseModel):
     config: dict[str, Any]
     """The job's section of the pipeline config, as JSON."""
     hosts: dict[str, Any] | None = None
-    """For training: the hosts file's content; null for this machine."""
+    """For training: the hosts file's content. Null for this machine."""
     inputs: dict[str, Input] = {}
     """Manifests to read, by name."""
     root: str
     """The storage root."""
     artifact: str
-    """The folder to make; its name is the fingerprint."""
+    """The folder to create. Its name is the fingerprint."""
     fingerprint: Fingerprint
     deadline_seconds: int
     training: PlannedTraining | None = None
-    """For preprocessing: the training that it is for, which is checked before any work. Null: nothing is checked."""
+    """For preprocessing: the training that it is for, which is checked before any work.
+
+    Null skips the check.
+    """
     reason: str = ""
-    """Why the job was started, for a person."""
+    """The reason why the job was started, for people."""
 
 
 class Status(BaseModel):
-    """How a job ended. `manifest` is the URI of what it left, `message` is for a person."""
+    """The end of a job. `manifest` is the URI of its artifact, and `message` is for people."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -64,12 +68,12 @@ class Status(BaseModel):
     @field_validator("message")
     @classmethod
     def _cut(cls, message: str) -> str:
-        """A message of any length fits into the file, and so does one with broken characters."""
+        """Shortens a long message and replaces broken characters, so that it fits into the file."""
         return message[:_MAX_MESSAGE].encode(errors="replace").decode()
 
 
 def write_request(attempt: Attempt, request: Request) -> None:
-    """The folder is for its owner only, and so is the file."""
+    """Writes the request. Only the owner can read the folder and the file."""
     content = (request.model_dump_json(indent=2) + "\n").encode()
     try:
         attempt.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -80,10 +84,14 @@ def write_request(attempt: Attempt, request: Request) -> None:
 
 
 def read_request(path: Path | str, root: Path | None = None) -> Request:
-    """The request in a file; `root` as in `read_json_as`, by default the file's own folder.
+    """The request in a file.
+
+    Args:
+      path: the file.
+      root: the trusted folder of `read_json_as`, by default the file's own folder.
 
     Raises:
-      DataError: there is no request, or not a valid one.
+      DataError: there is no request, or it is invalid.
     """
     path = Path(path)
     root = root or path.parent
@@ -98,7 +106,7 @@ def write_status(attempt: Attempt, status: Status) -> None:
 
 
 def read_status(attempt: Attempt) -> Status | None:
-    """None where the job has not ended, or was killed before it could say how.
+    """The status of a job. None if the job has not ended, or was killed before it could write one.
 
     Raises:
       DataError: the file is not a status.

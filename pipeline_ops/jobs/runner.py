@@ -1,11 +1,12 @@
-"""The life of a job process: read the request, do the work once, leave artifact and status, exit with the right code.
+"""The life of a job process: reads the request, does the work once, and reports the result.
 
     if __name__ == "__main__":
         run_job(preprocess)
 
-`preprocess(job)` fills the folder that `job.artifact()` opens, and returns a code that leaves a manifest. Everything
-around that is here: the lock (two processes never make the same artifact), the deadline, SIGTERM, the end of a job that
-nobody wants any more, and the table from exceptions to exit codes.
+`preprocess(job)` fills the folder that `job.artifact()` opens, and returns a code that leaves a
+manifest. This module does the rest: the lock (two processes never make the same artifact), the
+deadline, SIGTERM, the end of a job that is no longer wanted, the status, and the table from
+exceptions to exit codes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from pipeline_ops.system.temp_dirs import own_temporary_folder
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A request being worked on."""
+    """A request that is being processed."""
 
     request: Request
     attempt: Attempt
@@ -44,17 +45,20 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """The artifact's final place."""
+        """The artifact's final folder."""
         return Path(self.request.artifact)
 
     @property
     def work(self) -> Path:
-        """A folder that outlives this try and is removed once the artifact is there."""
+        """A folder that outlives this try and is removed once the artifact exists."""
         return work_folder(self.folder)
 
     @contextlib.contextmanager
     def artifact(self) -> Iterator[ArtifactDraft]:
-        """The artifact being made: write its files below `.folder`; leaving the block adds the manifest and publishes it."""
+        """Yields the draft of the artifact, whose files go below `.folder`.
+
+        Leaving the block adds the manifest and publishes the artifact.
+        """
         with staging_folder(self.folder) as staging:
             draft = ArtifactDraft(staging)
             yield draft
@@ -67,9 +71,9 @@ class Job:
 
 @dataclasses.dataclass
 class ArtifactDraft:
-    """Files below `folder`, and what the manifest shall say beside them. `num_examples` is by shard path.
+    """Files below `folder`, and other content of the manifest. `num_examples` is by shard path.
 
-    `linked` are files that are those of another artifact, by path, as its manifest has them.
+    `linked` are files that are shared with another artifact, by path, as in its manifest.
     """
 
     folder: Path
@@ -80,14 +84,14 @@ class ArtifactDraft:
 
 
 def run_job(work: Callable[[Job], ExitCode]) -> NoReturn:
-    """Runs the job that the command line asks for, and exits with its code."""
+    """Runs the job that the command line names, and exits with its code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--request", type=Path, required=True, help="the request.json that an operator wrote")
     sys.exit(run_request(work, parser.parse_args().request))
 
 
 def run_request(work: Callable[[Job], ExitCode], path: Path) -> ExitCode:
-    """As `run_job`, for one request and without exiting."""
+    """Runs one request like `run_job`, without exiting."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, _cancel)
     attempt = Attempt(path.parent)
@@ -101,7 +105,7 @@ def run_request(work: Callable[[Job], ExitCode], path: Path) -> ExitCode:
         status = Status(exit_code=ExitCode.CANCELLED, message="interrupted")
     except MemoryError as error:
         status = Status(exit_code=ExitCode.RETRY, message=f"out of memory: {error}")
-    except Exception as error:  # the log has to show where
+    except Exception as error:  # the log must show the place
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         status = Status(exit_code=exit_code_of(error), message=f"{kind}{error}; the log is {attempt.log}")
         traceback.print_exc()
@@ -112,7 +116,11 @@ def run_request(work: Callable[[Job], ExitCode], path: Path) -> ExitCode:
 
 
 def _do_once(work: Callable[[Job], ExitCode], job: Job) -> Status:
-    """Another Airflow, or another run, may make the same artifact now. Then this job waits for it, as long as it may run itself."""
+    """Does the work, unless the artifact exists.
+
+    Another Airflow, or another run, may be making the same artifact. This job then waits for it, at
+    most until its own deadline.
+    """
     manifest, what = job.folder / NAME, f"the {job.request.job} of {job.request.pipeline} {job.folder.name}"
 
     def tell(reason: str) -> None:
@@ -126,7 +134,7 @@ def _do_once(work: Callable[[Job], ExitCode], job: Job) -> Status:
 
 
 def _cancel(_signal: int, _frame: Any) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; the second must not break the clean-up of the first
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
     raise Cancelled("cancelled by SIGTERM")
 
 

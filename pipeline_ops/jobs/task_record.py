@@ -1,4 +1,7 @@
-"""How a task of a run ended, for everybody who is not Airflow: the command line, the report, the UI."""
+"""The record of how a task of a run ended, for readers outside Airflow.
+
+Readers are the command line, the report and the UI.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,17 @@ from pipeline_ops.storage.parsing import read_json_as
 
 
 class TaskRecord(BaseModel):
-    """Written by the operator into the run's folder; `attempt` is the folder of the last job process, if one was started."""
+    """The record that the operator writes into the run's folder.
+
+    `attempt` is the folder of the last job process, if one was started.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     state: Literal["success", "failed", "skipped"]
     cached: bool = False
     reason: str = ""
-    """Why the job ran, or why it did not have to."""
+    """The reason why the job ran, or why it was not necessary."""
     manifest: str | None = Field(None, max_length=8192)
     message: str = ""
     attempt: str | None = Field(None, max_length=8192)
@@ -34,11 +40,12 @@ def write_record(path: Path, record: TaskRecord) -> None:
 
 
 def read_record(path: Path, root: Path | None = None) -> TaskRecord | None:
-    """The record in a file; None where there is none.
+    """The record in a file, or None if there is none.
 
     Args:
       path: the file.
-      root: a trusted folder above it, below which no link is followed; by default its own.
+      root: a trusted folder above it, below which no link is followed. By default the file's own
+        folder.
 
     Raises:
       DataError: the file is not a record.
@@ -48,10 +55,10 @@ def read_record(path: Path, root: Path | None = None) -> TaskRecord | None:
 
 
 def recorded_manifest(layout: Layout, run_id: str, task: str, job: str) -> str | None:
-    """The manifest that a task of a run has left or found; None where it has left none.
+    """The manifest that a task of a run has left or found. None if there is none.
 
     Raises:
-      DataError: the record is damaged, or names something else than an artifact of that job of the pipeline.
+      DataError: the record is damaged, or does not name an artifact of that job of the pipeline.
     """
     record = read_record(layout.task_record(run_id, task), layout.root)
     if record is None or record.state != "success" or record.manifest is None:
@@ -60,8 +67,11 @@ def recorded_manifest(layout: Layout, run_id: str, task: str, job: str) -> str |
 
 
 def find_report(evaluate: str | None, export: str | None) -> Path | None:
-    """The page of a run, by the manifests of its evaluation and its export: export's, which also says what was published, if it is
-    about this very evaluation, and else the evaluation's own. None where there is none."""
+    """The page of a run, by the manifests of its evaluation and its export.
+
+    It is the export's page, which also shows the published models, if it is about this evaluation,
+    and otherwise the evaluation's own. None if there is none.
+    """
     if evaluate is None:
         return None
     made_from = read_manifest(export).inputs.get("evaluate") if export and Path(export).exists() else None

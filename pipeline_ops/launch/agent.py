@@ -1,13 +1,15 @@
-"""The agent: one light process on each host of a gang, between the launcher and the preloaded process.
+"""The agent: one light process per host of a gang, between launcher and preloaded process.
 
     python -m pipeline_ops.launch.agent RUN
 
-The first line on its standard input is its AgentSpec as JSON. RUN, the launcher's mark, is for those who look for agents.
+The first line on its standard input is its AgentSpec as JSON. RUN identifies the launch, so that
+other processes can find its agents.
 
-It says what the host is like, finds ports, passes orders on, and reports who lives. Above all it is the end of everything
-on its host: when its input closes, when nobody has spoken to it for `silence_seconds` (the network may be cut), or when it is
-killed, no process of the gang is left there. It imports no TensorFlow; whatever carries its input and output, ssh or
-srun or a plain pipe, is the launcher's affair.
+The agent describes its host, finds ports, passes orders on and reports which processes live. Its
+main duty is the cleanup of its host. No process of the gang stays there after the agent's input
+closes, after the launcher has been silent for `silence_seconds` (the network may be cut), or after
+the agent is killed. It imports no TensorFlow. The launcher chooses the transport of its input and
+output: ssh, srun or a plain pipe.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ from pipeline_ops.system.temp_dirs import Scratch, folder_of, sweep, try_to_hold
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pydantic")
 _HOLDER = "holder.json"
 _LOCK_SECONDS = 5.0
-"""The forks of a predecessor that has been killed need a moment to be gone."""
+"""The forks of a killed predecessor need a moment to exit."""
 
 
 def main() -> None:
@@ -81,7 +83,10 @@ def main() -> None:
 
 
 def read_line(descriptor: int) -> tuple[bytes, bytes]:
-    """The first line that comes through a pipe, and what came behind it. Both are empty at the end of the input."""
+    """Returns the first line from a pipe and the bytes behind it.
+
+    Both are empty at the end of the input.
+    """
     data = b""
     while b"\n" not in data:
         if not (more := os.read(descriptor, 1 << 16)):
@@ -95,10 +100,11 @@ class Agent:
     """Serves one launcher.
 
     Args:
-      spec: what it was started with.
+      spec: the specification that it was started with.
       events: the descriptor to report to.
-      scratch: this host, held. The preloaded process and all forks inherit it, so it is free only when all of them are gone.
-      unread: what came through the pipe behind the first line.
+      scratch: the lock on this host. The preloaded process and all forks inherit it, so the host is
+        free only when all of them are gone.
+      unread: the bytes that came through the pipe behind the first line.
     """
 
     def __init__(self, spec: AgentSpec, events: int, scratch: Scratch, unread: bytes = b""):
@@ -118,7 +124,7 @@ class Agent:
         self._alive: set[str] = set()
 
     def serve(self) -> None:
-        """Returns when there is nobody left to serve, or nothing to serve with."""
+        """Serves until the launcher or the preloaded process is gone."""
         self._say(Event(event="hello", host=report_host(self._spec)))
         from_preloaded, heard, told = self._preloaded.stdout.fileno(), time.monotonic(), time.monotonic()
         while True:
@@ -174,20 +180,23 @@ class Agent:
         return lines is not None
 
     def _signal(self, number: int, name: str = "") -> None:
-        """To one fork, or to all."""
+        """Sends a signal to one fork, or to all."""
         for fork, pid in self._pids.items():
             if name in ("", fork):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
     def _release_ports(self) -> None:
-        """Held until now, so that no two agents on one machine choose the same."""
+        """Closes the held ports.
+
+        They are held until now, so that no two agents on one machine choose the same ones.
+        """
         for held in self._held:
             held.close()
         self._held = []
 
     def _lines(self, descriptor: int) -> list[bytes] | None:
-        """Whole lines that have come in; None at the end of the input."""
+        """Returns the whole lines that have come in; None at the end of the input."""
         data = os.read(descriptor, 1 << 16)
         *lines, self._unread[descriptor] = (self._unread[descriptor] + data).split(b"\n")
         return lines if data else None
@@ -202,13 +211,14 @@ def _line(event: Event) -> bytes:
 
 
 def hold_host(spec: AgentSpec) -> Scratch:
-    """Holds this host for one gang over one artifact; storage whose locks don't reach other hosts can't undo that.
+    """Holds this host for one gang over one artifact.
 
-    What is held is the gang's folder for temporary files. Every process of the gang inherits its lock, so whoever gets it knows that
-    nothing of an earlier gang lives here. A predecessor of the same launcher that does not go, because it hangs, is killed.
+    This works even if the locks of the storage do not reach other hosts. The lock is on the gang's
+    folder for temporary files. Every process of the gang inherits it, so a new holder knows that no
+    process of an earlier gang lives here. A predecessor of the same launcher that hangs is killed.
 
     Raises:
-      BlockingIOError: a gang of another launcher has the host, in words for a person.
+      BlockingIOError: a gang of another launcher holds the host. The message is for a person.
       MachineError: this host's temporary folder is not for us to use.
     """
     name, deadline = f"gang-{digest_of([spec.lock, spec.host])[:12]}", time.monotonic() + _LOCK_SECONDS
@@ -228,7 +238,7 @@ def hold_host(spec: AgentSpec) -> Scratch:
 
 
 def report_host(spec: AgentSpec) -> HostReport:
-    """What the launcher compares with its own host's."""
+    """Describes this host, for comparison with the launcher's own."""
     token = Path(spec.token_file)
     return HostReport(python=platform.python_version(), versions=dict(_versions()), code=code_digest(),
                       token=token.read_text() if token.exists() else None, cores=len(os.sched_getaffinity(0)), gpus=find_gpus())
@@ -241,7 +251,10 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def code_digest() -> str:
-    """Over the bytes of all Python files of this project's package; hosts may have different copies of it."""
+    """Returns a digest of all Python files of this package.
+
+    Hosts may have different copies of it.
+    """
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted((CODE_ROOT / "pipeline_ops").rglob("*.py")):
         digest.update(f"{file.relative_to(CODE_ROOT)}\0".encode() + file.read_bytes() + b"\0")
@@ -257,7 +270,7 @@ def find_gpus() -> list[str]:
 
 
 def hold_ports(count: int, among: tuple[int, int] | None) -> list[socket.socket]:
-    """Bound sockets that nobody listens on, as many as can be had."""
+    """Returns `count` bound sockets on which no process listens, or as many as can be had."""
     candidates = iter(range(among[0], among[1] + 1)) if among else iter([0] * count)
     held: list[socket.socket] = []
     for port in candidates:

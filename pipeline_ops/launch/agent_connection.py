@@ -1,7 +1,7 @@
 """The launcher's end of a pipe to the agent of one host.
 
-What carries the pipe is a command: the agent itself on this machine, or ssh, srun or kubectl with the agent at their far
-end. Nothing here blocks, except for the last moment of `close`.
+A command carries the pipe: the agent itself on this machine, or ssh, srun or kubectl with the agent
+at the far end. Nothing here blocks, except for the last moment of `close`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ _TAIL_BYTES = 600
 
 
 class Link:
-    """One pipe, from its start to its end; a host that comes back gets a new one.
+    """One pipe, from its start to its end. A host that comes back gets a new one.
 
     Args:
       argv: the command that carries it.
-      spec: the agent's specification. It goes through the pipe, because it has the environment in it.
-      log: where the command, the agent and the preloaded process write to.
+      spec: the agent's specification. It goes through the pipe, because it contains the
+        environment.
+      log: the output of the command, the agent and the preloaded process.
     """
 
     def __init__(self, argv: Sequence[str], spec: AgentSpec, log: Path):
@@ -42,7 +43,7 @@ class Link:
         return self._process.stdout.fileno()
 
     def send(self, order: Order) -> None:
-        """A broken pipe is no error here: `is_open` tells of it."""
+        """Sends an order. A broken pipe is not an error here: it shows in `is_open`."""
         self._send(order)
 
     def _send(self, message: Message) -> None:
@@ -56,11 +57,11 @@ class Link:
 
     @property
     def pinged(self) -> float:
-        """When the agent was last spoken to."""
+        """The time of the last ping to the agent."""
         return self._pinged
 
     def read(self) -> list[Event]:
-        """To be called when there is something to read."""
+        """Reads the events that have come in. The caller knows that the pipe is readable."""
         data = os.read(self.fileno(), 1 << 16)
         self.is_open = bool(data)
         self.heard = time.monotonic() if data else self.heard
@@ -68,20 +69,20 @@ class Link:
         return [event for line in lines if (event := Event.parse(line))]
 
     def exit_code(self) -> int | None:
-        """Of the command; it ends a moment after its pipe has."""
+        """The exit code of the command, which ends a moment after its pipe; None while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(0.5)
         return None
 
     def last_words(self) -> str:
-        """What the command has written since it was started, in short."""
+        """The last lines that the command has written since its start."""
         with open(self._log, "rb") as file:
             file.seek(self._log_start)
             lines = file.read()[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
         return "; ".join(line.strip() for line in lines[-3:] if line.strip())
 
     def kill(self) -> None:
-        """Without waiting for the far end, which may hang or be out of reach."""
+        """Kills the command without waiting for the far end, which may hang or be out of reach."""
         self._process.kill()
         self._close_pipes()
         self._process.wait()
@@ -92,7 +93,7 @@ class Link:
             self._process.stdin.close()
 
     def close(self) -> None:
-        """Returns when the far end has ended, or does not answer."""
+        """Hangs up and waits for the far end. Kills the command if the far end does not answer."""
         self.hang_up()
         try:
             self._process.wait(_CLOSE_SECONDS)

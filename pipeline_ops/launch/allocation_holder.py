@@ -1,10 +1,11 @@
-"""Holds what was allocated on a host, a node or a pod, for as long as an agent lives there, and lets go of it by itself.
+"""Holds an allocation on a host, a node or a pod while an agent lives there, then ends by itself.
 
     python -m pipeline_ops.launch.allocation_holder RUN SECONDS
 
-It is the main process of an allocation: of Slurm's batch job, and of a pod. A launcher that is killed can't give anything back;
-its agents end by themselves, and when there has been none for SECONDS, this ends, too. It passes SIGTERM on to the agents, which a
-pod's own processes would not get otherwise.
+It is the main process of an allocation: of Slurm's batch job, and of a pod. A launcher that is
+killed cannot give its hosts back. Its agents end by themselves, and this process ends once there
+has been no agent for SECONDS. It passes SIGTERM on to the agents, because the other processes of a
+pod do not get it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def main() -> None:
 
 
 def keep(run: str, patience_seconds: float) -> None:
-    """Returns when there has been no agent for so long; after SIGTERM, as soon as there is none."""
+    """Returns when there has been no agent for that long; after SIGTERM, once there is none."""
     terminated, seen = [], time.monotonic()
 
     def pass_on(number: int, _frame: object) -> None:
@@ -41,7 +42,7 @@ def keep(run: str, patience_seconds: float) -> None:
 
 
 def agents(run: str) -> list[int]:
-    """The agents of a run that live here."""
+    """The process ids of the agents of a run that live here."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():

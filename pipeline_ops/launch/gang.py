@@ -1,9 +1,10 @@
-"""The supervisor: starts a gang, all or none, watches every process of it, and starts another one when one fails.
+"""The supervisor: starts a gang as a whole, watches its processes, and restarts it after a failure.
 
-It knows nothing of TensorFlow. Whatever happens to one process, the whole gang is ended, and a new one goes on from the last
-checkpoint: with new addresses, on the hosts that are there now, as large as these and the config allow. The global batch and
-the learning rate never change, so every incarnation goes on with the same curve. What counts against `max_restarts` is
-in `budget.py`; who is to blame, in `watch.py`.
+It knows nothing of TensorFlow. When one process fails, the supervisor ends the whole gang, and a
+new gang continues from the last checkpoint. The new gang has new addresses, runs on the hosts that
+are there now, and is as large as these and the config allow. The global batch and the learning rate
+never change, so every incarnation continues the same curve. `restart_policy.py` defines which
+failures count against `max_restarts`. `worker_monitor.py` finds the cause of a failure.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _TOKEN_BYTES = 32
 _PEERS_SECONDS = 1.0
-"""After the first failure the others get so long to say what they saw; one of them may know the reason."""
+"""The time that the other workers get after the first failure: one of them may know the reason."""
 _PORTS_SECONDS = 10.0
 _KILL_SECONDS = 3.0
 _SAVE_SECONDS = 25.0
@@ -43,7 +44,10 @@ _SAVE_SECONDS = 25.0
 
 
 class Stop:
-    """SIGTERM to the job: everything is saved, and another try goes on there. Whoever can't wait sends SIGKILL a moment later."""
+    """SIGTERM to the job: the gang saves its state, and another try continues from there.
+
+    A caller that cannot wait sends SIGKILL a moment later.
+    """
 
     def __init__(self):
         self.is_asked = False
@@ -60,7 +64,7 @@ class Stop:
         self.is_asked = True
 
     def check(self) -> None:
-        """Raises MachineError if there is nothing to be saved any more, and the job was asked to stop."""
+        """Raises MachineError if the job was asked to stop. No state is left to save."""
         if self.is_asked:
             raise MachineError("stopped by SIGTERM; another try goes on from the last checkpoint")
 
@@ -74,7 +78,7 @@ class Gang:
       attempt: the train job's folder.
       work: the folder of checkpoints.
       fleet: the hosts.
-      report: is called with what the chief reports.
+      report: is called with the chief's progress.
     """
 
     config: Train
@@ -85,16 +89,16 @@ class Gang:
     steps_limit: int | None = None
     stop: Stop = dataclasses.field(default_factory=Stop)
     restarts: int = 0
-    """After failures; a gang that only changes its size is not counted."""
+    """The number of restarts after failures. A gang that only changes its size is not counted."""
     plan: LaunchPlan | None = None
-    """Of the incarnation that runs, or ran last."""
+    """The plan of the incarnation that runs, or ran last."""
     _incarnation: int = 0
     _grows: bool = False
     _failed_at: float = 0.0
     _log: GangLog | None = None
 
     def run(self) -> None:
-        """Returns when every worker has ended well. Raises what the table of exit codes says otherwise."""
+        """Returns when every worker has ended well; otherwise raises the error of its exit code."""
         log = GangLog(self.attempt)
         try:
             self._run(log)
@@ -131,7 +135,7 @@ class Gang:
             self.stop.check()
 
     def _run_once(self) -> tuple[Failure | None, Watch | None]:
-        """One incarnation, from start to end; nothing of it is left when this returns."""
+        """Runs one incarnation from start to end. On return, none of its processes is left."""
         watch = None
         try:
             self._gather()
@@ -144,11 +148,11 @@ class Gang:
                 self._end(watch)
 
     def _gather(self) -> None:
-        """Waits for hosts: for as many as the gang may have, but not for those that have just been tried in vain.
+        """Waits for as many hosts as the gang may have, but not for those whose last try failed.
 
         Raises:
-          MachineError: too few have come in time.
-          ConfigError: too few will ever come: what is wrong with them is for a person to mend.
+          MachineError: too few hosts have come in time.
+          ConfigError: too few hosts can ever come, because a person has to fix the others.
         """
         self.fleet.allocate(self.stop.check)
         began, tries = time.monotonic(), {name: host.tries for name, host in self.fleet.hosts.items()}
@@ -211,7 +215,7 @@ class Gang:
         return None
 
     def _listen(self, watch: Watch) -> None:
-        """Waits a moment for what the gang has to say, and passes it on."""
+        """Waits a moment for the gang's events and passes them on."""
         for host, event in self.fleet.poll(_POLL_SECONDS):
             watch.note(host, event)
         self._log.follow(worker.name for worker in self.plan.workers)
@@ -226,7 +230,10 @@ class Gang:
             self._signal_chief(signal.SIGTERM)
 
     def _grow(self, watch: Watch) -> None:
-        """Once hosts have come back, the gang saves its state and leaves, as for SIGTERM, so that a larger one goes on there."""
+        """Makes room for a larger gang once hosts have come back.
+
+        The gang saves its state and leaves, as for SIGTERM, and a larger one continues from there.
+        """
         size, possible = len(self.plan.cluster["worker"]), gang_size(self.config, self.fleet.ready)
         if not self._grows and watch.has_stepped and possible > size:
             self._grows = True
@@ -242,7 +249,10 @@ class Gang:
         return Failure(lost[0]) if lost else None
 
     def _ask_peers(self, watch: Watch, first: Failure) -> Failure:
-        """The first failure, unless a worker that ended a moment later has the reason: a peer's exit is only its echo."""
+        """Returns the first failure, unless a worker that ends a moment later reports its cause.
+
+        A peer's exit is only an echo of the failure.
+        """
         deadline = time.monotonic() + _PEERS_SECONDS
         while watch.unfinished and not watch.is_explained and time.monotonic() < deadline:
             self._listen(watch)
@@ -257,7 +267,10 @@ class Gang:
         return Failure("stopped by SIGTERM")
 
     def _end(self, watch: Watch) -> None:
-        """Kills what is left of the gang, and waits until it is gone. A host that does not answer is given up, with all that is on it."""
+        """Kills the rest of the gang and waits until it is gone.
+
+        A host that does not answer is given up, with every process on it.
+        """
         hosts = {worker.name: worker.host for worker in self.plan.workers}
         deadline = time.monotonic() + _KILL_SECONDS
         self.fleet.signal_all(signal.SIGKILL)

@@ -1,8 +1,9 @@
-"""`gang.log` in the attempt's folder: what all processes of a gang have said, in one file, each line with its time and its worker.
+"""`gang.log` in the attempt's folder: the messages of all processes of a gang in one file.
 
-It is copied from the workers' own logs and progress files while the gang runs, so a process that is killed takes nothing with
-it. The time of a log line is when it was seen here, a moment after it was written; that of progress is its own. Where the
-gang failed, the first failure is the last line.
+Each line has its time and its worker. It is copied from the workers' own logs and progress files
+while the gang runs, so the messages of a killed process are kept. The time of a log line is when it
+was read here, a moment after it was written. The time of progress is its own. After a failed gang,
+the first failure is the last line.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.jobs.progress import ProgressReader
 
 _MAX_BYTES = 1 << 20
-"""Of one log at a time, so that a worker that writes without end does not hold the supervisor up."""
+"""The limit for one log at a time.
+
+A worker that writes without end must not block the supervisor.
+"""
 
 
 class GangLog:
     """The merged log of one attempt, through all incarnations.
 
     Args:
-      attempt: where the workers' files lie.
+      attempt: the folder with the workers' files.
     """
 
     def __init__(self, attempt: Attempt):
@@ -41,7 +45,7 @@ class GangLog:
         self._write(sorted(lines, key=lambda line: line[0]))
 
     def say(self, text: str) -> None:
-        """A line of the supervisor's own."""
+        """Writes a line of the supervisor's own."""
         self._write([(time.time(), "gang", line) for line in text.splitlines()])
 
     def _new_lines(self, name: str) -> list[str]:

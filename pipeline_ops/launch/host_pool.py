@@ -1,7 +1,7 @@
-"""All hosts of a training and the pipes to their agents: who is ready, who is lost and why, who has come back.
+"""All hosts of a training and the pipes to their agents: which are ready, lost or back again.
 
-`poll` does everything, a little at a time, and never waits longer than it was told. A host that is lost is tried again for
-as long as the fleet exists. Nothing is decided here about gangs.
+`poll` does everything, a little at a time, and never waits longer than its timeout. A lost host is
+tried again for as long as the fleet exists. Decisions about gangs are made elsewhere.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FENCE_SLACK_SECONDS = 2.0
 
 @dataclasses.dataclass
 class Host:
-    """What is known of one host.
+    """The state of one host.
 
-    `problem` is why it is not ready, in words; with `needs_person` trying again does not mend it. Until `fenced_until` workers of
-    an earlier gang may still run there, out of reach.
+    `problem` says why it is not ready. With `needs_person`, trying again does not help. Until
+    `fenced_until`, workers of an earlier gang may still run there, out of reach.
     """
 
     place: Place
@@ -37,7 +37,7 @@ class Host:
     report: HostReport | None = None
     is_ready: bool = False
     beaten: float = 0.0
-    """When its preloaded process last gave a sign of life."""
+    """The time of the last sign of life of its preloaded process."""
     problem: str = ""
     needs_person: bool = False
     retry_at: float = 0.0
@@ -49,12 +49,12 @@ class Fleet:
     """The hosts of a training.
 
     Args:
-      launcher: where the hosts come from.
-      lock: of what no two gangs may train.
-      folder: on the shared storage; logs of the hosts are kept here.
-      silence_seconds: a host that says nothing for so long is lost.
-      start_seconds: a host that is not ready after so long is no use.
-      ports, environment, isolation: as in AgentSpec.
+      launcher: the source of the hosts.
+      lock: the name of the training that only one gang may run at a time.
+      folder: a folder on the shared storage for the logs of the hosts.
+      silence_seconds: a host that is silent for that long is lost.
+      start_seconds: a host that is not ready after that long is lost.
+      ports, environment, isolation: see AgentSpec.
     """
 
     def __init__(self, launcher: Launcher, lock: str, folder: Path, silence_seconds: float = 15.0, start_seconds: float = 300.0,
@@ -71,7 +71,7 @@ class Fleet:
         self.hosts: dict[str, Host] = {}
 
     def allocate(self, check: Callable[[], None] = lambda: None) -> None:
-        """Gets hosts where there are none, or none any more. Raises as `Launcher.allocate`."""
+        """Gets hosts if there are none left. Raises the errors of `Launcher.allocate`."""
         if self.hosts and self._launcher.is_intact():
             return
         self.close()
@@ -79,16 +79,16 @@ class Fleet:
 
     @property
     def ready(self) -> list[Place]:
-        """The hosts that can fork now, with what they have said of themselves.
+        """The hosts that can fork now, with their reported cores and GPUs.
 
-        In a namespace of its own a host has no other address than loopback.
+        In a network namespace of its own, a host has no other address than loopback.
         """
         address = {} if self._spec.isolation == "never" else {"address": "127.0.0.1"}
         return [host.place.model_copy(update=address | {"cores": host.place.cores or host.report.cores, "gpus": tuple(host.report.gpus)})
                 for host in self.hosts.values() if host.is_ready]
 
     def poll(self, timeout_seconds: float) -> list[tuple[str, Event]]:
-        """What the hosts' processes have reported, by host; and everything that is due."""
+        """Returns the reports of the hosts' processes by host, and does everything that is due."""
         self._open_links()
         links = {host.link: host for host in self.hosts.values() if host.link}
         readable = select.select(list(links), [], [], timeout_seconds)[0] if links else time.sleep(timeout_seconds) or []
@@ -107,12 +107,12 @@ class Fleet:
             link.send(order)
 
     def signal_all(self, number: int) -> None:
-        """To every fork on every host."""
+        """Sends a signal to every fork on every host."""
         for host in self.hosts:
             self.send(host, Order(order="signal", signal=number))
 
     def drop(self, host: str, problem: str) -> None:
-        """Ends everything on a host that can't be trusted any more; it is tried again."""
+        """Ends everything on a host that cannot be trusted. The host is tried again."""
         self._lose(self.hosts[host], problem)
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class Fleet:
         return []
 
     def _difference(self, report: HostReport) -> str:
-        """As `compare`, but where the code was changed under a running job, that is the thing to say."""
+        """Returns the result of `compare`, or a message that a running job's code has changed."""
         if report.code != self._own.code and code_digest() != self._own.code:
             return "the code of this project was changed since the job began; clear the task, and it is planned anew with the code that is there"
         return compare(self._own, report, self._token)
@@ -184,7 +184,7 @@ class Fleet:
 
 
 def compare(own: HostReport, other: HostReport, token: str) -> str:
-    """Why a host can't train with this one, and what to do; nothing where it can."""
+    """Returns why a host cannot train with this one, and what to do; empty if it can."""
     if other.token != token:
         return ("it does not see the storage root: a file that was written here is not there; mount the same file system at the same path")
     if other.code != own.code:

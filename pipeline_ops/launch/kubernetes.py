@@ -1,7 +1,8 @@
-"""Pods of an Indexed Job: `kubectl` creates them, carries the pipe to the agent in each, and deletes them.
+"""Pods of an Indexed Job: `kubectl` creates them, carries the pipes to their agents, deletes them.
 
-The manifest is a pure function of the hosts file. A headless service gives every pod a name of its own, so a pod that was started again has its old
-address. Pods are held by `keeper.py` and hold nothing else: what trains in them is started through `kubectl exec`, like on any other host.
+The manifest is a pure function of the hosts file. A headless service gives every pod a name of its
+own, so a restarted pod has its old address. `allocation_holder.py` holds the pods and does nothing
+else. Workers are started through `kubectl exec`, as on any other host.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _POLL_SECONDS = 1.0
 _COMMAND_SECONDS = 60
 _KEEP_SECONDS = 300
 _POD_SECONDS = 600
-"""Pods that are not running after so long are given back; an image may have to be fetched first."""
+"""The time after which pods that are not running are given back. It may include an image pull."""
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
@@ -35,10 +36,11 @@ class KubernetesLauncher:
     """See `Launcher`.
 
     Args:
-      hosts: what pods to create.
-      name: of job and service, with a number for each time that pods are asked for; no two that live may have the same.
-      run: the folder of the train job's attempt, by which the pods know their agents.
-      deadline_seconds: the cluster ends the pods after so long, whatever happens.
+      hosts: the pods to create.
+      name: the base name of job and service. Each allocation appends a number. It must be unique
+        among live jobs.
+      run: the folder of the train job's attempt, which identifies the agents in the pods.
+      deadline_seconds: the cluster ends the pods after that long in any case.
     """
 
     def __init__(self, hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int):
@@ -64,7 +66,7 @@ class KubernetesLauncher:
         return [Place(name=name, address=f"{name}.{self._name}.{self._hosts.namespace}.svc", workers=self._hosts.workers_per_pod) for name in names]
 
     def command(self, place: Place, agent: AgentSpec) -> list[str]:
-        pod = self._running_pods().get(place.name, place.name)  # one that was started again has another name, with the same index
+        pod = self._running_pods().get(place.name, place.name)  # a restarted pod has another name, with the same index
         return [*self._words(), "exec", "--stdin", pod, "--", *agent_command(self._hosts, agent)]
 
     def is_intact(self) -> bool:
@@ -75,12 +77,12 @@ class KubernetesLauncher:
             try:
                 self._kubectl("delete", "--ignore-not-found", "--wait=false", f"job/{self._name}", f"service/{self._name}",
                               f"networkpolicy/{self._name}")
-            except TrainyardError as error:  # the pods end by themselves, and what was trained must not be lost for that
+            except TrainyardError as error:  # the pods end by themselves, and the training must not be lost for that
                 _log.warning("the pods of %s were not deleted, and end in %d s: %s", self._name, _KEEP_SECONDS, error)
             self._name = ""
 
     def _running_pods(self) -> dict[str, str]:
-        """Names of pods, by those of their places."""
+        """The names of the running pods by the names of their places."""
         listed = json.loads(self._kubectl("get", "pods", f"--selector=batch.kubernetes.io/job-name={self._name}", "--output=json"))
         running = [pod["metadata"] for pod in listed["items"] if pod["status"].get("phase") == "Running"]
         return {f"{self._name}-{pod['annotations'][_INDEX]}": pod["name"] for pod in running if "deletionTimestamp" not in pod}
@@ -101,7 +103,7 @@ class KubernetesLauncher:
 
 
 def manifest(hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int) -> dict[str, Any]:
-    """Service, job and network policy as one list. Pure."""
+    """Builds service, job and network policy as one list. Pure."""
     labels = {"app.kubernetes.io/name": "trainyard", "app.kubernetes.io/instance": name}
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "labels": labels},
                "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True}}
@@ -113,7 +115,7 @@ def manifest(hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int)
 
 
 def _network_policy(name: str, labels: dict[str, str]) -> dict[str, Any]:
-    """Only pods of the same gang reach its pods: TensorFlow's servers ask for no credentials.
+    """Lets only pods of the same gang reach its pods: TensorFlow's servers ask for no credentials.
 
     `kubectl exec`, which carries the pipes, goes through the kubelet and is not affected.
     """
@@ -135,7 +137,7 @@ def _pod(hosts: KubernetesHosts, name: str, run: str) -> dict[str, Any]:
         "volumeMounts": [*({"name": f"volume-{number}", "mountPath": volume.mount} for number, volume in enumerate(hosts.volumes)),
                          {"name": "tmp", "mountPath": "/tmp"}]}  # noqa: S108
     pod = {"subdomain": name, "restartPolicy": "Never", "containers": [container],
-           # Nothing of ours talks to the cluster. Who names an account wants its token.
+           # None of our processes talks to the cluster. A config with an account wants its token.
            "automountServiceAccountToken": bool(hosts.service_account),
            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
            "volumes": [*({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": volume.claim}}

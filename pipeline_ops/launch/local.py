@@ -1,4 +1,7 @@
-"""This machine as the only host. Its agent runs in the job's process group, so a signal to the job reaches the gang, too."""
+"""This machine as the only host.
+
+Its agent runs in the job's process group, so a signal to the job reaches the gang, too.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ class LocalLauncher:
     """See `Launcher`.
 
     Args:
-      workers: how many it can take.
-      cores: what they share; 0: all that it has.
+      workers: the most workers that this machine can take.
+      cores: the cores that they share; 0: all that it has.
     """
 
     def __init__(self, workers: int = 1024, cores: int = 0):

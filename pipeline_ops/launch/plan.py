@@ -1,7 +1,8 @@
-"""Decide first: which process runs where, in which role, with what address and how many cores. Pure and printable.
+"""The launch plan: the host, role, address and number of cores of each process. Pure and printable.
 
-Two steps, because a free port is known only to the host that has it: `seats_of` says who sits where, and with the ports
-that the hosts have found, `build_launch_plan` makes of it what each process is told.
+It takes two steps, because only the host itself knows its free ports. `seats_of` assigns the
+processes to the hosts. `build_launch_plan` adds the ports that the hosts have found and makes the
+specification of each process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Place(BaseModel):
-    """A host as the plan sees it: where others reach it, and how many workers it can take."""
+    """A host as the plan sees it: its address for the others, and how many workers it can take."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -29,13 +30,16 @@ class Place(BaseModel):
     address: str
     workers: int
     cores: int = 0
-    """0: as many as it says that it has."""
+    """0: as many as the host reports."""
     gpus: tuple[str, ...] = ()
-    """What its processes share, as CUDA_VISIBLE_DEVICES names them; empty where there are none, or nobody is to share them out."""
+    """The devices that its processes share, as CUDA_VISIBLE_DEVICES names them.
+
+    Empty if there are none, or if they are not to be divided.
+    """
 
 
 class Seat(BaseModel):
-    """One process of the gang: its role, its place in the role, its host, and its number among the processes there."""
+    """One process of the gang: its role, its index in the role, its host, and its number there."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -50,14 +54,17 @@ class Seat(BaseModel):
 
 
 class LaunchPlan(BaseModel):
-    """One incarnation of a gang. Every incarnation has addresses of its own, so that it never meets its predecessor's peers."""
+    """One incarnation of a gang.
+
+    Every incarnation has addresses of its own, so that it never meets its predecessor's peers.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     incarnation: int
     workers: list[WorkerSpec]
     environment: dict[str, dict[str, str]] = {}
-    """What a process gets beside the environment of its host, by name."""
+    """The variables of each process, by name, in addition to the environment of its host."""
 
     @property
     def cluster(self) -> dict[Role, list[str]]:
@@ -65,11 +72,11 @@ class LaunchPlan(BaseModel):
 
     @property
     def awaited(self) -> list[str]:
-        """Whose good end is the end of the training; the others serve them."""
+        """The processes whose good end is the end of the training. The others serve them."""
         return [worker.name for worker in self.workers if not worker.is_server]
 
     def fork(self, worker: WorkerSpec, attempt: Attempt, token: str) -> Fork:
-        """What the preloaded process is told. The token is the gang's secret."""
+        """The message to the preloaded process. The token is the gang's secret."""
         return Fork(name=worker.name, entry="worker", argument=str(spec_file(attempt, worker.name)), status=str(status_file(attempt, worker.name)),
                     log=str(attempt.worker_log(worker.name)), env=self.environment.get(worker.name, {}), token=token)
 
@@ -86,15 +93,16 @@ def _printed(address: str) -> str:
 
 
 def gang_size(config: Train, places: Sequence[Place]) -> int:
-    """How many workers the gang can have on these hosts now; 0 where that is fewer than it may have."""
+    """The number of workers that the gang can have on these hosts now; 0 if that is too few."""
     size = min(config.most_workers, sum(place.workers for place in places))
     return size if size >= config.fewest_workers else 0
 
 
 def seats_of(config: Train, places: Sequence[Place], workers: int) -> list[Seat]:
-    """Spreads the workers over the hosts, as evenly as these can take them, and numbers them in the order of the hosts.
+    """Spreads the workers over the hosts and numbers them in the order of the hosts.
 
-    A chief sits on the first host; parameter servers go round the hosts.
+    The spread is as even as the hosts' capacities allow. A chief sits on the first host. Parameter
+    servers go round the hosts.
     """
     taken: Counter[str] = Counter()
     while sum(taken.values()) < workers:
@@ -116,7 +124,10 @@ def seats_of(config: Train, places: Sequence[Place], workers: int) -> list[Seat]
 
 
 def needs_ports(config: Train, places: Sequence[Place], seats: Sequence[Seat]) -> bool:
-    """Whether a process of the gang listens: TensorFlow's servers do, and workers with peers on other hosts."""
+    """Returns whether a process of the gang listens on a port.
+
+    TensorFlow's servers do, and so do workers with peers on other hosts.
+    """
     taken = {seat.host for seat in seats}
     has_gpus = any(place.gpus for place in places if place.name in taken)
     return len(taken) > 1 or config.strategy == "parameter_server" or (has_gpus and len(seats) > 1)
@@ -124,17 +135,17 @@ def needs_ports(config: Train, places: Sequence[Place], seats: Sequence[Seat]) -
 
 def build_launch_plan(config: Train, places: Sequence[Place], seats: Sequence[Seat], ports: Mapping[str, Sequence[int]], attempt: Attempt, work: Path,
                       incarnation: int, steps_limit: int | None = None) -> LaunchPlan:
-    """Makes of seats what each process is told.
+    """Makes the specification of each process from its seat.
 
     Args:
       config: the training section.
       places: the hosts.
-      seats: who sits where.
+      seats: the assignment of the processes to the hosts.
       ports: free ports by host, one for each seat there. Empty for a gang that needs none.
       attempt: the train job's folder: request, logs and progress.
       work: the folder of checkpoints.
       incarnation: 0 for the first gang, one more for every restart.
-      steps_limit: stop after so many steps.
+      steps_limit: stop after that many steps.
     """
     by_name = {place.name: place for place in places}
     cluster: dict[Role, list[str]] = defaultdict(list)
@@ -158,7 +169,10 @@ def build_launch_plan(config: Train, places: Sequence[Place], seats: Sequence[Se
 
 
 def _share(gpus: Sequence[str], seat: Seat, nth_worker: int, count: int) -> str:
-    """The devices of one process: those of worker n follow those of worker n - 1; who does not train gets none."""
+    """The devices of one process, or none if it does not train.
+
+    The devices of worker n follow those of worker n - 1.
+    """
     return ",".join(gpus[nth_worker * count:(nth_worker + 1) * count]) if seat.role == "worker" else ""
 
 

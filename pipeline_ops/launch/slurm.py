@@ -1,7 +1,8 @@
-"""Nodes that Slurm allocates: one batch job holds them, and one step on each node carries the pipe to its agent.
+"""Nodes that Slurm allocates: one batch job holds them, and one step per node reaches its agent.
 
-The cluster is built by us, from the node list in Slurm's own order: TensorFlow's resolver sorts names as text, so that n10 comes before
-n2. What becomes of a process is learnt from its agent and never from srun, which reports the peers' end as its own.
+We build the cluster ourselves, from the node list in Slurm's own order: TensorFlow's resolver sorts
+names as text, so that n10 comes before n2. The end of a process is reported by its agent and never
+by srun, which reports the end of the peers as its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5
 _COMMAND_SECONDS = 60
 _KEEP_SECONDS = 60
-"""An allocation without agents is given back after so long."""
+"""An allocation without agents is given back after that long."""
 _WAITING = ("PENDING", "CONFIGURING")
 
 
@@ -34,9 +35,9 @@ class SlurmLauncher:
     """See `Launcher`.
 
     Args:
-      hosts: what to ask Slurm for.
-      name: of the Slurm job.
-      run: the folder of the train job's attempt; the batch job's output goes there.
+      hosts: the request to Slurm.
+      name: the name of the Slurm job.
+      run: the folder of the train job's attempt. The batch job's output goes there.
     """
 
     def __init__(self, hosts: SlurmHosts, name: str, run: Path):
@@ -72,17 +73,21 @@ class SlurmLauncher:
         if self._job is not None:
             try:
                 _ask("scancel", "--quiet", self._job, forgives="Invalid job id")
-            except TrainyardError as error:  # the allocation ends by itself, and what was trained must not be lost for that
+            except TrainyardError as error:  # the allocation ends by itself, and the training must not be lost for that
                 _log.warning("the Slurm job %s was not cancelled, and ends in %d s: %s", self._job, _KEEP_SECONDS, error)
             self._job = None
 
     def _state(self) -> str:
-        """Nothing for a job that Slurm has forgotten."""
+        """The state of the Slurm job, or an empty string for a job that Slurm has forgotten."""
         return _ask("squeue", "--noheader", f"--jobs={self._job}", "--states=all", "--format=%T", forgives="Invalid job id")
 
 
 def sbatch_command(hosts: SlurmHosts, name: str, run: Path) -> list[str]:
-    """Pure. A dead node must not take the others along (--no-kill), and nobody but us starts the job again (--no-requeue)."""
+    """Builds the sbatch command. Pure.
+
+    A dead node must not end the others (--no-kill), and Slurm must not start the job again
+    (--no-requeue).
+    """
     nodes = f"{hosts.min_nodes}-{hosts.nodes}" if hosts.min_nodes else str(hosts.nodes)
     options = {"--job-name": name, "--nodes": nodes, "--ntasks-per-node": "1", "--output": str(run / "slurm.log"), "--partition": hosts.partition,
                "--account": hosts.account, "--time": hosts.time_limit, "--cpus-per-task": hosts.cores_per_node}
@@ -91,23 +96,26 @@ def sbatch_command(hosts: SlurmHosts, name: str, run: Path) -> list[str]:
 
 
 def batch_script(hosts: SlurmHosts, run: Path) -> str:
-    """Pure. See `keeper.py`. Every word is quoted for the shell: a path may contain any character."""
+    """Builds the batch script, which runs `allocation_holder.py`. Pure.
+
+    Every word is quoted for the shell, because a path may contain any character.
+    """
     keeper = [hosts.python or sys.executable, "-m", "pipeline_ops.launch.allocation_holder", str(run), str(_KEEP_SECONDS)]
     return f"#!/bin/sh\nexec {shlex.join([*our_path(hosts), *keeper])}\n"
 
 
 def address_of(node: str) -> str | None:
-    """Of what `scontrol show node` says of it."""
+    """The address in the output of `scontrol show node`."""
     found = re.search(r"\bNodeAddr=(\S+)", node)
     return found and found[1]
 
 
 def _ask(*argv: str, text: str | None = None, forgives: str = "") -> str:
-    """What a command of Slurm prints.
+    """Returns the output of a Slurm command.
 
     Raises:
       MachineError: Slurm is not there, or does not answer.
-      ConfigError: it refuses what the hosts file asks for.
+      ConfigError: Slurm refuses the request of the hosts file.
     """
     try:
         done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=_COMMAND_SECONDS)

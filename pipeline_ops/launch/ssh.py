@@ -1,8 +1,8 @@
-"""Hosts over ssh: one ssh process per host carries the pipe to its agent, for as long as the gang lives.
+"""Hosts over ssh: one ssh process per host carries the pipe to its agent while the gang lives.
 
-When this end dies, sshd closes the agent's input, which ends the gang there; when the network is cut, both ends notice by
-silence. ssh is never asked for a terminal, and never asks a person: a key that needs a passphrase or a host that is not
-known is an error that names the host.
+When this end dies, sshd closes the agent's input, which ends the gang there. When the network is
+cut, both ends notice by silence. ssh never asks for a terminal and never asks a person: a key that
+needs a passphrase or a host that is not known is an error that names the host.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SshLauncher:
     def command(self, place: Place, agent: AgentSpec) -> list[str]:
         hosts = self._hosts
         login = [*(["-l", hosts.user] if hosts.user else []), *(["-p", str(hosts.port)] if hosts.port else [])]
-        # Behind `--`, a name that begins with a hyphen is a name and no option.
+        # Behind `--`, a name that begins with a hyphen is a name and not an option.
         return ["ssh", "-T", *_options(hosts), *_through(hosts, hosts.jump), *login, "--", place.name,
                 shlex.join(agent_command(hosts, agent))]
 
@@ -42,7 +42,10 @@ class SshLauncher:
 
 
 def _options(hosts: SshHosts) -> list[str]:
-    """For the hosts themselves and for every host on the way: ssh's own -J would leave the latter without key and known hosts."""
+    """The ssh options for the hosts themselves and for every jump host.
+
+    With ssh's own -J, the jump hosts would have neither key nor known hosts.
+    """
     settings = {"BatchMode": "yes", "StrictHostKeyChecking": "yes", "ConnectTimeout": hosts.connect_timeout_seconds,
                 "ServerAliveInterval": _ALIVE_SECONDS, "ServerAliveCountMax": _ALIVE_COUNT, "LogLevel": "ERROR"}
     if hosts.identity_file:
@@ -54,7 +57,10 @@ def _options(hosts: SshHosts) -> list[str]:
 
 
 def _through(hosts: SshHosts, jumps: list[str]) -> list[str]:
-    """Nested from the last jump host to the first; each level is expanded by the ssh outside of it, hence the doubled %."""
+    """The nested proxy commands, from the last jump host to the first.
+
+    The ssh outside of a level expands that level, hence the doubled %.
+    """
     if not jumps:
         return []
     user_host, _, port = jumps[-1].partition(":")

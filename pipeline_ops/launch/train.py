@@ -1,6 +1,7 @@
-"""The train job: runs the gang to its end, has the candidate made of what it leaves, and writes the manifest.
+"""The train job: runs the gang to its end, exports the candidate and writes the manifest.
 
-It imports no TensorFlow; the preloaded processes do. SIGTERM saves the state and ends the job as one to be tried again.
+It imports no TensorFlow. The preloaded processes do. SIGTERM saves the state and ends the job with
+an exit code that is retried.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _CANDIDATE_SECONDS = 600
 
 
 def train(job: Job) -> ExitCode:
-    """Trains, or goes on training where an earlier try stopped."""
+    """Trains, or continues the training where an earlier try stopped."""
     config, started = Train.model_validate(job.request.config), time.monotonic()
     with Stop().listening() as stop:
         check_dataset(job)
@@ -63,7 +64,7 @@ def _train(job: Job, config: Train, stop: Stop, started: float) -> ExitCode:
 
 @contextlib.contextmanager
 def make_fleet(job: Job, config: Train) -> Iterator[Fleet]:
-    """The hosts that the request names; nothing of ours is left on them in the end."""
+    """Yields the hosts that the request names, and ends all of our processes on them."""
     hosts = parse_hosts(job.request.hosts) if job.request.hosts else None
     fleet = Fleet(make_launcher(hosts, job), lock=lock_of(job), folder=job.attempt.folder,
                   silence_seconds=config.heartbeat_timeout_seconds, start_seconds=config.start_timeout_seconds,
@@ -76,7 +77,10 @@ def make_fleet(job: Job, config: Train) -> Iterator[Fleet]:
 
 
 def isolation_of(config: Train, hosts: Hosts | None) -> Isolation:
-    """When the gang gets a network namespace of its own: on one host, if TensorFlow's servers listen there."""
+    """Decides if the gang gets a network namespace of its own.
+
+    It gets one on a single host if TensorFlow's servers listen there.
+    """
     if hosts and (hosts.num_hosts > 1 or hosts.network == "trusted"):
         return "never"
     if config.strategy == "parameter_server":
@@ -85,7 +89,10 @@ def isolation_of(config: Train, hosts: Hosts | None) -> Isolation:
 
 
 def lock_of(job: Job) -> str:
-    """Names what no two gangs may train: the artifact at its place. The same training below another storage root is another one."""
+    """The name of the lock that keeps a second gang from training the same artifact.
+
+    The same training below another storage root has another name.
+    """
     return f"{job.request.pipeline}-{digest_of(str(job.folder))}"
 
 
@@ -105,11 +112,11 @@ def make_launcher(hosts: Hosts | None, job: Job) -> Launcher:
 
 
 def check_dataset(job: Job) -> None:
-    """Refuses what would train a wrong model, or none.
+    """Rejects a data set that would train a wrong model, or none.
 
     Raises:
       ConfigError: the data are for another task than the model.
-      MachineError: shards are not what their manifest says; preprocessing can mend that.
+      MachineError: shards do not match their manifest. Preprocessing can repair that.
     """
     uri = job.request.inputs["preprocess"].uri
     manifest = read_manifest(uri)
@@ -121,7 +128,10 @@ def check_dataset(job: Job) -> None:
 
 
 def write_candidate(job: Job, fleet: Fleet, stop: Stop, folder: Path) -> None:
-    """Has a fork of a preloaded process write the candidate into the artifact; another one, if its host is lost meanwhile."""
+    """Has a fork of a preloaded process write the candidate into the artifact.
+
+    If its host is lost, a fork on another host takes over.
+    """
     spec, status = job.attempt.folder / "candidate.spec.json", job.attempt.folder / "candidate.status.json"
     log = job.attempt.folder / "candidate.log"
     write_json(spec, CandidateSpec(request=str(job.attempt.request), work=str(job.work), folder=str(folder)).model_dump(mode="json"))
@@ -142,7 +152,7 @@ def write_candidate(job: Job, fleet: Fleet, stop: Stop, folder: Path) -> None:
 
 
 def _any_host(fleet: Fleet, stop: Stop, deadline: float) -> str:
-    """One that can fork, once there is one."""
+    """Returns the name of a host that can fork, once there is one."""
     while not fleet.ready:
         fleet.poll(0.2)
         stop.check()
@@ -170,7 +180,11 @@ def _error_of(status: Status, log: str) -> TrainyardError:
 
 
 def figures_of(job: Job, config: Train, gang: Gang, seconds: float) -> TrainingFigures:
-    """What the gang says of its training. Raises TrainyardError if its workers have not ended with the same weights."""
+    """Summarizes the training.
+
+    Raises:
+      TrainyardError: the workers have not ended with the same weights.
+    """
     state = read_json(job.work / STATE)
     workers = len(gang.plan.cluster["worker"]) if gang.plan.workers[0].is_peer else 1
     digests = [(job.work / worker_digest_name(worker)).read_text() for worker in range(workers)]

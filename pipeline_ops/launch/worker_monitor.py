@@ -1,8 +1,8 @@
-"""What is known of the processes of one incarnation, and which of them failed first.
+"""The monitor of one incarnation: the state of its processes, and the one that failed first.
 
-A process is judged by its exit, its heartbeat, its progress file and, before its first step, the clock. When one is lost,
-its peers fail a moment later with words about a connection; such an echo is never taken for the cause if anything
-else explains it.
+A process is judged by its exit, its heartbeat, its progress file and, before its first step, the
+clock. When a process is lost, its peers fail a moment later with a connection error. Such an echo
+counts as the cause only if nothing else explains the failure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _JOINING = "is joining"
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """The first thing that went wrong in a gang, in words, and whether another gang may fare better."""
+    """The first failure in a gang, in words, with an exit code that says if a retry may help."""
 
     message: str
     exit_code: ExitCode = ExitCode.RETRY
@@ -39,9 +39,9 @@ class Watch:
     """The processes of one incarnation.
 
     Args:
-      plan: who they are.
+      plan: the processes.
       config: the training section, for its timeouts.
-      attempt: where their files lie.
+      attempt: the folder with their files.
     """
 
     def __init__(self, plan: LaunchPlan, config: Train, attempt: Attempt):
@@ -55,21 +55,21 @@ class Watch:
         self._last_progress = dict.fromkeys(self._awaited, self._started)
         self._last_beat = dict.fromkeys(self._hosts, self._started)
         self._stopped: dict[str, list[str]] = {}
-        """By host: who is stopped by a signal there, as its agent said last."""
+        """By host: the processes that are stopped by a signal, from its agent's last report."""
         self._last_step: dict[str, int] = {}
         self._last_phase: dict[str, str] = {}
         self._ended: dict[str, int] = {}
-        """Exit codes, in the order in which they ended."""
+        """Exit codes, in the order in which the processes ended."""
         self.started_from = 0
-        """The step of the checkpoint that the gang went on from."""
+        """The step of the checkpoint from which the gang continued."""
         self.has_stepped = False
         self.has_saved = False
-        """Whether the chief has saved its state and left, because somebody was asked to stop."""
+        """Whether the chief has saved its state and left, because a process was asked to stop."""
         self._preempted_servers: set[str] = set()
 
     @property
     def unfinished(self) -> list[str]:
-        """Those whose end is still awaited."""
+        """The processes whose end is still awaited."""
         return [name for name in self._awaited if name not in self._ended]
 
     @property
@@ -86,11 +86,15 @@ class Watch:
                 self._last_beat |= dict.fromkeys(beating, time.monotonic())
 
     def _is_living(self, name: str, event: Event) -> bool:
-        """A process that joins waits for its peers inside TensorFlow, where none of its threads gets on; it is alive unless it is stopped."""
+        """Returns whether a process lives.
+
+        A process that joins waits for its peers inside TensorFlow, where none of its threads
+        advances. It lives unless it is stopped.
+        """
         return name in event.names or (self._last_phase.get(name) == _JOINING and name not in event.stopped)
 
     def progress(self) -> list[Progress]:
-        """What the chief has reported since the last call; notes of everybody's."""
+        """Returns the chief's reports since the last call, and records those of all processes."""
         of_chief: list[Progress] = []
         for name, reader in self._readers.items():
             moments = reader.new()
@@ -114,20 +118,20 @@ class Watch:
                 self.has_saved = True
 
     def take_preempted_servers(self) -> set[str]:
-        """The servers that have newly been asked to stop: they can't tell the chief themselves."""
+        """Returns the servers that were newly asked to stop. They cannot notify the chief."""
         found, self._preempted_servers = self._preempted_servers, set()
         return found
 
     def failure(self) -> Failure | None:
-        """The first process that ended badly, is hung, or has not come."""
+        """The first process that ended badly, hangs or has not come."""
         bad = next((name for name, code in self._ended.items() if code != 0 or name in self._servers), None)
         return self._exit_failure(bad) if bad else self._no_beat(self._config.heartbeat_timeout_seconds) or self._no_progress()
 
     def cause(self, first: Failure) -> Failure:
-        """The failure that explains most, once the peers have had a moment to say what they saw.
+        """The failure that explains most, after the peers have had a moment to report theirs.
 
-        An error of config, data or code comes before a killed process, and that before one that hangs; what a peer says about a
-        lost connection is the last to be believed.
+        An error of config, data or code comes before a killed process, and a killed process before
+        one that hangs. A peer's report of a lost connection comes last.
         """
         bad = [name for name, code in self._ended.items() if code != 0]
         failures = [self._exit_failure(name) for name in bad]
@@ -137,7 +141,7 @@ class Watch:
 
     @property
     def is_explained(self) -> bool:
-        """Whether there is no more to learn from the peers: one was killed, which no other's words can outdo."""
+        """Returns whether a process was killed, so that reports of its peers add nothing."""
         return any(code < 0 for code in self._ended.values())
 
     def _exit_failure(self, name: str) -> Failure:
@@ -157,7 +161,11 @@ class Watch:
         return Failure(f"{who} failed at step {step}: {status.message}; its log is {log}", status.exit_code)
 
     def _no_beat(self, limit_seconds: float) -> Failure | None:
-        """A chief that waits for a stopped server starves with it, and may seem silent first: the one that is stopped is to blame."""
+        """Finds a process without heartbeat.
+
+        A chief that waits for a stopped server starves with it and may seem silent first. The cause
+        is the process that is stopped.
+        """
         now = time.monotonic()
         silent = [name for name in self.living if now - self._last_beat[name] > limit_seconds]
         if not silent:
@@ -184,7 +192,7 @@ class Watch:
 
 
 def _reader_from_end(path: Path) -> ProgressReader:
-    """Earlier incarnations have written to the same file."""
+    """A reader that skips the lines of earlier incarnations in the same file."""
     reader = ProgressReader(path)
     reader.seek_end()
     return reader

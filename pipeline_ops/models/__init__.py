@@ -1,8 +1,12 @@
-"""Models and tasks. The names are in `config/model_catalogue.py`; each module there has `build(image_shape, num_classes, **parameters)`.
+"""Models and tasks.
 
-A model takes float32 images in 0..255, shape [batch, height, width, channels], scales them itself, and returns logits
-[batch, num_classes]. The same is asked of a function of the user's own. A detector returns what its head takes, and its module has
-`make_head(image_shape, num_classes, **parameters)` as well.
+`config/model_catalogue.py` lists the names. Each module that it lists has
+`build(image_shape, num_classes, **parameters)`.
+
+A model takes float32 images in 0..255, shape [batch, height, width, channels], scales them itself,
+and returns logits [batch, num_classes]. The same holds for a user's own function. A detector
+returns the input of its head, and its module also has
+`make_head(image_shape, num_classes, **parameters)`.
 """
 
 from __future__ import annotations
@@ -23,17 +27,18 @@ _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mix
 
 
 def build_model(config: Train, image_shape: tuple[int, int, int], num_classes: int, folder: Path, for_training: bool) -> keras.Model:
-    """The model of a config, with new weights.
+    """Returns the model of a config, with new weights.
 
     Args:
       config: the training section.
       image_shape: height, width, channels.
-      num_classes: of the data set.
-      folder: of the config file; a module of the user's may lie there.
-      for_training: computes with the config's precision; else in float32, as what is served does.
+      num_classes: the number of classes in the data set.
+      folder: the folder of the config file. It may contain a user's module.
+      for_training: computes with the config's precision. Otherwise the model computes in float32,
+          as the served model does.
 
     Raises:
-      ConfigError: there is no such function, or what it makes can't be trained.
+      ConfigError: the function does not exist, or its model cannot be trained.
     """
     keras.config.set_dtype_policy(_POLICIES[config.precision] if for_training else "float32")
     try:
@@ -51,7 +56,7 @@ def build_model(config: Train, image_shape: tuple[int, int, int], num_classes: i
 
 
 def make_head(config: Train, image_shape: tuple[int, int, int], num_classes: int) -> Head:
-    """What the outputs of the config's detector mean."""
+    """Returns the head that interprets the outputs of the config's detector."""
     return importlib.import_module(f"{__name__}.{CATALOGUE[config.model].module}").make_head(image_shape, num_classes, **config.model_parameters)
 
 
@@ -64,7 +69,10 @@ def _build(config: Train, image_shape: tuple[int, int, int], num_classes: int, f
 
 
 def _synchronize(config: Train, model: keras.Model) -> None:
-    """Lets every batch normalisation take its statistics over all replicas; the layers read this attribute in each call."""
+    """Makes every batch normalisation take its statistics over all replicas.
+
+    The layers read this attribute in each call.
+    """
     normalizations = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
     if not normalizations:
         raise ConfigError(f"train.synchronized_batch_normalization: the model {config.model} has no keras.layers.BatchNormalization")

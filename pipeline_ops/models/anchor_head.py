@@ -1,9 +1,12 @@
-"""The head of `retinanet`: how far off its outputs are from given boxes, and which boxes they mean.
+"""The head of `retinanet`: losses against given boxes, and decoding of the outputs into detections.
 
-Focal loss on the classes of all anchors, smooth L1 or generalised IoU on the boxes of those that stand for an object; both are divided by the
-number of these (Lin et al. 2017, section 4.1), which is the last of the sums: of all workers, once they have all counted theirs.
+The loss has two parts: focal loss on the classes of all anchors, and smooth L1 or generalised IoU
+on the boxes of the anchors that stand for an object. Both are divided by the number of these
+anchors (Lin et al. 2017, section 4.1), which is the last of the sums. The division follows after
+all workers have counted theirs.
 
-Everything but the number of boxes has a fixed shape; with `max_boxes` that has one, too, and XLA compiles a step once.
+Every shape except the number of boxes is fixed. With `max_boxes`, that number is fixed, too, and
+XLA compiles a step once.
 
 Legend: B batch, A anchors of an image, N boxes of an image (padded), C classes.
 """
@@ -24,17 +27,29 @@ BoxLoss = Literal["smooth_l1", "giou"]
 
 _ALPHA, _GAMMA = 0.25, 2.0
 _BETA = 0.11
-"""Where smooth L1 turns from a parabola into a line: Detectron's RETINANET.BBOX_REG_BETA."""
+"""The error at which smooth L1 turns from a parabola into a line: Detectron's
+RETINANET.BBOX_REG_BETA.
+"""
 _CANDIDATES = 1000
-"""So many of the best scores of a level are looked at, and then so many of all levels together: the portable suppression compares all with all."""
+"""The number of best scores that are kept for each level, and then for all levels together. The
+portable suppression compares all of them with all others.
+"""
 _AT_ONCE = 2
-"""So many images are matched at once: each takes some 60 MB of memory at 640x640 pixels and 100 boxes."""
+"""The number of images that are matched at once. Each takes some 60 MB of memory at 640x640 pixels
+and 100 boxes.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class AnchorTargets:
-    """`classes` int32 [B, A]: -1 for background and where it is ignored. `corners` float32 [B, A, 4] in pixels, `is_object`, `is_ignored`
-    bool [B, A]: as in `Matches`."""
+    """The targets of the anchors of a batch.
+
+    Attributes:
+      classes: int32 [B, A], -1 for background and for ignored anchors.
+      corners: float32 [B, A, 4] in pixels.
+      is_object: bool [B, A], as in `Matches`.
+      is_ignored: bool [B, A], as in `Matches`.
+    """
 
     classes: tf.Tensor
     corners: tf.Tensor
@@ -44,14 +59,16 @@ class AnchorTargets:
 
 @dataclasses.dataclass(frozen=True)
 class AnchorHead:
-    """{"logits": [B, A, C], "deltas": [B, A, 4]} as losses and as detections.
+    """Computes losses and detections from {"logits": [B, A, C], "deltas": [B, A, 4]}.
 
     Args:
       image_size: height and width in pixels.
-      num_classes: of the data set.
-      anchor_scale: as `anchors.make_anchors` has it.
-      box_loss: smooth_l1 of what `anchors.encode` gives, summed over the four; or 1 - GIoU (Rezatofighi et al. 2019).
-      max_boxes: every batch is padded to so many boxes for an image; None: to as many as the image with the most has.
+      num_classes: the number of classes in the data set.
+      anchor_scale: the scale of `anchors.make_anchors`.
+      box_loss: `smooth_l1` of the result of `anchors.encode`, summed over the four values, or
+          `giou`: 1 - GIoU (Rezatofighi et al. 2019).
+      max_boxes: the number of boxes to which each image of every batch is padded. None pads to the
+          number of the image with the most boxes.
     """
 
     image_size: tuple[int, int]
@@ -67,8 +84,9 @@ class AnchorHead:
         return make_anchors(self.image_size, self.anchor_scale)
 
     def sums(self, outputs: dict[str, tf.Tensor], labels: Boxes) -> tf.Tensor:
-        """float32 [4]: the sums of the loss, of the classes' part of it and of the IoU of the boxes with their objects, and the number of
-        anchors that stand for an object."""
+        """Returns float32 [4]: the sums of the loss, of the classes' part of it and of the IoU of
+        the boxes with their objects, and the number of anchors that stand for an object.
+        """
         targets = self.targets(labels)
         logits, deltas = (tf.cast(outputs[name], tf.float32) for name in ("logits", "deltas"))
         class_losses = _focal_losses(logits, tf.one_hot(targets.classes, self.num_classes, on_value=True, off_value=False))
@@ -80,8 +98,11 @@ class AnchorHead:
         return tf.stack([class_loss + loss, class_loss, iou, tf.reduce_sum(tf.cast(targets.is_object, tf.float32))])
 
     def targets(self, labels: Boxes) -> AnchorTargets:
-        """What each anchor stands for; image after image, so that the memory for one is the next one's."""
-        padded = tf.pad(labels.in_pixels(*self.image_size), [[0, 0], [0, 1], [0, 0]])  # one that is none: an image without boxes has it, too
+        """Returns the targets of all anchors.
+
+        Matches a few images at a time, so that they can use the same memory one after another.
+        """
+        padded = tf.pad(labels.in_pixels(*self.image_size), [[0, 0], [0, 1], [0, 0]])  # a padding box: an image without boxes has one, too
         learned, crowd = (tf.pad(flags, [[0, 0], [0, 1]]) for flags in (labels.is_learned, labels.is_crowd & (labels.classes >= 0)))
         matches = tf.map_fn(lambda each: match(tf.constant(self.anchors), *each), (padded, learned, crowd), parallel_iterations=_AT_ONCE,
                             fn_output_signature=Matches(tf.int32, tf.bool, tf.bool))
@@ -90,15 +111,15 @@ class AnchorHead:
         return AnchorTargets(tf.where(is_object, classes, -1), tf.gather(padded, box, batch_dims=1), is_object, is_ignored)
 
     def detect(self, outputs: dict[str, tf.Tensor]) -> Detections:
-        """The best of the best of each level, overlapping ones of a class suppressed."""
+        """Returns the best candidates of all levels. Overlapping ones of a class are suppressed."""
         return suppress(*self._candidates(outputs), self.num_classes)
 
     def detect_portably(self, outputs: dict[str, tf.Tensor]) -> Detections:
-        """The same, of operations that TFLite and ONNX have."""
+        """Does the same as `detect`, with operations that TFLite and ONNX have."""
         return suppress_portably(*self._candidates(outputs))
 
     def _candidates(self, outputs: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Boxes, scores and classes, as `suppress` takes them."""
+        """Returns boxes, scores and classes, as `suppress` takes them."""
         scores = tf.sigmoid(tf.cast(outputs["logits"], tf.float32))
         best, anchors, classes = (tf.concat(parts, axis=1) for parts in zip(*map(self._best_of, self._levels(scores)), strict=True))
         best, places = tf.math.top_k(best, min(_CANDIDATES, best.shape[1]))
@@ -109,13 +130,13 @@ class AnchorHead:
         return corners / tf.constant([height, width, height, width], tf.float32), best, classes
 
     def _levels(self, scores: tf.Tensor) -> list[tuple[int, tf.Tensor]]:
-        """The first anchor of each level, and the level's scores [B, A of the level, C]."""
+        """Returns the first anchor of each level, and the level's scores [B, A of the level, C]."""
         counts = [rows * columns * PER_CELL for rows, columns in grid_shapes(self.image_size)]
         starts = [sum(counts[:index]) for index in range(len(counts))]
         return [(start, scores[:, start:start + count]) for start, count in zip(starts, counts, strict=True)]
 
     def _best_of(self, level: tuple[int, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Scores, numbers of the anchors and classes, [B, K] each."""
+        """Returns scores, numbers of the anchors and classes, [B, K] each."""
         start, scores = level
         every = scores.shape[1] * self.num_classes
         best, places = tf.math.top_k(tf.reshape(scores, [-1, every]), min(_CANDIDATES, every))
@@ -123,7 +144,7 @@ class AnchorHead:
 
 
 def _focal_losses(logits: tf.Tensor, is_class: tf.Tensor) -> tf.Tensor:
-    """Lin et al. 2017, equation 5, of each anchor and class."""
+    """Returns the focal loss of each anchor and class: Lin et al. 2017, equation 5."""
     probability = tf.sigmoid(logits)
     missed = _ALPHA * (1 - probability) ** _GAMMA * tf.math.softplus(-logits)
     imagined = (1 - _ALPHA) * probability**_GAMMA * tf.math.softplus(logits)
@@ -131,13 +152,15 @@ def _focal_losses(logits: tf.Tensor, is_class: tf.Tensor) -> tf.Tensor:
 
 
 def _smooth_l1(errors: tf.Tensor) -> tf.Tensor:
-    """Girshick 2015, equation 3, with the turn at _BETA; summed over the last axis."""
+    """Returns the smooth L1 loss (Girshick 2015, equation 3, turn at _BETA), summed over the last
+    axis.
+    """
     sizes = tf.abs(errors)
     return tf.reduce_sum(tf.where(sizes < _BETA, sizes**2 / (2 * _BETA), sizes - _BETA / 2), axis=-1)
 
 
 def _overlaps(corners: tf.Tensor, others: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """IoU and generalised IoU of boxes, one by one."""
+    """Returns IoU and generalised IoU of boxes, one by one."""
     inter, hull = (tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1) for low, high in (
         (tf.maximum(corners[..., :2], others[..., :2]), tf.minimum(corners[..., 2:], others[..., 2:])),
         (tf.minimum(corners[..., :2], others[..., :2]), tf.maximum(corners[..., 2:], others[..., 2:]))))

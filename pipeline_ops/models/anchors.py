@@ -1,7 +1,8 @@
-"""Anchors: the boxes that a RetinaNet starts from, which of them stand for which object, and boxes as distances from them.
+"""Anchors: the boxes that a RetinaNet starts from, their matches with objects, and encoded boxes.
 
-As Lin, Goyal, Girshick, He and Dollár, "Focal Loss for Dense Object Detection" (2017), section 4, with the details of the authors' own
-program, Detectron. A box here is (ymin, xmin, ymax, xmax) in pixels of the image that the network sees.
+Follows Lin, Goyal, Girshick, He and Dollár, "Focal Loss for Dense Object Detection" (2017), section
+4, with the details of the authors' own program, Detectron. A box here is (ymin, xmin, ymax, xmax)
+in pixels of the image that the network sees.
 
 Legend: A anchors of an image, N boxes of an image (padded).
 """
@@ -17,7 +18,7 @@ import tensorflow as tf
 from pipeline_ops.models.boxes import pairwise_ious
 
 LEVELS = range(3, 8)
-"""Of the pyramid: level l has a cell for every 2**l pixels."""
+"""The levels of the pyramid. Level l has a cell for every 2**l pixels."""
 SCALES = (2**0, 2 ** (1 / 3), 2 ** (2 / 3))
 RATIOS = (0.5, 1.0, 2.0)
 """Height by width."""
@@ -25,25 +26,32 @@ PER_CELL = len(SCALES) * len(RATIOS)
 
 _IS_OBJECT_IOU, _IS_BACKGROUND_IOU = 0.5, 0.4
 _IN_CROWD = 0.7
-"""An anchor that lies to so much of its area in a crowd says nothing there: Detectron's TRAIN.CROWD_FILTER_THRESH."""
+"""The share of an anchor's area in a crowd from which on the anchor is ignored: Detectron's
+TRAIN.CROWD_FILTER_THRESH.
+"""
 _LARGEST_GROWTH = math.log(1000 / 16)
-"""A box is at most so much larger than its anchor, on a scale of logarithms: Detectron's BBOX_XFORM_CLIP. Keeps `exp` finite."""
+"""The largest logarithm of a box's size relative to its anchor: Detectron's BBOX_XFORM_CLIP. Keeps
+`exp` finite.
+"""
 _LEAST_SIDE = 1e-3
 
 
 def grid_shapes(image_size: tuple[int, int]) -> list[tuple[int, int]]:
-    """Rows and columns of each level, for an image of this height and width."""
+    """Returns the rows and columns of each level, for an image of this height and width."""
     return [(math.ceil(image_size[0] / 2**level), math.ceil(image_size[1] / 2**level)) for level in LEVELS]
 
 
 def make_anchors(image_size: tuple[int, int], scale: float) -> np.ndarray:
-    """float32 [A, 4] in pixels: level by level, row by row, cell by cell; in a cell by scale and then by ratio.
+    """Returns float32 [A, 4] in pixels: level by level, row by row, cell by cell.
 
-    An anchor of level l has the area (scale * 2**l * s)**2 for each s of SCALES; its centre is that of its cell. It may reach out of the image.
+    Within a cell, anchors are ordered by scale and then by ratio. An anchor of level l has the area
+    (scale * 2**l * s)**2 for each s of SCALES. Its centre is that of its cell. It may reach out of
+    the image.
 
     Args:
       image_size: height and width in pixels.
-      scale: the side of a level's smallest square anchor, in cells; the paper's is 4, which makes 32 to 813 pixels in all.
+      scale: the side of a level's smallest square anchor, in cells. The paper's value is 4, which
+          makes 32 to 813 pixels in all.
     """
     return np.concatenate([_level_anchors(level, *shape, scale) for level, shape in zip(LEVELS, grid_shapes(image_size), strict=True)])
 
@@ -58,8 +66,16 @@ def _level_anchors(level: int, rows: int, columns: int, scale: float) -> np.ndar
 
 
 class Matches(NamedTuple):
-    """What each anchor of an image stands for. `box` int32 [A]: the number of the box it overlaps most, the first of equals; it counts where
-    `is_object`. `is_ignored` bool [A]: neither an object nor background. The rest is background."""
+    """The match of each anchor of an image.
+
+    An anchor that is neither an object nor ignored is background.
+
+    Attributes:
+      box: int32 [A], the number of the box that the anchor overlaps most, the first of equals. It
+          counts where `is_object` is true.
+      is_object: bool [A].
+      is_ignored: bool [A], neither an object nor background.
+    """
 
     box: tf.Tensor
     is_object: tf.Tensor
@@ -67,16 +83,18 @@ class Matches(NamedTuple):
 
 
 def match(anchors: tf.Tensor, corners: tf.Tensor, is_learned: tf.Tensor, is_crowd: tf.Tensor) -> Matches:
-    """Anchors to the boxes of one image.
+    """Matches anchors to the boxes of one image.
 
-    An anchor stands for an object from an IoU of 0.5 on, and for background below 0.4. The anchors that overlap an object most, all of
-    equals, stand for an object as well, be it ever so little ("low-quality matches", Ren et al. 2015, section 3.1.2): for the one that they
-    themselves overlap most, as in Detectron. A crowd is no object, and what lies in it is no background.
+    An anchor stands for an object from an IoU of 0.5 on, and for background below 0.4. The anchors
+    that overlap an object most, all of equals, stand for an object at any overlap ("low-quality
+    matches", Ren et al. 2015, section 3.1.2). This object is the one that the anchor itself
+    overlaps most, as in Detectron. A crowd is not an object, and anchors inside a crowd are not
+    background.
 
     Args:
       anchors: float32 [A, 4].
       corners: float32 [N, 4], N at least 1.
-      is_learned: bool [N]; false where it is padding or a crowd.
+      is_learned: bool [N], false for padding and crowds.
       is_crowd: bool [N].
     """
     ious = tf.where(is_learned[None, :], pairwise_ious(anchors, corners), 0.0)
@@ -95,14 +113,17 @@ def _is_in_crowd(anchors: tf.Tensor, corners: tf.Tensor, is_crowd: tf.Tensor) ->
 
 
 def encode(corners: tf.Tensor, anchors: tf.Tensor) -> tf.Tensor:
-    """float32 [..., A, 4]: boxes as the network gives them: (dy, dx) of the centre in units of the anchor's height and width, (dh, dw) the
-    logarithms of how much larger the box is (Girshick et al. 2014, appendix C)."""
+    """Returns float32 [..., A, 4]: boxes in the encoding of the network's outputs.
+
+    (dy, dx) of the centre are in units of the anchor's height and width. (dh, dw) are the
+    logarithms of the box's size relative to the anchor's (Girshick et al. 2014, appendix C).
+    """
     (centers, sizes), (from_centers, from_sizes) = _centers_and_sizes(corners), _centers_and_sizes(anchors)
     return tf.concat([(centers - from_centers) / from_sizes, tf.math.log(tf.maximum(sizes, _LEAST_SIDE) / from_sizes)], axis=-1)
 
 
 def decode(deltas: tf.Tensor, anchors: tf.Tensor) -> tf.Tensor:
-    """float32 [..., A, 4]: the inverse of `encode`, in pixels."""
+    """Returns float32 [..., A, 4]: the inverse of `encode`, in pixels."""
     from_centers, from_sizes = _centers_and_sizes(anchors)
     centers = from_centers + deltas[..., :2] * from_sizes
     halves = tf.exp(tf.minimum(deltas[..., 2:], _LARGEST_GROWTH)) * from_sizes / 2

@@ -1,6 +1,6 @@
 """The networks of `keras.applications`, from scratch, with a new head of one dense layer.
 
-Weights of a backbone come in through `train.warm_start`. Nothing is downloaded, whatever the name.
+`train.warm_start` loads the weights of a backbone. Nothing is downloaded for any name.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ import keras
 from keras import Input, Model, layers
 
 _PREPROCESS_TF = ("InceptionV3", "MobileNetV2", "ResNet50V2", "ResNet101V2", "Xception")
-"""Scale to -1..1."""
+"""Networks that take values scaled to -1..1."""
 _PREPROCESS_CAFFE = ("ResNet50", "ResNet101")
-"""Blue, green, red, with the mean colour of ImageNet taken away."""
+"""Networks that take blue, green, red, with the mean colour of ImageNet subtracted."""
 _PREPROCESS_TORCH = ("DenseNet121",)
-"""Scale to 0..1, and normalise by mean and deviation of ImageNet."""
-# The others have their preprocessing inside.
+"""Networks that take values scaled to 0..1, then normalised by ImageNet's mean and deviation."""
+# The other networks contain their preprocessing.
 
 _MEAN_CAFFE, _MEAN, _DEVIATION = (103.939, 116.779, 123.68), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def build(image_shape: tuple[int, int, int], num_classes: int, name: str, dropout: float = 0.0, **parameters: Any) -> Model:
-    """A network by the name of its function in `keras.applications`, on images of one or three channels.
+    """Builds a network by the name of its function in `keras.applications`.
+
+    The images have one or three channels.
 
     Args:
-      dropout: before the head.
-      parameters: of that function, `alpha` say.
+      dropout: the dropout before the head.
+      parameters: arguments of that function, for example `alpha`.
     """
     images = Input(image_shape, name="images")
     x = images if image_shape[-1] == 3 else layers.Concatenate(name="three_channels")([images] * 3)
@@ -38,7 +40,7 @@ def build(image_shape: tuple[int, int, int], num_classes: int, name: str, dropou
 
 
 def preprocessed(name: str, x: Any) -> Any:
-    """Images of three channels, 0 to 255, as the network of this name was trained on them."""
+    """Returns images of three channels, 0 to 255, in the form that this network was trained on."""
     if name in _PREPROCESS_TF:
         return layers.Rescaling(1 / 127.5, -1)(x)
     if name in _PREPROCESS_TORCH:

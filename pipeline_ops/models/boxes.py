@@ -1,6 +1,7 @@
-"""What all detectors have in common: boxes as labels, detections as answers, and the suppression of those that mean the same object.
+"""Common parts of all detectors: boxes as labels, detections, and the suppression of duplicates.
 
-A box is (ymin, xmin, ymax, xmax), as fractions of the image's height and width: it holds for any size that the image is shown in.
+A box is (ymin, xmin, ymax, xmax), as fractions of the image's height and width. It holds for any
+size of the image.
 
 Legend: B batch, N boxes of an image (padded), K candidates, D detections.
 """
@@ -15,13 +16,19 @@ import tensorflow as tf
 from pipeline_ops.artifacts.results import LEAST_SCORE
 
 MAX_DETECTIONS = 100
-"""Of an image, as COCO's figures count them."""
+"""The largest number of detections of an image, as COCO's figures count them."""
 _SAME_OBJECT_IOU = 0.5
 
 
 class Boxes(NamedTuple):
-    """The labels of a batch. `corners` float32 [B, N, 4]; `classes` int32 [B, N], -1 where there is no box; `is_crowd` bool [B, N]: a region
-    with objects that nobody has drawn one by one, where nothing can be learned."""
+    """The labels of a batch.
+
+    Attributes:
+      corners: float32 [B, N, 4].
+      classes: int32 [B, N], -1 where there is no box.
+      is_crowd: bool [B, N], a region with objects that were not annotated one by one, where nothing
+          can be learned.
+    """
 
     corners: tf.Tensor
     classes: tf.Tensor
@@ -38,8 +45,14 @@ class Boxes(NamedTuple):
 
 
 class Detections(NamedTuple):
-    """What a detector answers, the best first. `boxes` float32 [B, D, 4]; `scores` float32 [B, D], 0 to 1; `classes` int64 [B, D];
-    `num_detections` int32 [B]: what comes after so many is padding, all 0."""
+    """The answer of a detector, the best detection first.
+
+    Attributes:
+      boxes: float32 [B, D, 4].
+      scores: float32 [B, D], 0 to 1.
+      classes: int64 [B, D].
+      num_detections: int32 [B]. Entries after this number are padding, all 0.
+    """
 
     boxes: tf.Tensor
     scores: tf.Tensor
@@ -48,13 +61,13 @@ class Detections(NamedTuple):
 
 
 def suppress(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, num_classes: int) -> Detections:
-    """Of boxes of one class that overlap by more than half, the best one stays.
+    """Keeps the best one of the boxes of one class that overlap by more than half.
 
     Args:
-      boxes: float32 [B, K, 4]; what lies outside of the image is cut off.
+      boxes: float32 [B, K, 4]. Parts outside of the image are cut off.
       scores: float32 [B, K].
       classes: int32 [B, K].
-      num_classes: of the data set.
+      num_classes: the number of classes in the data set.
     """
     by_class = scores[..., None] * tf.one_hot(classes, num_classes)
     found = tf.image.combined_non_max_suppression(
@@ -64,10 +77,13 @@ def suppress(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, num_classe
 
 
 def suppress_portably(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor) -> Detections:
-    """As `suppress`, of operations that TFLite and ONNX have, too. It compares all boxes with all, where TensorFlow's own operation stops early.
+    """Does the same as `suppress`, with operations that TFLite and ONNX have, too.
 
-    Who is hidden follows from who is kept among the better ones, so: keep all, drop what those that are kept hide, and again, until nothing
-    changes. After n rounds the n best are settled, and nearly always all of them.
+    It compares all boxes with all others, where TensorFlow's own operation stops early.
+
+    A box is suppressed if a better box that is kept overlaps it. The loop starts with all boxes.
+    Each round keeps the boxes that no box kept in the round before suppresses, until nothing
+    changes. After n rounds the n best boxes are settled, and nearly always all of them.
     """
     low, high = tf.maximum(boxes[:, :, None, :2], boxes[:, None, :, :2]), tf.minimum(boxes[:, :, None, 2:], boxes[:, None, :, 2:])
     inter, area = tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1), tf.reduce_prod(boxes[..., 2:] - boxes[..., :2], axis=-1)
@@ -90,7 +106,7 @@ def suppress_portably(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor) -
 
 
 def pairwise_ious(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    """float32 [..., P, Q] of boxes [..., P, 4] and [..., Q, 4]; 0 where both are empty."""
+    """Returns float32 [..., P, Q] of boxes [..., P, 4] and [..., Q, 4]; 0 where both are empty."""
     low, high = tf.maximum(one[..., :, None, :2], other[..., None, :, :2]), tf.minimum(one[..., :, None, 2:], other[..., None, :, 2:])
     inter = tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1)
     area, other_area = (tf.reduce_prod(each[..., 2:] - each[..., :2], axis=-1) for each in (one, other))

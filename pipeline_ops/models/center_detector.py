@@ -1,8 +1,10 @@
-"""A small detector without anchors: where the centre of an object is, a heat map says; how far it reaches, four distances.
+"""A small detector without anchors: a heat map gives an object's centre, four distances its extent.
 
-The idea is CenterNet's (Zhou, Wang and Krähenbühl 2019) with the box regression of FCOS (Tian et al. 2019), and a network small
-enough to learn on two CPU cores in minutes. Group normalisation, and not batch normalisation: it looks at one image at a time, so
-neither the number of workers nor a small batch changes what is learned, and no worker waits for another inside the network.
+The idea is CenterNet's (Zhou, Wang and Krähenbühl 2019) with the box regression of FCOS (Tian et
+al. 2019), and a network small enough to learn on two CPU cores in minutes. It uses group
+normalisation instead of batch normalisation. Group normalisation looks at one image at a time, so
+neither the number of workers nor a small batch changes the result, and no worker waits for another
+inside the network.
 
 Losses, targets and decoding are in `centers.py`.
 """
@@ -16,16 +18,21 @@ from pipeline_ops.models.centers import REACH_PIXELS, STRIDE, CenterHead
 
 _DEEPEST_STRIDE = 16
 _RARE = -3.5
-"""What the heat map's logits begin with: nearly every cell is no centre, and the first steps should not be spent on learning that."""
+"""The initial value of the heat map's logits. Nearly every cell is not a centre, and the first
+steps should not be spent on learning that.
+"""
 
 
 def build(image_shape: tuple[int, int, int], num_classes: int, width: int = 16) -> Model:
-    """Images to {"heat": logits [B, G, H, classes], "sides": distances [B, G, H, 4]} on a grid of stride 4.
+    """Builds a model from images to heat maps and distances on a grid of stride 4.
+
+    The outputs are {"heat": logits [B, G, H, classes], "sides": distances [B, G, H, 4]}.
 
     Args:
       image_shape: height and width must be multiples of 16.
-      num_classes: one heat map for each.
-      width: channels of the first layer, a multiple of 8; 16 makes about 0.2 million parameters, 32 0.9 million, 48 2 million.
+      num_classes: the number of heat maps, one for each class.
+      width: channels of the first layer, a multiple of 8; 16 makes about 0.2 million parameters, 32
+          0.9 million, 48 2 million.
     """
     height, width_pixels, _ = image_shape
     if height % _DEEPEST_STRIDE or width_pixels % _DEEPEST_STRIDE:
@@ -45,7 +52,7 @@ def make_head(image_shape: tuple[int, int, int], num_classes: int, width: int = 
 
 
 def _features(x: KerasTensor, width: int) -> KerasTensor:
-    """Down to stride 16 and back up to stride 4, with what was seen on the way down added."""
+    """Goes down to stride 16 and back up to stride 4, and adds the features of the way down."""
     x = _conv(_conv(x, width, strides=2), 2 * width, strides=2)
     quarter = _conv(x, 2 * width)
     eighth = _conv(_conv(quarter, 3 * width, strides=2), 3 * width)

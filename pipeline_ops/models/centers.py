@@ -1,6 +1,7 @@
-"""The head of `center_detector`: what the maps should be for given boxes, how far off they are, and which boxes they mean.
+"""The head of `center_detector`: target maps for given boxes, losses, and decoding into detections.
 
-Legend: B batch, N boxes of an image (padded), G H rows and columns of the grid, C classes. A cell is a square of STRIDE pixels.
+Legend: B batch, N boxes of an image (padded), G H rows and columns of the grid, C classes. A cell
+is a square of STRIDE pixels.
 """
 
 from __future__ import annotations
@@ -13,17 +14,23 @@ from pipeline_ops.models.boxes import Boxes, Detections, suppress, suppress_port
 
 STRIDE = 4
 REACH_PIXELS = 16.0
-"""The unit of the distances that the network gives: about half of a small object."""
+"""The unit of the distances that the network predicts: about half of a small object."""
 
 _BOX_WEIGHT = 2.0
 _CANDIDATES = 300
-"""So many peaks of an image are looked at."""
+"""The number of peaks that are considered for each image."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CenterTargets:
-    """`heat` float32 [B, G, H, C]: 1 where a centre is, falling off around it. `corners` [B, G, H, 4]: the box that a cell stands for,
-    in pixels. `shares` [B, G, H]: how much the cell counts, so that each box counts 1. `is_ignored` [B, G, H]: in a crowd."""
+    """The target maps of a batch.
+
+    Attributes:
+      heat: float32 [B, G, H, C], 1 at a centre, falling off around it.
+      corners: [B, G, H, 4], the box that a cell stands for, in pixels.
+      shares: [B, G, H], the weight of the cell. The weights of each box sum to 1.
+      is_ignored: [B, G, H], true in a crowd.
+    """
 
     heat: tf.Tensor
     corners: tf.Tensor
@@ -33,7 +40,7 @@ class CenterTargets:
 
 @dataclasses.dataclass(frozen=True)
 class CenterHead:
-    """The maps of a grid as losses and as detections."""
+    """Computes losses and detections from the maps of a grid."""
 
     grid: tuple[int, int]
     num_classes: int
@@ -41,7 +48,9 @@ class CenterHead:
     max_boxes = None
 
     def sums(self, outputs: dict[str, tf.Tensor], labels: Boxes) -> tf.Tensor:
-        """float32 [4]: the sums of the loss, of the heat map's part of it and of the boxes' IoU, and the number of boxes."""
+        """Returns float32 [4]: the sums of the loss, of the heat map's part of it and of the boxes'
+        IoU, and the number of boxes.
+        """
         targets = self.targets(labels)
         heat_loss = tf.reduce_sum(_focal_losses(tf.cast(outputs["heat"], tf.float32), targets))
         ious = _ious(self._corners(tf.cast(outputs["sides"], tf.float32)), targets.corners)
@@ -51,7 +60,10 @@ class CenterHead:
         return tf.stack([heat_loss + _BOX_WEIGHT * box_loss, heat_loss, found, count])
 
     def targets(self, labels: Boxes) -> CenterTargets:
-        """A Gaussian on each centre, as wide as the box allows; the cells round a centre stand for its box."""
+        """Returns targets with a Gaussian on each centre, as wide as the box allows.
+
+        The cells around a centre stand for its box.
+        """
         pixels = labels.in_pixels(*(STRIDE * size for size in self.grid))
         ymin, xmin, ymax, xmax = tf.unstack(pixels, axis=-1)
         distances2, is_near = self._distances(ymin, xmin, ymax, xmax)
@@ -65,15 +77,17 @@ class CenterHead:
             is_ignored=tf.reduce_any(self._inside(ymin, xmin, ymax, xmax) & labels.is_crowd[..., None, None], axis=1))
 
     def detect(self, outputs: dict[str, tf.Tensor]) -> Detections:
-        """Peaks of the heat maps with the boxes of their cells, overlapping ones of a class suppressed."""
+        """Returns the peaks of the heat maps with their boxes. Overlapping ones of a class are
+        suppressed.
+        """
         return suppress(*self._candidates(outputs), self.num_classes)
 
     def detect_portably(self, outputs: dict[str, tf.Tensor]) -> Detections:
-        """The same, of operations that TFLite and ONNX have."""
+        """Does the same as `detect`, with operations that TFLite and ONNX have."""
         return suppress_portably(*self._candidates(outputs))
 
     def _candidates(self, outputs: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Boxes, scores and classes, as `suppress` takes them."""
+        """Returns boxes, scores and classes, as `suppress` takes them."""
         scores = tf.sigmoid(tf.cast(outputs["heat"], tf.float32))
         peaks = tf.where(scores >= tf.nn.max_pool2d(scores, 3, 1, "SAME"), scores, 0.0)
         rows, columns = self.grid
@@ -83,7 +97,7 @@ class CenterHead:
         return tf.gather(boxes, places // self.num_classes, batch_dims=1), best, places % self.num_classes
 
     def _corners(self, sides: tf.Tensor) -> tf.Tensor:
-        """Distances to top, left, bottom and right as corners in pixels, [B, G, H, 4]."""
+        """Returns distances to top, left, bottom and right as corners in pixels, [B, G, H, 4]."""
         y, x = self._cell_centers()
         return tf.stack([y - sides[..., 0], x - sides[..., 1], y + sides[..., 2], x + sides[..., 3]], axis=-1)
 
@@ -92,8 +106,11 @@ class CenterHead:
         return rows[:, None], columns[None, :]
 
     def _distances(self, ymin: tf.Tensor, xmin: tf.Tensor, ymax: tf.Tensor, xmax: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """[B, N, G, H] each: the squared distance in cells to the cell of a box's centre; and whether the cell may stand for the box: it is
-        that cell, or one of the eight around it with its own centre inside the box."""
+        """Returns squared distances, and whether a cell may stand for a box, [B, N, G, H] each.
+
+        The distance is in cells, to the cell of the box's centre. That cell may stand for the box,
+        and so may each of the eight cells around it whose own centre is inside the box.
+        """
         def from_center(low: tf.Tensor, high: tf.Tensor, size: int) -> tf.Tensor:
             center = tf.clip_by_value(tf.floor((low + high) / 2 / STRIDE), 0.0, size - 1.0)
             return tf.range(size, dtype=tf.float32) - center[..., None]
@@ -103,22 +120,27 @@ class CenterHead:
         return distances2, (distances2 == 0) | ((distances2 <= 2) & self._inside(ymin, xmin, ymax, xmax))
 
     def _inside(self, ymin: tf.Tensor, xmin: tf.Tensor, ymax: tf.Tensor, xmax: tf.Tensor) -> tf.Tensor:
-        """Whether the centre of a cell is in a box, [B, N, G, H]."""
+        """Returns whether the centre of a cell is in a box, [B, N, G, H]."""
         y, x = self._cell_centers()
         ymin, xmin, ymax, xmax = (edge[..., None, None] for edge in (ymin, xmin, ymax, xmax))
         return (y > ymin) & (y < ymax) & (x > xmin) & (x < xmax)
 
 
 def _owned(distances2: tf.Tensor, is_candidate: tf.Tensor, areas: tf.Tensor) -> tf.Tensor:
-    """float32 [B, N, G, H] of 0 and 1: which box a cell stands for. The nearest centre wins; of equally near ones the smaller box, which
-    has fewer cells; of equal ones the first."""
+    """Returns float32 [B, N, G, H] of 0 and 1: the box that a cell stands for.
+
+    The nearest centre wins. The smaller one of equally near boxes wins, because it has fewer cells,
+    and the first one of equal boxes.
+    """
     order = tf.cast(tf.argsort(tf.argsort(areas, axis=1, stable=True), axis=1), tf.float32)
     cost = tf.where(is_candidate, distances2 + order[..., None, None] / (tf.cast(tf.shape(areas)[1], tf.float32) + 1), float("inf"))
     return tf.cast(is_candidate & (cost == tf.reduce_min(cost, axis=1, keepdims=True)), tf.float32)
 
 
 def _largest_by_class(heat: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Tensor:
-    """Of [B, N, G, H], for each class the largest value over its boxes, [B, G, H, C]; boxes of class -1 don't count."""
+    """Reduces [B, N, G, H] to the largest value over the boxes of each class, [B, G, H, C]. Boxes
+    of class -1 do not count.
+    """
     batch, _, rows, columns = tf.unstack(tf.shape(heat))
     segments = tf.where(classes < 0, -1, classes + num_classes * tf.range(batch)[:, None])
     largest = tf.math.unsorted_segment_max(tf.reshape(heat, [-1, rows, columns]), tf.reshape(segments, [-1]), num_classes * batch)
@@ -126,7 +148,9 @@ def _largest_by_class(heat: tf.Tensor, classes: tf.Tensor, num_classes: int) -> 
 
 
 def _focal_losses(logits: tf.Tensor, targets: CenterTargets) -> tf.Tensor:
-    """CornerNet's focal loss (Law and Deng 2018, equation 1, alpha 2 and beta 4), [B, G, H, C]."""
+    """Returns the focal loss of CornerNet (Law and Deng 2018, equation 1, alpha 2, beta 4), [B, G,
+    H, C].
+    """
     probability = tf.sigmoid(logits)
     missed = (1 - probability) ** 2 * tf.math.softplus(-logits)
     imagined = (1 - targets.heat) ** 4 * probability**2 * tf.math.softplus(logits)
@@ -135,7 +159,7 @@ def _focal_losses(logits: tf.Tensor, targets: CenterTargets) -> tf.Tensor:
 
 
 def _ious(corners: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
-    """Of boxes in pixels, cell by cell."""
+    """Returns the IoU of boxes in pixels, cell by cell."""
     inter = tf.maximum(tf.minimum(corners[..., 2:], others[..., 2:]) - tf.maximum(corners[..., :2], others[..., :2]), 0.0)
     inter = inter[..., 0] * inter[..., 1]
     area, other_area = (tf.reduce_prod(each[..., 2:] - each[..., :2], axis=-1) for each in (corners, others))

@@ -10,7 +10,9 @@ from pipeline_ops.artifacts.dataset import ENCODED, LABEL
 from pipeline_ops.errors import ConfigError
 
 PerExample = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""A loss or a metric of the user's own: labels int64 [b] and logits float32 [b, classes] to float32 [b], a value for each example."""
+"""A user's own loss or metric: takes labels int64 [b] and logits float32 [b, classes], and returns
+float32 [b], a value for each example.
+"""
 
 _FEATURES = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64)}
 
@@ -20,10 +22,11 @@ class Classification:
 
     Args:
       image_shape: height, width, channels.
-      class_weights: what a class's loss is multiplied with in training, by index; None for all alike.
-      label_smoothing: how much of each label is spread over all classes in training.
-      loss: instead of the cross-entropy.
-      metrics: beside accuracy, by name.
+      class_weights: the factor of each class's loss in training, by index. None weights all classes
+          alike.
+      label_smoothing: the share of each label that is spread over all classes in training.
+      loss: the function that replaces the cross-entropy.
+      metrics: metrics in addition to accuracy, by name.
     """
 
     counts_examples = True
@@ -36,7 +39,9 @@ class Classification:
         self.metrics = ("accuracy", *self._metrics)
 
     def parse(self, serialized_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """images uint8 [b, H, W, C] and labels int64 [b]. A batch is parsed at once, for half of the cost of one by one."""
+        """Returns images uint8 [b, H, W, C] and labels int64 [b]. Parsing a whole batch costs half
+        as much as parsing one by one.
+        """
         features = tf.io.parse_example(serialized_b, _FEATURES)
         decode = lambda encoded: tf.ensure_shape(  # noqa: E731
             tf.io.decode_image(encoded, channels=self._image_shape[-1], expand_animations=False), self._image_shape)
@@ -44,7 +49,7 @@ class Classification:
         return images_bHWC, features[LABEL]
 
     def batch_sums(self, outputs: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
-        """The sums of loss, accuracy and the metrics of one's own, and the number of examples."""
+        """Returns the sums of loss, accuracy and the user's metrics, and the number of examples."""
         logits = tf.cast(outputs, tf.float32)
         correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
         values = [self._losses(logits, labels, training), correct, *(per_example(name, fn, labels, logits) for name, fn in self._metrics.items())]
@@ -63,7 +68,11 @@ class Classification:
 
 
 def per_example(name: str, function: PerExample, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """What a function of the user's returns. A mean over the batch would train, but to another result for each number of workers."""
+    """Returns the values of a user's function.
+
+    Refuses a mean over the batch. It would train, but with a different result for each number of
+    workers.
+    """
     values = tf.convert_to_tensor(function(labels, logits))
     if values.shape.rank != 1:
         raise ConfigError(f"{name}: must return a value for each example, a tensor of rank 1, got shape {values.shape}; don't average over the batch")

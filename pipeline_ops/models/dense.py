@@ -6,7 +6,7 @@ from keras import Input, Model, Sequential, layers
 
 
 def build(image_shape: tuple[int, int, int], num_classes: int, units: int = 64, hidden_layers: int = 1) -> Model:
-    """`hidden_layers` layers of `units` units each, with ReLU."""
+    """Builds `hidden_layers` layers of `units` units each, with ReLU."""
     return Sequential([
         Input(image_shape, name="images"),
         layers.Rescaling(1 / 255),

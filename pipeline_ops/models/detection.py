@@ -1,11 +1,12 @@
 """Object detection: boxes with classes for each image.
 
-The task is the same for every detector; what its outputs mean is the model's head (`centers.py`, `anchor_head.py`). Boxes travel to
-the step as they are, a few hundred bytes for an image, and the head makes its targets there: on a GPU that is cheaper than to
-make the maps on the CPU and to copy them.
+The task is the same for every detector. The model's head (`centers.py`, `anchor_head.py`)
+interprets the outputs. Boxes reach the step unchanged, a few hundred bytes for an image, and the
+head makes its targets there. On a GPU that is cheaper than making the maps on the CPU and copying
+them.
 
-A box counts in the loss, not an example: `batch_sums` divides by what the head counts, over all workers, because an image with one
-object and one with a hundred must not weigh the same.
+The loss counts boxes, not examples. The sums of `batch_sums` are divided by the head's count, over
+all workers, because an image with one object and one with a hundred must not weigh the same.
 """
 
 from __future__ import annotations
@@ -27,14 +28,19 @@ _FEATURES = {
 
 
 class Head(Protocol):
-    """What a detector's outputs mean. `metrics` names the sums between the loss and the count. With `max_boxes`, labels have room for so many
-    boxes in every batch, and an image with more is an error; None: for as many as the image with the most has."""
+    """The interpretation of a detector's outputs.
+
+    Attributes:
+      metrics: the names of the sums between the loss and the count.
+      max_boxes: the number of boxes that labels have room for in every batch. An image with more
+          boxes is an error. None makes room for the image with the most boxes.
+    """
 
     metrics: tuple[str, ...]
     max_boxes: int | None
 
     def sums(self, outputs: Any, labels: Boxes) -> tf.Tensor:
-        """As `Task.batch_sums`; the last one is what the others are divided by."""
+        """Returns the sums of `Task.batch_sums`. The last one divides the others."""
         ...
 
     def detect(self, outputs: Any) -> Detections: ...
@@ -42,17 +48,17 @@ class Head(Protocol):
 
 @runtime_checkable
 class PortableHead(Head, Protocol):
-    """A head whose detections can also be made of operations that TFLite and ONNX have."""
+    """A head that can also detect with operations that TFLite and ONNX have."""
 
     def detect_portably(self, outputs: Any) -> Detections: ...
 
 
 class Detection:
-    """The task of a model whose outputs a head understands.
+    """The task of a model whose outputs a head interprets.
 
     Args:
       image_shape: height, width, channels.
-      head: of the model.
+      head: the model's head.
     """
 
     counts_examples = False
@@ -62,7 +68,11 @@ class Detection:
         self._image_shape, self._head, self.metrics = image_shape, head, head.metrics
 
     def parse(self, serialized_b: tf.Tensor) -> tuple[tf.Tensor, Boxes]:
-        """images uint8 [b, H, W, C] and their boxes, as many for each image as the one with the most has, or as the head has room for."""
+        """Returns images uint8 [b, H, W, C] and their boxes.
+
+        All images have room for as many boxes as the image with the most boxes has, or as the
+        head's `max_boxes`.
+        """
         features = tf.io.parse_example(serialized_b, _FEATURES)
         decode = lambda encoded: tf.ensure_shape(  # noqa: E731
             tf.io.decode_image(encoded, channels=self._image_shape[-1], expand_animations=False), self._image_shape)
@@ -81,5 +91,5 @@ class Detection:
         return room
 
     def batch_sums(self, outputs: Any, labels: Boxes, training: bool) -> tf.Tensor:
-        """The head's: of the loss, of its metrics, and the number that they are divided by."""
+        """Returns the head's sums: of the loss and of its metrics, and their divisor."""
         return self._head.sums(outputs, labels)

@@ -1,4 +1,7 @@
-"""conv32 - pool - conv64 - pool - dense64 - dense: the small network of many tutorials, enough for handwritten digits."""
+"""A small convolutional network of many tutorials, enough for handwritten digits.
+
+Its layers are conv32 - pool - conv64 - pool - dense64 - dense.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from keras import Input, Model, Sequential, layers
 
 
 def build(image_shape: tuple[int, int, int], num_classes: int) -> Model:
-    """About 121,000 parameters for 28x28 grey images and ten classes."""
+    """Builds a model of about 121,000 parameters for 28x28 grey images and ten classes."""
     return Sequential([
         Input(image_shape, name="images"),
         layers.Rescaling(1 / 255),

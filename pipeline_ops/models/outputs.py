@@ -1,6 +1,4 @@
-"""The outputs of a classifier: one logit for each class, which is what the loss and the served
-model take.
-"""
+"""The outputs of a classifier: one logit for each class, as the loss and the served model take."""
 
 from __future__ import annotations
 
@@ -13,22 +11,22 @@ from pipeline_ops.errors import ConfigError
 
 _SQUASHING = ("softmax", "sigmoid")
 _PASSING = (keras.layers.Activation, keras.layers.Reshape, keras.layers.Flatten)
-"""Layers that are looked through when they have no activation of their own."""
+"""Layers that are passed over when they have no activation of their own."""
 
 
 def validate_outputs(model: keras.Model, name: str, num_classes: int) -> None:
-    """Checks what can be seen without computing anything.
+    """Checks the properties that are visible without a computation.
 
     Args:
       model: a classifier that is built.
       name: the value of `train.model`, for messages.
-      num_classes: of the data set.
+      num_classes: the number of classes in the data set.
 
     Raises:
       ConfigError: the outputs are not one logit for each class.
     """
     outputs = getattr(model, "outputs", None)
-    if not outputs:  # a subclassed model; `validate_logits` sees what comes out
+    if not outputs:  # a subclassed model; `validate_logits` checks its values
         return
     if len(outputs) > 1:
         raise ConfigError(
@@ -40,7 +38,7 @@ def validate_outputs(model: keras.Model, name: str, num_classes: int) -> None:
 
 
 def validate_shape(shape: tuple[int | None, ...], name: str, num_classes: int) -> None:
-    """Raises ConfigError where the shape, batch first, is not that of a logit for each class."""
+    """Raises ConfigError if the shape, batch first, is not that of a logit for each class."""
     if len(shape) != 2 or shape[1] != num_classes:
         raise ConfigError(
             f"train.model: {name} has outputs of shape {[*shape[1:]]} for each image, and the "
@@ -70,7 +68,7 @@ def _squashed(name: str, activation: str, where: str) -> ConfigError:
 
 
 def _activation_of(output: Any) -> tuple[str, str] | None:
-    """The squashing activation that an output comes from, and the layer that has it."""
+    """Returns the squashing activation that produces an output, and the layer that has it."""
     layer, node, _ = output._keras_history
     activation = getattr(layer, "activation", None)
     name = (

@@ -1,7 +1,7 @@
-"""Functions of the user's own: models, losses and metrics, named as `my_package.my_module:function`.
+"""A user's own functions: models, losses and metrics, named as `my_package.my_module:function`.
 
-Their module is found as Python finds any, and beside the config file. What of their code belongs into a fingerprint is in
-`user_code/models.py`.
+Their module is found like any Python module, or next to the config file. `user_code/models.py`
+determines which of their code belongs to a fingerprint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ _CURE_PER_EXAMPLE = ("Write a function of labels and logits that returns a value
 
 
 def load_function(path: str, key: str, folder: Path) -> Callable[..., Any]:
-    """The function behind a module path. Raises ConfigError, as `load_object` does, also for an object that cannot be called."""
+    """Returns the function behind a module path.
+
+    Raises:
+      ConfigError: as `load_object`, or the object cannot be called.
+    """
     found = load_object(path, key, folder)
     if not callable(found):
         raise ConfigError(f"{key}: {path} is a {type(found).__name__}, not a function")
@@ -31,11 +35,11 @@ def load_function(path: str, key: str, folder: Path) -> Callable[..., Any]:
 
 
 def load_per_example(path: str, key: str, folder: Path) -> Callable[..., Any]:
-    """The loss or the metric behind a module path.
+    """Returns the loss or the metric behind a module path.
 
     Raises:
-      ConfigError: as `load_function`. An object or a class of Keras is refused, and so is a function of Keras that takes
-        probabilities unless it is told otherwise.
+      ConfigError: as `load_function`. An object or a class of Keras is refused, and so is a
+          function of Keras that takes probabilities by default.
     """
     found = load_object(path, key, folder)
     kind = found if isinstance(found, type) else type(found)
@@ -48,12 +52,12 @@ def load_per_example(path: str, key: str, folder: Path) -> Callable[..., Any]:
 
 
 def load_object(path: str, key: str, folder: Path) -> Any:
-    """The object behind a module path.
+    """Returns the object behind a module path.
 
     Args:
       path: `module:name`.
-      key: of the config, for messages.
-      folder: of the config file.
+      key: the key of the config, for messages.
+      folder: the folder of the config file.
 
     Raises:
       ConfigError: the module cannot be imported, or has no such name.

@@ -1,8 +1,11 @@
-"""RetinaNet: a pyramid of features on a network of `keras.applications`, and at each of its cells nine anchors with a class and a box.
+"""RetinaNet: a feature pyramid on a network of `keras.applications`, with nine anchors in each
+cell.
 
-As Lin, Goyal, Girshick, He and Dollár, "Focal Loss for Dense Object Detection" (2017), section 4, on the pyramid of Lin et al., "Feature
-Pyramid Networks for Object Detection" (2017). For GPUs: on CPU cores `center_detector` learns what is to be learned in a tenth of the time.
-From scratch, or with the weights of a local file (`train.warm_start`: one of `keras.applications` fills the backbone); nothing is downloaded.
+Each anchor has a class and a box, as in Lin, Goyal, Girshick, He and Dollár, "Focal Loss for Dense
+Object Detection" (2017), section 4, on the pyramid of Lin et al., "Feature Pyramid Networks for
+Object Detection" (2017). The model is for GPUs. On CPU cores, `center_detector` learns in a tenth
+of the time. Training starts from scratch, or with the weights of a local file (`train.warm_start`:
+a file of `keras.applications` fills the backbone). Nothing is downloaded.
 
 Losses, targets and decoding are in `anchor_head.py` and `anchors.py`.
 """
@@ -30,13 +33,15 @@ ENDPOINTS: Mapping[str, tuple[str, str, str]] = {
     "ResNet50": ("conv3_block4_out", "conv4_block6_out", "conv5_block3_out"),
     "ResNet101": ("conv3_block4_out", "conv4_block23_out", "conv5_block3_out"),
 }
-"""Of each backbone, the last layers with 8, 16 and 32 pixels to a cell."""
+"""The last layers of each backbone with 8, 16 and 32 pixels to a cell."""
 
 _DEEPEST_STRIDE = 32
 _GROUP = 8
 """Channels that are normalised together."""
 _RARE = -math.log((1 - 0.01) / 0.01)
-"""Where the logits begin: every anchor says 0.01 for every class, so that the many that are background don't drown the first steps."""
+"""The initial value of the logits. Every anchor predicts 0.01 for every class, so that the many
+background anchors do not dominate the first steps.
+"""
 
 Normalization = Literal["none", "group"]
 
@@ -44,21 +49,25 @@ Normalization = Literal["none", "group"]
 def build(image_shape: tuple[int, int, int], num_classes: int, backbone: str = "ResNet50", backbone_parameters: Mapping[str, Any] | None = None,
           width: int = 256, depth: int = 4, normalization: Normalization = "none", frozen_batch_normalization: bool = False,
           anchor_scale: float = 4.0, box_loss: BoxLoss = "smooth_l1", max_boxes: int | None = None) -> Model:
-    """Images to {"logits": [B, A, classes], "deltas": [B, A, 4]}, in the order of `anchors.make_anchors`.
+    """Builds a model from images to logits and deltas, in the order of `anchors.make_anchors`.
+
+    The outputs are {"logits": [B, A, classes], "deltas": [B, A, 4]}.
 
     Args:
       image_shape: height and width must be multiples of 32.
-      num_classes: of the data set.
+      num_classes: the number of classes in the data set.
       backbone: the name of its function in `keras.applications`, one of ENDPOINTS.
-      backbone_parameters: of that function: `alpha`, say.
+      backbone_parameters: arguments of that function, for example `alpha`.
       width: channels of the pyramid and of the two small networks on it, a multiple of 8.
       depth: convolutions of each of these two, before the last one.
-      normalization: of the pyramid and of these two. The paper has none, and a backbone that knows pictures already; from scratch, group.
-      frozen_batch_normalization: the backbone's statistics and scales stay what the file of weights says, as in the paper.
-      anchor_scale, box_loss, max_boxes: of the head; `AnchorHead` says what they are.
+      normalization: the normalisation of the pyramid and of these two. The paper has none, with a
+          pretrained backbone. Use `group` to train from scratch.
+      frozen_batch_normalization: keeps the backbone's statistics and scales as in the file of
+          weights, as in the paper.
+      anchor_scale, box_loss, max_boxes: arguments of the head, described in `AnchorHead`.
 
     Raises:
-      ConfigError: a value is not one of these.
+      ConfigError: a value is not allowed.
     """
     _check(image_shape, backbone, width, depth, normalization)
     make_head(image_shape, num_classes, anchor_scale=anchor_scale, box_loss=box_loss, max_boxes=max_boxes)
@@ -75,7 +84,7 @@ def build(image_shape: tuple[int, int, int], num_classes: int, backbone: str = "
 
 def make_head(image_shape: tuple[int, int, int], num_classes: int, anchor_scale: float = 4.0, box_loss: BoxLoss = "smooth_l1",
               max_boxes: int | None = None, **_: Any) -> AnchorHead:
-    """What the outputs mean. Raises ConfigError."""
+    """Returns the head that interprets the outputs. Raises ConfigError."""
     if not anchor_scale > 0:
         raise ConfigError(f"train.model_parameters.anchor_scale must be above 0, got {anchor_scale}")
     if box_loss not in ("smooth_l1", "giou"):
@@ -101,13 +110,15 @@ def _check(image_shape: tuple[int, int, int], backbone: str, width: int, depth: 
 
 
 def _backbone(name: str, image_size: tuple[int, int], parameters: Mapping[str, Any]) -> Model:
-    """A model of its own inside the other, so that a file of `keras.applications` finds it."""
+    """Returns the backbone as a nested model, which a weights file of `keras.applications` fits."""
     network = getattr(keras.applications, name)(include_top=False, weights=None, input_shape=(*image_size, 3), **parameters)
     return Model(network.inputs, [network.get_layer(endpoint).output for endpoint in ENDPOINTS[name]], name=name.lower())
 
 
 def _pyramid(endpoints: list[KerasTensor], width: int, normalization: Normalization) -> list[KerasTensor]:
-    """Levels 3 to 7: three with what was seen higher up added, and two more on top of the backbone's last."""
+    """Returns levels 3 to 7: three with the features of higher levels added, and two more on top of
+    the backbone's last.
+    """
     laterals = [_conv(endpoint, width, normalization, f"lateral_{level}", kernel=1) for level, endpoint in enumerate(endpoints, start=3)]
     merged = [laterals[-1]]
     for lateral in laterals[-2::-1]:
@@ -124,7 +135,7 @@ def _conv(x: KerasTensor, width: int, normalization: Normalization, name: str, k
 
 def _predictions(pyramid: list[KerasTensor], name: str, values: int, width: int, depth: int, normalization: Normalization,
                  bias: Any) -> KerasTensor:
-    """float32 [B, A, values]: the same small network on every level."""
+    """Returns float32 [B, A, values]: the outputs of the same small network on every level."""
     random = initializers.RandomNormal(stddev=0.01)  # section 4.1: "all new conv layers except the final one ... sigma = 0.01"
     convs = [layers.Conv2D(width, 3, padding="same", use_bias=normalization == "none", name=f"{name}_{number}",
                            kernel_initializer=random.clone()) for number in range(depth)]

@@ -3,9 +3,10 @@
     def build(image_shape, num_classes):
         return slim_model(my_network, image_shape)
 
-where `my_network(images, is_training)` is written with tf_slim or `tf.compat.v1.layers` and returns logits. Every
-variable that it asks for is made once, as a weight of the model; what it puts into the collections of updates and of
-regularisation losses takes effect. Needs the extra `slim` (tf-slim and tf-keras).
+`my_network(images, is_training)` is written with tf_slim or `tf.compat.v1.layers` and returns
+logits. Every variable that it requests is created once, as a weight of the model. The update
+operations and regularisation losses that it adds to collections take effect. Needs the extra `slim`
+(tf-slim and tf-keras).
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from pipeline_ops.errors import ConfigError
 v1 = tf.compat.v1
 
 Network = Callable[[tf.Tensor, bool], tf.Tensor]
-"""Images float32 [b, H, W, C], and whether it is training, to logits [b, classes]."""
+"""A function from images float32 [b, H, W, C] and a flag for training to logits [b, classes]."""
 
 
 def slim_model(network: Network, image_shape: tuple[int, int, int]) -> keras.Model:
-    """A Keras model, built, that computes what a TF-Slim definition says.
+    """Returns a built Keras model that computes a TF-Slim definition.
 
     Raises:
       ConfigError: the extra is not installed.
@@ -42,10 +43,10 @@ def slim_model(network: Network, image_shape: tuple[int, int, int]) -> keras.Mod
 
 
 def _prepare() -> None:
-    """Puts two names back where tf_slim looks for them; TensorFlow and tf_keras have moved them meanwhile.
+    """Restores two names that tf_slim needs and that TensorFlow and tf_keras have moved.
 
-    `slim.batch_norm` loads `tf_keras.legacy_tf_layers` when it is first used, which is under `tf_keras.src` now; after dense layers, it
-    asks for `ops.Tensor`.
+    On its first use, `slim.batch_norm` loads `tf_keras.legacy_tf_layers`, which is now under
+    `tf_keras.src`. After dense layers, it uses `ops.Tensor`.
     """
     try:
         importlib.import_module("tf_slim")
@@ -57,7 +58,10 @@ def _prepare() -> None:
 
 
 class SlimModel(keras.Model):
-    """See `slim_model`. B batch, H W C image."""
+    """The Keras model that `slim_model` returns.
+
+    Legend: B batch, H W C image.
+    """
 
     def __init__(self, network: Network):
         super().__init__()
@@ -66,7 +70,7 @@ class SlimModel(keras.Model):
         self._generator = keras.random.SeedGenerator()
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Finds out which variables there are, by tracing the definition once, in training, which needs the most."""
+        """Creates the variables: traces the definition once, in training, which needs the most."""
         tf.function(lambda images: self._run(images, True)[0]).get_concrete_function(tf.TensorSpec([1, *input_shape[1:]], tf.float32))
         self.built = True
 
@@ -77,7 +81,11 @@ class SlimModel(keras.Model):
         return logits
 
     def _run(self, images_BHWC: tf.Tensor, training: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Logits and regularisation losses. Collections are those of the function that is being traced, so only what is new in them is ours."""
+        """Returns logits and regularisation losses.
+
+        The collections belong to the function that is being traced, so only their new entries
+        belong to this call.
+        """
         graph, keys = v1.get_default_graph(), v1.GraphKeys
         seen = {key: len(graph.get_collection(key)) for key in (keys.UPDATE_OPS, keys.REGULARIZATION_LOSSES)}
         with _drawing_from(self._generator), variable_scope.with_variable_store(variable_scope._VariableStore()), \
@@ -89,7 +97,9 @@ class SlimModel(keras.Model):
 
     def _get_variable(self, getter: Any, name: str, shape: Any = None, dtype: Any = tf.float32, initializer: Any = None, trainable: bool = True,
                       **_unused: Any) -> tf.Variable:
-        """Stands in for `tf.compat.v1.get_variable`. The regulariser never comes here: the old layers see to it themselves."""
+        """Replaces `tf.compat.v1.get_variable`. It never receives the regulariser: the old layers
+        apply it themselves.
+        """
         if name not in self._by_name:
             with tf.init_scope():
                 self._by_name[name] = self._make(name, tf.TensorShape(shape).as_list(), tf.as_dtype(dtype), initializer, trainable is not False)
@@ -105,7 +115,10 @@ class SlimModel(keras.Model):
 
 @contextlib.contextmanager
 def _drawing_from(generator: keras.random.SeedGenerator) -> Iterator[None]:
-    """Dropout draws from a generator of Keras's meanwhile. By itself it would begin anew in every process, and so after every restart."""
+    """Makes dropout draw from a generator of Keras while the block runs.
+
+    TensorFlow's own random numbers would start again in every process, and so after every restart.
+    """
     own = nn_ops._dropout
 
     def dropout(**arguments: Any) -> tf.Tensor:

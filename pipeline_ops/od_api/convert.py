@@ -1,4 +1,7 @@
-"""A `pipeline.config` of the TensorFlow Object Detection API as a pipeline of ours, in YAML, with everything that it says and we have no word for."""
+"""Conversion of a `pipeline.config` of the TensorFlow Object Detection API to a pipeline in YAML.
+
+The YAML also lists the fields that have no counterpart.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,14 @@ _WIDTH = 145
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """`sections` of our config; `notes` on what became something else; `left`: fields that have no counterpart."""
+    """A converted `pipeline.config`.
+
+    Attributes:
+      sections: the sections of our config.
+      notes: remarks on settings that became something else.
+      left: fields that have no counterpart.
+      file: the name of the `pipeline.config`.
+    """
 
     sections: dict[str, Any]
     notes: Sequence[str]
@@ -31,7 +41,7 @@ class Converted:
     file: str
 
     def as_yaml(self) -> str:
-        """With notes and left-out fields as comments at its head."""
+        """Returns the config as YAML, with notes and left-out fields as comments at its head."""
         return "\n".join([f"# Made of {self.file} of the TensorFlow Object Detection API.", *self._comments(), _dumped(self.sections)])
 
     def _comments(self) -> list[str]:
@@ -45,10 +55,11 @@ def convert(file: Path, num_examples: int | None = None) -> Converted:
 
     Args:
       file: the pipeline.config.
-      num_examples: training records; None: they are counted.
+      num_examples: the number of training records. None counts them.
 
     Raises:
-      ConfigError: the file is not what it should be, or says something that can't be carried over; with its place.
+      ConfigError: the file is not valid, or has a setting that cannot be converted. The message
+          names the place.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -79,13 +90,16 @@ def convert(file: Path, num_examples: int | None = None) -> Converted:
 
 
 def _take_metrics(config: Reader) -> None:
-    """COCO's figures are what is evaluated anyway."""
+    """Takes COCO's metrics, which evaluation computes in any case."""
     for evaluation in config.messages("eval_config"):
         evaluation.take_equal("metrics_set", "coco_detection_metrics")
 
 
 def _name_of(file: Path) -> str:
-    """`models/my_ssd/pipeline.config` is named after its folder, `ssd_mobilenet.config` after itself."""
+    """Returns the name of the pipeline.
+
+    `models/my_ssd/pipeline.config` is named after its folder, `ssd_mobilenet.config` after itself.
+    """
     stem = file.resolve().parent.name if file.stem == "pipeline" else file.stem
     name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
     return name if name[:1].isalpha() else f"imported_{name}".rstrip("_")

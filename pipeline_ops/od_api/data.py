@@ -1,4 +1,4 @@
-"""What a `pipeline.config` says of the data: the records, the label map, and the size that images are brought to."""
+"""The data of a `pipeline.config`: the records, the label map, and the size of resized images."""
 
 from __future__ import annotations
 
@@ -19,13 +19,21 @@ _SHARDED = re.compile(r"(?P<name>.+)@(?P<count>\d+)(?P<rest>[^/]*)")
 _HEAD = struct.Struct("<QI")
 _TAIL_BYTES = 4
 _VALIDATION = 0.05
-"""Of the training records: the API watches a training by the evaluation set, which is our test."""
+"""The validation share of the training records. The API watches a training by the evaluation set,
+which is our test.
+"""
 _UNKNOWN_SIZE = 640
 
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """`source`: the section `preprocess.source`. `split`: `preprocess.split`. `train_patterns`: paths of training records, as glob takes them."""
+    """The records of a `pipeline.config`.
+
+    Attributes:
+      source: the section `preprocess.source`.
+      split: the section `preprocess.split`.
+      train_patterns: paths of training records, as glob takes them.
+    """
 
     source: dict[str, Any]
     split: dict[str, float]
@@ -36,13 +44,17 @@ class Records:
         return self.split["train"]
 
     def count(self) -> int | None:
-        """How many training records there are; None where there is no file. Raises ConfigError: one is no TFRecord file."""
+        """Returns the number of training records, or None if there is no file.
+
+        Raises:
+          ConfigError: a file is not a TFRecord file.
+        """
         files = sorted({file for pattern in self.train_patterns for file in glob.glob(pattern)})
         return sum(map(count_records, files)) if files else None
 
 
 def read_records(config: Reader) -> Records:
-    """The readers of training and evaluation as a source. Raises ConfigError."""
+    """Returns the readers of training and evaluation as a source. Raises ConfigError."""
     if not config.has("train_input_reader"):
         raise ConfigError("pipeline.config: there is no train_input_reader")
     train_reader, test_readers = config.message("train_input_reader"), [*config.messages("eval_input_reader"), *config.messages("eval_input_readers")]
@@ -69,12 +81,12 @@ def read_records(config: Reader) -> Records:
 
 
 def image_size(config: Reader, model: Reader, multiple: int) -> tuple[tuple[int, int], str, int]:
-    """Height and width, the mode of our stage `resize`, and the number of channels.
+    """Returns height and width, the mode of our stage `resize`, and the number of channels.
 
     Args:
-      config: for notes.
+      config: receives notes.
       model: has the image_resizer.
-      multiple: of which height and width must be for our model.
+      multiple: the number of which height and width must be multiples for our model.
     """
     resizer = model.message("image_resizer")
     match resizer.one_of("fixed_shape_resizer", "keep_aspect_ratio_resizer"):
@@ -98,7 +110,7 @@ def image_size(config: Reader, model: Reader, multiple: int) -> tuple[tuple[int,
 
 
 def count_records(file: str) -> int:
-    """The records of a TFRecord file, by their lengths alone. Raises ConfigError."""
+    """Counts the records of a TFRecord file by their lengths alone. Raises ConfigError."""
     try:
         with open(file, "rb") as records:
             size, count, position = os.fstat(records.fileno()).st_size, 0, 0
@@ -117,7 +129,10 @@ def count_records(file: str) -> int:
 
 
 def _paths(reader: Reader) -> list[str]:
-    """Absolute, with sharded names written out as patterns: `train@10` and `train-?????-of-00010` are the same."""
+    """Returns absolute paths, with sharded names written out as patterns.
+
+    `train@10` and `train-?????-of-00010` are the same.
+    """
     inner = reader.message("tf_record_input_reader")
     return [_pattern(path) for path in inner.take_all("input_path", str)]
 
@@ -130,7 +145,7 @@ def _pattern(path: str) -> str:
 
 
 def _absolute(path: str) -> str:
-    """Relative ones start where the command runs, as with the API."""
+    """Returns an absolute path. Relative paths start in the working directory, as with the API."""
     if "://" in path:
         raise ConfigError(f"pipeline.config: {path}: TFRecords and label maps are read from local folders only; copy or mount them, and "
                           "change the path")
@@ -138,7 +153,10 @@ def _absolute(path: str) -> str:
 
 
 def _common_folder(paths: Sequence[str]) -> str:
-    """Everything below it is in the fingerprint, so it must not be half of a machine."""
+    """Returns the common folder of the paths.
+
+    Everything below it is in the fingerprint, so the root and the home folder are refused.
+    """
     folder = os.path.commonpath([os.path.dirname(path) for path in paths])
     while glob.has_magic(folder):
         folder = os.path.dirname(folder)
@@ -149,7 +167,12 @@ def _common_folder(paths: Sequence[str]) -> str:
 
 
 def _class_names(path: str) -> list[str]:
-    """In the order of the label map's numbers. Raises ConfigError: there is no such file; DataError: it is no label map."""
+    """Returns the class names, in the order of the label map's numbers.
+
+    Raises:
+      ConfigError: the file cannot be read.
+      DataError: the file is not a label map.
+    """
     try:
         names = parse_label_map(Path(path).read_bytes(), path)
     except OSError as error:

@@ -1,4 +1,7 @@
-"""The model of ours that is nearest to one of the Object Detection API's: detectors with anchors become RetinaNet, CenterNet our own small one."""
+"""The model of ours that is nearest to a model of the Object Detection API.
+
+Detectors with anchors become RetinaNet. CenterNet becomes our own small detector.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ from pipeline_ops.od_api.reader import Reader
 
 _BACKBONES = {"resnet50": "ResNet50", "resnet101": "ResNet101", "resnet152": "ResNet101", "mobilenet": "MobileNetV2",
               "efficientnet": "EfficientNetB0"}
-"""By what the type of a feature extractor contains, `ssd_resnet50_v1_fpn_keras` say."""
+"""The backbones, by a part of the type of a feature extractor, for example
+`ssd_resnet50_v1_fpn_keras`.
+"""
 _SAME = ("resnet50", "resnet101", "efficientnet_b0", "efficientnet-b0", "mobilenet_v2")
-"""What is named as it is, and no nearest one."""
+"""The types that have an exact counterpart, not only a nearest one."""
 
 
 def nearest_model(config: Reader) -> tuple[Reader, str, dict[str, Any]]:
-    """The API's model, the name of ours, and its parameters. Raises ConfigError: there is none."""
+    """Returns the API's model, the name of ours, and its parameters. Raises ConfigError."""
     models = config.message("model")
     kind = models.one_of("ssd", "faster_rcnn", "center_net")
     if kind is None:
@@ -36,12 +41,12 @@ def nearest_model(config: Reader) -> tuple[Reader, str, dict[str, Any]]:
 
 
 def multiple_of(name: str) -> int:
-    """Pixels that height and width must be multiples of."""
+    """Returns the number of pixels of which height and width must be multiples."""
     return 16 if name == "center_detector" else 32
 
 
 def check_num_classes(config: Reader, model: Reader, class_names: list[str] | None) -> None:
-    """The data say how many classes there are; a different number is told."""
+    """Adds a note if the number of classes differs from the label map, which has precedence."""
     count = model.take("num_classes", int, None)
     if count is not None and class_names is not None and count != len(class_names):
         config.note(f"{model.path('num_classes')} is {count}, and the label map names {len(class_names)}: our model has as many as are named")

@@ -1,4 +1,7 @@
-"""A message whose fields are taken one by one: what was taken, and for which key of ours, and what was not is known in the end."""
+"""A message whose fields are taken one by one.
+
+It records which fields were taken, so the fields that were left are known in the end.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from pipeline_ops.od_api.text_proto import Field, Message, Scalar
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A field that is no message, or an empty one. `path` is as one would type it: `train_config.data_augmentation_options[1].random_crop_image`."""
+    """A field that is not a message, or an empty message.
+
+    `path` has the form `train_config.data_augmentation_options[1].random_crop_image`.
+    """
 
     path: str
     value: Scalar | Message
@@ -25,12 +31,13 @@ class Leaf:
 
 
 class Reader:
-    """One message. Readers of messages inside of it write into the same lists.
+    """One message. Readers of the messages inside it write into the same lists.
 
     Args:
-      message: what is read.
-      file: its name, for messages.
-      path: of the message; "" for the whole file.
+      message: the message to read.
+      file: the name of the file, for error messages.
+      path: the path of the message, "" for the whole file.
+      root: the reader of the whole file, None for that reader itself.
     """
 
     def __init__(self, message: Message, file: str, path: str = "", root: Reader | None = None):
@@ -40,7 +47,7 @@ class Reader:
             self.notes: list[str] = []
 
     def note(self, text: str) -> None:
-        """Something that a person must know of what was taken."""
+        """Adds a note for the user on a converted field."""
         if text not in self._root.notes:
             self._root.notes.append(text)
 
@@ -51,16 +58,16 @@ class Reader:
         return f"{self._path}.{name}" if self._path else name
 
     def place(self, name: str) -> str:
-        """File, line and path of a field that is there."""
+        """Returns the file, line, column and path of a field that is present."""
         field = next(field for field in self._message.fields if field.name == name)
         return f"{self._file}:{field.line}:{field.column}: {self.path(name)}"
 
     def message(self, name: str) -> Reader:
-        """The message of this name; an empty one where there is none. The last of several."""
+        """Returns the last message of this name, or an empty one if there is none."""
         return next(reversed(self.messages(name)), Reader(Message(()), self._file, self.path(name), self._root))
 
     def messages(self, name: str) -> Sequence[Reader]:
-        """All messages of this name. Raises ConfigError: a field of this name is none."""
+        """Returns all messages of this name. Raises ConfigError if a field is not a message."""
         found = []
         for path, field in self._paths():
             if field.name == name:
@@ -70,23 +77,26 @@ class Reader:
         return found
 
     def one_of(self, *names: str) -> str | None:
-        """Which of these messages or fields is there; the last, as protobuf has it."""
+        """Returns the name of the message or field that is present, None if there is none.
+
+        The last of several counts, as in protobuf.
+        """
         return next((field.name for field in reversed(self._message.fields) if field.name in names), None)
 
     def mark(self, name: str) -> None:
-        """Takes an empty message, whose being there is all that it says."""
+        """Takes an empty message, which says something by its presence alone."""
         self._root._taken.update(path for path, field in self._paths() if field.name == name)
 
     def take(self, name: str, kind: type, default: Any) -> Any:
-        """A scalar, for a key of ours. The last of several counts, as protobuf has it.
+        """Returns a scalar, for a key of ours. The last of several counts, as in protobuf.
 
         Raises:
-          ConfigError: it is of another kind.
+          ConfigError: the value is of another kind.
         """
         return next(reversed(self.take_all(name, kind)), default)
 
     def take_all(self, name: str, kind: type) -> list[Any]:
-        """All values of a repeated scalar."""
+        """Returns all values of a repeated scalar."""
         values = []
         for path, field in self._paths():
             if field.name == name:
@@ -95,17 +105,17 @@ class Reader:
         return values
 
     def take_equal(self, name: str, wanted: Any) -> None:
-        """Takes a value that says what is so with us anyway; another one stays."""
+        """Takes a value that equals our fixed setting. Any other value stays."""
         if [field.value for field in self._message.fields if field.name == name] == [wanted]:
             self.mark(name)
 
     def take_equals(self, name: str, wanted: Sequence[float]) -> None:
-        """As `take_equal`, for a repeated number, in any order."""
+        """Does the same as `take_equal` for a repeated number, in any order."""
         if sorted(field.value for field in self._message.fields if field.name == name and isinstance(field.value, int | float)) == sorted(wanted):
             self.mark(name)
 
     def leaves(self) -> Iterator[Leaf]:
-        """All of them, in the order of the file."""
+        """Yields all leaves, in the order of the file."""
         for path, field in self._paths():
             if isinstance(field.value, Message) and field.value.fields:
                 yield from Reader(field.value, self._file, path, self._root).leaves()
@@ -113,11 +123,11 @@ class Reader:
                 yield Leaf(path, field.value, field.line)
 
     def left(self) -> list[Leaf]:
-        """What nobody has taken."""
+        """Returns the leaves that were not taken."""
         return [leaf for leaf in self.leaves() if leaf.path not in self._root._taken]
 
     def _paths(self) -> Iterator[tuple[str, Field]]:
-        """With a number in brackets where a name comes more than once."""
+        """Yields the fields with their paths. A repeated name has a number in brackets."""
         seen: dict[str, int] = {}
         names = [field.name for field in self._message.fields]
         for field in self._message.fields:

@@ -1,8 +1,11 @@
-"""Protobuf's text format, read without the definitions of the messages: `google.protobuf.text_format` asks for them, and the Object Detection
-API's are no package that anybody keeps.
+"""A parser of protobuf's text format that works without the definitions of the messages.
 
-Without a definition a field is what it looks like: a message in brackets, a string in quotes, a number, or a word (an enum or a boolean). Every
-field is a list, as any may be repeated. The grammar is that of protobuf.dev/reference/protobuf/textformat-spec, with comments.
+`google.protobuf.text_format` requires the definitions, and no maintained package has those of the
+Object Detection API.
+
+Without a definition, the form of a field determines its type: a message in brackets, a string in
+quotes, a number, or a word (an enum or a boolean). Every field is a list, because any field may be
+repeated. The grammar is that of protobuf.dev/reference/protobuf/textformat-spec, with comments.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ _FLOATS = ("inf", "infinity", "nan")
 
 
 class Word(str):
-    """The name of a value of an enum."""
+    """The name of an enum value."""
 
 
 Scalar = str | int | float | bool
@@ -38,7 +41,7 @@ Scalar = str | int | float | bool
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """One field as it stands in the file. `line` and `column` count from 1."""
+    """One field of the file. `line` and `column` count from 1."""
 
     name: str
     value: Scalar | Message
@@ -61,14 +64,14 @@ class _Token:
 
 
 def parse_text_proto(text: str, name: str) -> Message:
-    """The message that a text says.
+    """Returns the message of a text.
 
     Args:
-      text: of the file.
-      name: of the file, for messages.
+      text: the text of the file.
+      name: the name of the file, for error messages.
 
     Raises:
-      ConfigError: it is not protobuf's text format; with file, line and column.
+      ConfigError: the text is not in protobuf's text format. The message has file, line and column.
     """
     return _Parser(text, name).parse()
 
@@ -98,7 +101,7 @@ class _Parser:
         yield _Token("end", "", position)
 
     def _fields(self, closing: str | None, depth: int) -> Iterator[Field]:
-        """Up to the closing bracket, or to the end of the text."""
+        """Yields the fields up to the closing bracket, or to the end of the text."""
         if depth > _MAX_DEPTH:
             raise self._error(f"more than {_MAX_DEPTH} messages in one another", self._next.position)
         while not (self._next.kind == "end" if closing is None else self._next.text == closing):
@@ -173,7 +176,7 @@ class _Parser:
         raise self._error(f"expected a value, got {token.text or 'the end of the file'!r}", token.position)
 
     def _unquoted(self, token: _Token) -> bytes:
-        """Escapes of single bytes may make up a character of UTF-8 together."""
+        """Returns the bytes of a string. Escapes of single bytes may together form a character."""
         parts, position, inner = [], 0, token.text[1:-1]
         for escape in _ESCAPE.finditer(inner):
             parts += [inner[position:escape.start()].encode("utf-8", "surrogatepass"), self._unescaped(escape, token)]

@@ -1,4 +1,7 @@
-"""`train_config` as our section `train`: batch, epochs, optimizer, learning rate over the steps, and random changes of images."""
+"""Conversion of `train_config` to our section `train`.
+
+Covers batch, epochs, optimizer, learning rate over the steps, and random changes of images.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,21 @@ _MAX_BOUNDARIES = 1000
 
 
 def training(config: Reader, num_examples: int | None, share: float) -> dict[str, Any]:
-    """The keys of `train`, but for those of the model.
+    """Returns the keys of `train`, except those of the model.
 
     Args:
       config: the whole file.
-      num_examples: training records, None where nobody knows.
-      share: of them that is trained on.
+      num_examples: the number of training records, None if it is unknown.
+      share: the fraction of them that is used for training.
 
     Raises:
-      ConfigError: the number of steps can't be told in epochs.
+      ConfigError: the number of steps cannot be converted to epochs.
     """
     section = config.message("train_config")
     batch, steps = section.take("batch_size", int, 32), section.take("num_steps", int, 0)
     made: dict[str, Any] = {"strategy": "auto", "global_batch": batch, "epochs": _epochs(config, section, batch, steps, num_examples, share)}
     made["optimizer"] = _optimizer(config, section, steps)
-    section.take_equal("sync_replicas", True)  # all our steps are
+    section.take_equal("sync_replicas", True)  # all our steps are synchronous
     if section.take("use_bfloat16", bool, False):
         made["precision"] = "bfloat16"
     if changes := _changes(config, section):
@@ -96,7 +99,10 @@ def _learning_rate(config: Reader, rate: Reader, steps: int) -> dict[str, Any]:
 
 
 def _exponential(config: Reader, inner: Reader, steps: int) -> dict[str, Any]:
-    """In steps of a staircase, which is the API's default, as far as the training goes; else smoothly."""
+    """Returns an exponential schedule: in stairs, the API's default, or else smooth.
+
+    The stairs end where the training ends.
+    """
     rate, every, factor = inner.take("initial_learning_rate", float, _DEFAULT_RATE), inner.take("decay_steps", int, 4_000_000), \
         inner.take("decay_factor", float, 0.95)
     if not inner.take("staircase", bool, True):
@@ -138,7 +144,7 @@ def _cosine(config: Reader, inner: Reader) -> dict[str, Any]:
 
 
 def _changes(config: Reader, section: Reader) -> dict[str, Any]:
-    """What `train.input.augment` has, too."""
+    """Returns the random changes that `train.input.augment` also has."""
     changes: dict[str, Any] = {}
     for option in section.messages("data_augmentation_options"):
         if option.has("random_horizontal_flip"):
@@ -163,7 +169,10 @@ def _changes(config: Reader, section: Reader) -> dict[str, Any]:
 
 
 def _stretch(config: Reader, inner: Reader, path: str) -> float:
-    """The API draws a factor from a range; ours is as far from 1 to both sides."""
+    """Returns the half width of our range of factors, which is symmetric around 1.
+
+    The API draws a factor from any range.
+    """
     least, most = inner.take("min_delta", float, 0.8), inner.take("max_delta", float, 1.25)
     stretch = min(0.99, max(0.0, round(max(1 - least, most - 1), 6)))
     config.note(f"{path}: a factor of {least:g} to {most:g} became 1 -/+ {stretch:g}")

@@ -1,7 +1,8 @@
-"""The task between evaluate and export that asks a person, in Airflow's own list of required actions.
+"""The task between evaluate and export that asks a person, through Airflow's required actions.
 
-While it waits it holds no worker and no trigger. It asks nothing where there is nothing to decide: the gate was not passed, or this very
-model is published already. "Reject", and no answer in time, end the run as "trained, not published", which is a success.
+While it waits, it holds no worker and no trigger. It asks nothing if there is nothing to decide:
+the gate was not passed, or this model is published already. "Reject", and no answer in time, end
+the run as "trained, not published", which is a success.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class ApproveOperator(ApprovalOperator):
     """Asks whether the challenger may be published.
 
     Args:
-      config_file: the pipeline's YAML; a run's conf may set single values of it.
-      approval: what the YAML says of it.
+      config_file: the pipeline's YAML. A run's conf may set single values of it.
+      approval: the approval section of the YAML.
     """
 
     ui_color = "#b8862f"
@@ -57,7 +58,7 @@ class ApproveOperator(ApprovalOperator):
         super().execute(context)
 
     def execute_complete(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> Any:
-        """Called when a person has answered, or when the time was up."""
+        """Called when a person has answered, or when the time is up."""
         if event.get("chosen_options") == [self.REJECT]:
             config = run_config(self.config_file, context["dag_run"].conf, context["run_id"])
             self.log.info(record_unpublished(config, context, _who(event)))
@@ -68,7 +69,10 @@ class ApproveOperator(ApprovalOperator):
 
 
 def _ask(config: PipelineConfig, figures: EvaluationFigures, report: str) -> tuple[str, str]:
-    """Subject and body, in Markdown. What rules say stands in a block of code, where nothing in it is taken for Markdown."""
+    """Returns subject and body, in Markdown.
+
+    The rules stand in a code block, so that their text is not read as Markdown.
+    """
     champion = "There is no champion yet." if figures.champion_version is None else f"In service is version {figures.champion_version}."
     rules = "\n".join(rule.text.replace("```", "'''") for rule in figures.rules)
     return (f"Publish a new version of {config.export.model}?",

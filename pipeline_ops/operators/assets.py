@@ -1,11 +1,15 @@
-"""The data set and the model as assets of Airflow: other DAGs can be scheduled on them, and the events say what is new.
+"""The data set and the model as Airflow assets, on which other DAGs can be scheduled.
 
-    Asset("digits.dataset")    an event when preprocessing has left a data set that differs from the last one
-    Asset("digits.raw")        an event when the raw files have changed, where `schedule.watch_seconds` asks somebody to look
-    Asset("digits.model")      an event when a version has been published; "digits" is `export.model`
+    Asset("digits.dataset")    an event when preprocessing has left a data set that differs from
+                               the last one
+    Asset("digits.raw")        an event when the raw files have changed, if
+                               `schedule.watch_seconds` is set
+    Asset("digits.model")      an event when a version has been published;
+                               "digits" is `export.model`
 
-An alias stands in the outlets, because Airflow gives an asset itself an event whenever its task succeeds, also when there
-was nothing to do. So a run that found everything cached starts nobody.
+The events contain the properties of the new version. The outlets are aliases, because Airflow gives
+an asset itself an event whenever its task succeeds, even if there was nothing to do. A run that
+finds everything cached therefore triggers no other DAG.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from pipeline_ops.raw_data.folder import find_raw_folder
 
 
 def asset_of(config: PipelineConfig, job: str) -> Asset | None:
-    """What a job makes that others may wait for."""
+    """The asset that a job makes for other DAGs; None if it makes none."""
     names = {"preprocess": f"{config.pipeline}.dataset", "export": f"{config.export.model}.model"}
     return Asset(names[job]) if job in names else None
 
@@ -37,7 +41,7 @@ def outlets_of(config: PipelineConfig, job: str) -> list[AssetAlias]:
 
 
 def tell(context: Mapping[str, Any], config: PipelineConfig, job: str, uri: str) -> None:
-    """Adds the event of an artifact that is new, to be sent when the task has succeeded."""
+    """Adds the event of a new artifact. Airflow sends it when the task has succeeded."""
     if asset := asset_of(config, job):
         manifest = read_manifest(uri)
         news = _of_model(manifest) if job == "export" else _of_dataset(manifest)
@@ -45,10 +49,10 @@ def tell(context: Mapping[str, Any], config: PipelineConfig, job: str, uri: str)
 
 
 def timetable_of(config: PipelineConfig) -> Any:
-    """What Airflow's DAG takes for its schedule."""
+    """The schedule argument of Airflow's DAG."""
     schedule = config.schedule
     if config.preprocess.source.has_interval:
-        return CronDataIntervalTimetable(schedule.cron, timezone="UTC")  # of a plain cron expression, Airflow 3 makes runs without an interval
+        return CronDataIntervalTimetable(schedule.cron, timezone="UTC")  # Airflow 3 makes runs without an interval from a plain cron expression
     assets = [Asset(name=asset.name, uri=asset.uri) if asset.uri else Asset(asset.name) for asset in schedule.assets]
     if schedule.watch_seconds is not None:
         assets.append(_watched(config, schedule.watch_seconds))
@@ -64,7 +68,7 @@ def _clock(schedule: Schedule) -> CronTriggerTimetable:
 
 
 def _watched(config: PipelineConfig, every_seconds: int) -> Asset:
-    """The raw files, with an event when they have changed."""
+    """The raw files as an asset with an event for each change."""
     trigger = RawFilesTrigger(str(find_raw_folder(config)), str(Layout(config.root, config.pipeline).watched), every_seconds)
     return Asset(f"{config.pipeline}.raw", watchers=[AssetWatcher(name=f"{config.pipeline}.raw", trigger=trigger)])
 

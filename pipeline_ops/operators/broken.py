@@ -1,8 +1,9 @@
-"""The DAG of a pipeline whose YAML cannot be used. It keeps the id and with it the history, says what is wrong, and refuses every run.
+"""The DAG of a pipeline whose YAML cannot be used.
 
-It has the tasks that the pipeline had, as far as the file tells, so that a run in progress keeps its task instances and
-goes on once the file is mended. Airflow checks the parameters of a DAG before it makes a run and before it starts a
-task; here one of them has a value that no rule allows, which is the message.
+It keeps the DAG id and the history, shows the problem and refuses every run. It has the tasks of
+the pipeline, as far as the file can be read, so a run in progress keeps its task instances and
+continues once the file is fixed. Airflow checks the parameters of a DAG before it makes a run and
+before it starts a task. One parameter of this DAG has a value that no rule allows: the message.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MAX_MESSAGE = 10_000
 
 
 def make_broken_dag(pipeline: Pipeline) -> DAG:
-    """The DAG that stands for a pipeline until its file is mended."""
+    """The DAG that stands for a pipeline until its file is fixed."""
     message = pipeline.problem[:_MAX_MESSAGE]
     with DAG(pipeline.name, description=f"Broken: {message.splitlines()[0][:500]}", schedule=None, start_date=_START, catchup=False,
              max_active_runs=1, tags=["trainyard", BROKEN], doc_md=_describe(pipeline, message)) as dag:
@@ -43,8 +44,8 @@ class BrokenOperator(BaseOperator):
     """Fails with the message of a broken pipeline.
 
     Args:
-      config_file: the pipeline's YAML, by which the UI's pages know whose runs these are.
-      message: what is wrong with it.
+      config_file: the pipeline's YAML, which the UI's pages use to find the pipeline of a run.
+      message: the problem with the YAML.
     """
 
     ui_color = "#b3b3b3"
@@ -59,7 +60,10 @@ class BrokenOperator(BaseOperator):
 
 
 def _refusal(message: str) -> Param:
-    """A parameter without any valid value. Airflow's refusal shows the title, whatever value it was given."""
+    """A parameter without any valid value.
+
+    Airflow's refusal shows the title, whatever value was given.
+    """
     return Param(message, title=f"Broken: {message.splitlines()[0][:500]}", type="string",
                  description="No run is possible until the config is mended.", **{"not": {}})
 
@@ -75,7 +79,7 @@ def _task_ids(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _describe(pipeline: Pipeline, message: str) -> str:
-    """The message is indented, so that nothing in it is taken for Markdown."""
+    """Describes the problem. The message is indented, so that it is not read as Markdown."""
     indented = "\n".join(f"    {line}" for line in message.splitlines())
     return (f"# {pipeline.name} is broken\n\nIts config cannot be used, so no run can start. Its history is kept, and it comes back by "
             f"itself when the file is mended.\n\n{indented}\n\nCheck the file with\n\n    trainyard validate {pipeline.file}\n")

@@ -1,4 +1,4 @@
-"""The operators of the four jobs, in the order in which a DAG runs them, over `job_operator.py`."""
+"""The operators of the four jobs in the order of a DAG, based on `job_operator.py`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from pipeline_ops.planning.warm_start import check_warm_start
 
 
 class PreprocessOperator(JobOperator):
-    """Raw data to sharded TFRecords, by Beam."""
+    """Converts raw data to sharded TFRecords with Beam."""
 
     job = "preprocess"
     ui_color = "#2f6f9f"
 
     def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
-        """Ends a run that cannot train before it preprocesses."""
+        """Stops a run that cannot train before it preprocesses."""
         with self._failing(config, context):
             validate_model_for_data(config)
             config.root.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,10 @@ class PreprocessOperator(JobOperator):
             check_warm_start(config)
 
     def _plan(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> JobPlan:
-        """The job checks the training before its work; where there is no work to do, the task does."""
+        """Plans the job, with a check of the training.
+
+        The job checks the training before its work. If the artifact is cached, the task checks it.
+        """
         plan = super()._plan(config, context, manifests)
         training = PlannedTraining.of(config, sys.executable)
         if not plan.is_cached:
@@ -57,14 +60,14 @@ class PreprocessOperator(JobOperator):
 
 
 class TrainOperator(JobOperator):
-    """Shards to a candidate model, by a gang of workers."""
+    """Trains a candidate model on the shards with a gang of workers."""
 
     job = "train"
     ui_color = "#7a4fa3"
 
 
 class EvaluateOperator(JobOperator):
-    """The challenger against the champion. A gate that is not passed is a result, not a failure."""
+    """Compares the challenger with the champion. A failed gate is a result, not a failure."""
 
     job = "evaluate"
     ui_color = "#a3744f"
@@ -74,7 +77,7 @@ class EvaluateOperator(JobOperator):
 
 
 class ExportOperator(JobOperator):
-    """Publishes the challenger, if it has passed the gate."""
+    """Publishes the challenger if it has passed the gate."""
 
     job = "export"
     ui_color = "#3f8f5f"
@@ -87,11 +90,14 @@ class ExportOperator(JobOperator):
 
 
 APPROVE = "approve"
-"""The id of the task that asks a person, where the config has `evaluate.approval`."""
+"""The id of the task that asks a person, if the config has `evaluate.approval`."""
 
 
 def skip_unless_passed(config: PipelineConfig, context: Mapping[str, Any], evaluation: str) -> EvaluationFigures:
-    """The evaluation whose manifest's URI is given. Where the gate was not passed, the task ends as skipped, and export's record says why."""
+    """Returns the evaluation of a manifest, or skips the task if the gate was not passed.
+
+    Then export's record contains the reason.
+    """
     figures = EvaluationFigures.model_validate(read_manifest(evaluation).figures)
     if not figures.gate_passed:
         reason = "; ".join(rule.text for rule in figures.rules if not rule.passed)
@@ -100,7 +106,11 @@ def skip_unless_passed(config: PipelineConfig, context: Mapping[str, Any], evalu
 
 
 def record_unpublished(config: PipelineConfig, context: Mapping[str, Any], reason: str, exit_code: ExitCode | None = None) -> str:
-    """Leaves export's record of a run that publishes nothing, which is a success. Returns the whole reason."""
+    """Writes export's record of a run that publishes nothing, which is a success.
+
+    Returns:
+      The whole reason.
+    """
     reason = f"trained, not published: {reason}"
     write_record(Layout(config.root, config.pipeline).task_record(context["run_id"], ExportOperator.job),
                  TaskRecord(state="skipped", reason=reason, exit_code=exit_code))
@@ -108,4 +118,4 @@ def record_unpublished(config: PipelineConfig, context: Mapping[str, Any], reaso
 
 
 OPERATORS = (PreprocessOperator, TrainOperator, EvaluateOperator, ExportOperator)
-"""In the order in which a DAG runs them."""
+"""The operators in the order in which a DAG runs them."""

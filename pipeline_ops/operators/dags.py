@@ -1,12 +1,14 @@
-"""All DAGs of a folder of pipelines, for a DAG file: that of this repository, or one of a user's own.
+"""All DAGs of a folder of pipelines, for a DAG file of this repository or of a user.
 
     from beam_jobs.stages import check_stages
-    from pipeline_ops.operators.dags import make_dags  # Airflow looks for DAGs only in files with these two words
+    # Airflow looks for DAGs only in files that contain the words "airflow" and "dag".
+    from pipeline_ops.operators.dags import make_dags
 
     globals().update(make_dags(["/data/pipelines"], check_stages))
 
-Airflow marks all DAGs of a file stale when the file has an import error. So nothing raises here: a pipeline whose YAML
-cannot be used becomes a DAG that says so, and a second DAG file, with `report_broken`, lists all of them as its import error.
+Airflow marks all DAGs of a file stale when the file has an import error. Nothing raises here for
+that reason. A pipeline whose YAML cannot be used becomes a DAG that shows the problem. A second DAG
+file, with `report_broken`, lists all of them as its import error.
 """
 
 from __future__ import annotations
@@ -32,15 +34,17 @@ _Places = Iterable[str | os.PathLike]
 
 
 def make_dags(places: _Places, check_stages: _CheckStages, models_dag: str = DAG_ID) -> dict[str, DAG]:
-    """One DAG of every config, by name, and one that moves their models in and out of service.
+    """Makes one DAG per config, by name, and one DAG that moves their models in and out of service.
 
-    A config that cannot be used hurts nothing else: its DAG is tagged `broken`, says why, and cannot be triggered.
+    A config that cannot be used does not affect the others. Its DAG is tagged `broken`, shows the
+    reason, and cannot be triggered.
 
     Args:
       places: YAML files, and folders of them.
       check_stages: `beam_jobs.stages.check_stages`, which operators may not import.
-      models_dag: id of the DAG that moves models. Each DAG file of an Airflow needs its own, because Airflow keeps only one
-        DAG of an id, and in an Airflow of several teams that DAG would change its team whenever a file is parsed.
+      models_dag: the id of the DAG that moves models. Each DAG file of an Airflow needs its own,
+        because Airflow keeps only one DAG per id. In an Airflow of several teams, a shared DAG
+        would change its team whenever a file is parsed.
     """
     pipelines = read_pipelines(places, check_stages, reserved=[models_dag])
     dags = {pipeline.name: _make_dag(pipeline) for pipeline in pipelines}
@@ -50,7 +54,8 @@ def make_dags(places: _Places, check_stages: _CheckStages, models_dag: str = DAG
 def report_broken(places: _Places, check_stages: _CheckStages, models_dag: str = DAG_ID) -> None:
     """Raises one ConfigError for all configs that cannot be used.
 
-    For a DAG file without DAGs: its import error is shown in the UI and by `airflow dags list-import-errors`.
+    It is meant for a DAG file without DAGs. The UI and `airflow dags list-import-errors` show its
+    import error.
     """
     problems = [pipeline.problem for pipeline in read_pipelines(places, check_stages, reserved=[models_dag]) if pipeline.problem]
     if problems:
@@ -68,7 +73,7 @@ def _make_dag(pipeline: Pipeline) -> DAG:
 
 
 def _accepted(dag: DAG) -> DAG:
-    """The same DAG, once those checks of Airflow's have passed that would otherwise fail for the whole file."""
+    """Returns the same DAG after those Airflow checks that would otherwise fail the whole file."""
     dag.validate()
     dag.check_cycle()
     return dag

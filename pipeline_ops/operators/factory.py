@@ -1,7 +1,8 @@
-"""One DAG per YAML file: preprocess >> train >> evaluate >> export, and `approve` before export where the YAML asks for it.
+"""One DAG per YAML file: preprocess >> train >> evaluate >> export.
 
-Where it asks for a search, several tasks stand for `train`. A pipeline has one run at a time. With `approve` it may have more,
-because a run that waits for a person must not hold up the next one.
+If the YAML asks for approval, `approve` comes before export. If it asks for a search, several tasks
+stand for `train`. A pipeline has one run at a time. With `approve` it may have more, because a run
+that waits for a person must not block the next one.
 """
 
 from __future__ import annotations
@@ -22,14 +23,20 @@ from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialO
 
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 _RETRIES = {"retry_delay": dt.timedelta(seconds=5), "retry_exponential_backoff": 6, "max_retry_delay": dt.timedelta(minutes=5)}
-"""The first at once, because most often a process was killed. Later ones give an Airflow that comes back slowly the time to do so: a try that
-can't reach its API server is lost, though the job goes on."""
+"""Arguments for the retries of a task.
+
+The first retry comes at once, because the usual cause is a killed process. Later ones give a slow
+Airflow time to recover. A try that cannot reach its API server is lost, though the job continues.
+"""
 _RUNS_WITH_APPROVAL = 16
-"""Waiting ones among them; the next run starts when one of so many has been answered, or has waited its time."""
+"""The limit on active runs, including those that wait for approval.
+
+The next run starts when one of them has been answered or has timed out.
+"""
 
 
 def make_dag(config: PipelineConfig) -> DAG:
-    """The DAG of a pipeline whose config, stages and notifiers are checked."""
+    """Makes the DAG of a pipeline whose config, stages and notifiers are checked."""
     with DAG(config.pipeline, description=config.description, schedule=timetable_of(config), start_date=_START, catchup=False,
              max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
              tags=["trainyard", *config.tags], doc_md=_describe(config),
@@ -44,20 +51,21 @@ def make_dag(config: PipelineConfig) -> DAG:
             tasks.insert(-1, ApproveOperator(config_file=str(config.file), approval=config.evaluate.approval, **terms_of_tasks(config)))
         for earlier, later in zip(tasks, tasks[1:], strict=False):
             earlier >> (dag.get_task("trial") if config.search and later.task_id == "train" else later)
-    dag.params.update(form_params(config))  # only now: each task gets a copy of what the DAG has, and Airflow checks every copy
+    dag.params.update(form_params(config))  # only now: each task gets a copy of the DAG's params, and Airflow checks every copy
     return dag
 
 
 def _terms(section: TaskSection) -> dict[str, Any]:
-    """On what terms Airflow runs a task; what is not given is left to Airflow."""
+    """Scheduling arguments of the task. Unset ones use Airflow's defaults."""
     given = {"pool": section.pool, "executor": section.executor}
     return {"retries": section.retries, "priority_weight": section.priority, "weight_rule": "absolute"} | {k: v for k, v in given.items() if v}
 
 
 def _add_search(config: PipelineConfig) -> ChooseOperator:
-    """The tasks that stand for `train` where there is a search: search >> trial, one mapped task each >> train, which is returned.
+    """Adds the tasks of a search, which stand for `train`, and returns the last one.
 
-    A trial that fails is no failure of the run, so nobody is told of it.
+    The tasks are search >> trial >> train, with one mapped task for each trial. A failed trial does
+    not fail the run, so it causes no notification.
     """
     file = str(config.file)
     search = SearchOperator(config_file=file, **terms_of_tasks(config))

@@ -1,6 +1,7 @@
-"""The trigger form: the fields that a run may set, with the names, types, bounds and help of the config's own classes.
+"""The trigger form: the fields that a run may set, from the config's own classes.
 
-A field is named by its dotted path in the YAML, so what the form sends is a conf as `config/overrides.py` checks it.
+The classes give the names, types, bounds and help. A field is named by its dotted path in the YAML,
+so the form sends a conf as `config/overrides.py` checks it.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ _SCALARS = ("integer", "number", "boolean", "string")
 _SHOWN = ("enum", "pattern", "minLength", "maxLength")
 _LIMITS = {"minimum": "at least {}", "exclusiveMinimum": "more than {}", "maximum": "at most {}", "exclusiveMaximum": "less than {}"}
 _TASKS = ("train", "preprocess", "evaluate", "export")
-"""The order of the form's sections: what people change most comes first."""
+"""The order of the form's sections. The most frequently changed ones come first."""
 _TITLES = {"train.warm_start": "Begin with the weights of", "train.epochs": "Epochs", "train.optimizer.learning_rate": "Learning rate",
            "train.global_batch": "Batch size", "preprocess.dataset": "Data set (version)"}
 _UNITS = {"seconds": "seconds", "epochs": "epochs", "steps": "steps", "bytes": "bytes", "mib": "MiB", "gib": "GiB", "megabytes": "MB", "bits": "bits"}
 _NULL = re.compile(r"\b[Nn]ull\b")
-"""What is `null` in the YAML is a field that is left empty in the form."""
+"""Finds `null` in help texts: a value that is `null` in the YAML is an empty field in the form."""
 _SPELLINGS = {"xla": "XLA", "tpu": "TPU", "js": "Jensen-Shannon distance", "linf": "largest change", "min": "minimum", "max": "maximum"}
 
 
 def form_params(config: PipelineConfig) -> dict[str, Param]:
     """Params for the fields that a run may set, by key.
 
-    Frequent fields and those that the author opens come first. They have no section, so Airflow shows them in the open part.
-    Left out are fields of a section that the YAML leaves null, and texts that are empty, which Airflow's form refuses to send.
+    Frequent fields and the fields that the author opens come first. They have no section, so
+    Airflow shows them in the open part. Fields of a section that is null in the YAML are left out.
+    So are empty texts, which Airflow's form refuses to send.
     """
     leaves = leaves_of(type(config))
     params = {key: param for key in settable_keys(config) if (param := _param(config, leaves[key]))}
@@ -51,7 +53,7 @@ def _is_open(config: PipelineConfig, leaf: Leaf) -> bool:
 
 
 def _param(config: PipelineConfig, leaf: Leaf) -> Param | None:
-    """The field; None where there is no place for it."""
+    """The form field of a leaf; None if the leaf cannot have one."""
     parent, _, name = leaf.key.rpartition(".")
     section, value = value_at(config, parent), value_at(config, leaf.key)
     if not isinstance(section, Section) or name not in type(section).model_fields or value == "":
@@ -67,7 +69,7 @@ def _param(config: PipelineConfig, leaf: Leaf) -> Param | None:
 
 
 def _globs(config: PipelineConfig, leaf: Leaf) -> list[str]:
-    """Globs that the author allows, which no list of choices can show."""
+    """The globs that the author allows. A list of choices cannot show them."""
     return [value for value in config.per_run.get(leaf.key, []) if leaf.is_path and is_glob(value)]
 
 
@@ -89,14 +91,20 @@ def _scalar_schema(field: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limited(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What a form field needs of a schema. The limits go where Airflow's form does not look: it would silently clamp what
-    a person has typed, while the server, which does look there, refuses it and says why."""
+    """The part of a scalar schema that a form field needs.
+
+    The limits go where Airflow's form does not look, because it would silently clamp the value that
+    a person has typed. The server looks there, refuses the value and gives the reason.
+    """
     limits = {key: schema[key] for key in _LIMITS if key in schema}
     return {key: schema[key] for key in _SHOWN if key in schema} | ({"allOf": [limits]} if limits else {})
 
 
 def _help(config: PipelineConfig, leaf: Leaf, field: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
-    """The field's docstring, its limits and what a run may set: `At least 1, at most 1024.` Without the marks of code."""
+    """The field's docstring, its limits and the values for a run: `At least 1, at most 1024.`
+
+    The backticks of code are removed.
+    """
     bounds = schema.get("allOf", [{}])[0]
     limits = [words.format(_plain_number(bounds[key])) for key, words in _LIMITS.items() if key in bounds]
     opened = config.per_run.get(leaf.key)
@@ -107,12 +115,12 @@ def _help(config: PipelineConfig, leaf: Leaf, field: Mapping[str, Any], schema: 
 
 
 def _plain_number(value: float) -> str:
-    """`1000000`, not `1e+06`."""
+    """Formats a number like `1000000`, not like `1e+06`."""
     return str(int(value)) if value == int(value) else f"{value:g}"
 
 
 def _title(name: str) -> str:
-    """`patience_epochs` becomes `Patience (epochs)`, and `max_workers` `Maximum workers`."""
+    """Converts `patience_epochs` to `Patience (epochs)`, and `max_workers` to `Maximum workers`."""
     words = name.split("_")
     unit = _UNITS.get(words[-1]) if len(words) > 1 else None
     spelt = " ".join(_SPELLINGS.get(word, word) for word in (words[:-1] if unit else words))
@@ -120,6 +128,6 @@ def _title(name: str) -> str:
 
 
 def _heading(path: str) -> str:
-    """`train.early_stopping` becomes `Train: early stopping`."""
+    """Converts `train.early_stopping` to `Train: early stopping`."""
     task, _, rest = path.replace("_", " ").partition(".")
     return f"{task.capitalize()}: {rest.replace('.', ', ')}" if rest else task.capitalize()

@@ -1,8 +1,9 @@
-"""What earlier tasks of a run hand to a later one: the manifests of their artifacts, by XCom.
+"""The handover between the tasks of a run: the manifests of their artifacts, by XCom.
 
-Every user who may edit task instances can edit an XCom. So its value counts only where the store's
-own record of that task and run says the same. A record names an artifact of the pipeline, below
-the root in the author's config. Nothing is opened or fetched because an XCom says so.
+Every user who may edit task instances can edit an XCom. Therefore its value counts only if the
+store's own record of that task and run has the same value. A record names an artifact of the
+pipeline, below the root in the author's config. An XCom alone never causes a file to be opened or
+fetched.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ _SHOWN = 200
 
 def manifests_of(config: PipelineConfig, context: Mapping[str, Any],
                  tasks: Iterable[str]) -> dict[str, str]:
-    """The manifests that some tasks of this run have left, by task. Each task makes the artifact of its own name.
+    """The manifests that some tasks of this run have left, by task.
+
+    Each task makes the artifact of its own name.
 
     Raises:
-      DataError: a task has left none, as one that a person has marked a success, or its XCom says
-        something else than its record.
+      DataError: a task has left no manifest, for example because a person has marked it a success,
+        or its XCom differs from its record.
     """
     layout, run_id = Layout(config.root, config.pipeline), context["run_id"]
     return {task: _manifest_of(layout, run_id, task, context["ti"].xcom_pull(task_ids=task)) for task in tasks}

@@ -1,11 +1,11 @@
 """The base of the four operators: policy over the mechanism in `process.py`.
 
-An operator plans its job, does nothing if the artifact is there, and otherwise starts one process and follows it: for
-a few seconds in the task, because many jobs take no longer, and then from the triggerer. What passes to the next task
-is the URI of a manifest.
+An operator plans its job and does nothing if the artifact is there. Otherwise it starts one process
+and follows it: for a few seconds in the task, because many jobs take no longer, and then from the
+triggerer. The URI of a manifest passes to the next task.
 
-A job is claimed before it is started, so no process is ever started that Airflow does not know of; and one that is not wanted
-any more is ended, whoever of Airflow's programs has been killed meanwhile (`jobs/cancellation.py`).
+A job is claimed before it is started, so Airflow knows of every process that is started. A job that
+is no longer needed is ended, even if Airflow's programs have been killed (`jobs/cancellation.py`).
 """
 
 from __future__ import annotations
@@ -41,18 +41,24 @@ class JobOperator(BaseOperator):
     """Runs one job of a pipeline.
 
     Args:
-      config_file: the pipeline's YAML; a run's conf may set single values of it.
+      config_file: the pipeline's YAML. A run's conf may set single values of it.
     """
 
     job: str
-    """One of `plan.JOBS`; it is the task's id, too."""
+    """One of `plan.JOBS`, which is also the task's id."""
 
     patience_seconds = 20.0
-    """How long a task follows its job itself before it defers. A deferral costs about two seconds on the way back."""
+    """The time in which a task follows its job itself, before it defers.
+
+    A deferral costs about two seconds on the way back.
+    """
 
     ui_fgcolor = "#ffffff"
     template_fields = ("config_file",)
-    """Not for its templates: these fields are in Airflow's database, where the UI's pages find the config."""
+    """Fields that Airflow stores in its database, where the UI's pages find the config.
+
+    They contain no templates.
+    """
 
     def __init__(self, *, config_file: str, task_id: str | None = None, **kwargs: Any):
         super().__init__(task_id=task_id or self.job, **kwargs)
@@ -61,7 +67,7 @@ class JobOperator(BaseOperator):
 
     @property
     def record_name(self) -> str:
-        """What the task's record and the folder of its attempts are called."""
+        """The name of the task's record and of the folder of its attempts."""
         return self.job
 
     def execute(self, context: Mapping[str, Any]) -> str:
@@ -84,7 +90,7 @@ class JobOperator(BaseOperator):
         return self._follow(context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Mapping[str, Any]) -> Any:
-        """A job that has outlived its own deadline hangs; the next try must not find it again."""
+        """Ends a job that has outlived its own deadline. The next try must not find it again."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout:
@@ -93,7 +99,10 @@ class JobOperator(BaseOperator):
             raise
 
     def resume(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> str:
-        """Called when the trigger has fired, because the job has ended. The event names the attempt; how it ended is in the job's own files."""
+        """Called when the trigger has fired, because the job has ended.
+
+        The event names the attempt. The outcome is in the job's own files.
+        """
         config = self._config(context)
         name = event.get("attempt") if isinstance(event, Mapping) else None
         self._handle = self._job(config, context, str(name)) if name else self._stored_job(config, context)[0]
@@ -103,18 +112,24 @@ class JobOperator(BaseOperator):
         return self._finish(context, self._handle, status) if status else self._follow(context)
 
     def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
-        """For subclasses: raises if there is nothing to be done with what the earlier tasks have left."""
+        """Raises if the results of the earlier tasks leave nothing to do. For subclasses."""
 
     def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
-        """For subclasses: tells people of what the job has found, or had found before."""
+        """Sends notifications about the job's result, which may be cached. For subclasses."""
 
     def on_kill(self) -> None:
-        """Called when the task is killed before it has deferred; afterwards it is the trigger's turn."""
+        """Called when the task is killed before it has deferred.
+
+        Afterwards, Airflow calls the `on_kill` of the trigger.
+        """
         if self._handle:
             self._handle.end("its task was ended in Airflow")
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Called by Airflow's provider of OpenLineage, where it is installed, when the task has ended; None where it has left nothing."""
+        """Called by Airflow's OpenLineage provider, if it is installed, when the task has ended.
+
+        Returns None if the task has left no manifest.
+        """
         from pipeline_ops.operators.lineage import lineage_of
 
         config = self._config(task_instance.get_template_context())
@@ -129,7 +144,7 @@ class JobOperator(BaseOperator):
             raise AirflowFailException(str(error)) from None
 
     def _manifests(self, config: PipelineConfig, context: Mapping[str, Any]) -> dict[str, str]:
-        """What the earlier tasks have left."""
+        """The manifests of the earlier tasks."""
         with self._failing(config, context):
             return manifests_of(config, context, KINDS[self.job].reads)
 
@@ -138,9 +153,11 @@ class JobOperator(BaseOperator):
             return plan_job(self.job, config, context["run_id"], manifests)
 
     def _running_already(self, config: PipelineConfig, context: Mapping[str, Any]) -> JobHandle | None:
-        """The job that an earlier try of this task has started, if it still runs; one that is dead, was cleared, or was told to end, is ended.
+        """Returns the job that an earlier try of this task has started, if it still runs.
 
-        It is told to end where Airflow takes a living task for dead, and kills it: the next try is there before the job is gone.
+        A job that is dead, was cleared, or was asked to end, is ended. A job is asked to end when
+        Airflow takes a living task for dead and kills it. The next try then starts before the job
+        is gone.
         """
         handle, claim = self._stored_job(config, context)
         if handle is None:
@@ -156,13 +173,14 @@ class JobOperator(BaseOperator):
         return None
 
     def _job(self, config: PipelineConfig, context: Mapping[str, Any], name: str) -> JobHandle:
-        """The job of this task in the attempt of that name. Raises DataError: no such name."""
+        """The job of this task in an attempt. Raises DataError for an unknown attempt."""
         return JobHandle(Layout(config.root, config.pipeline).attempt(context["run_id"], self.record_name, name))
 
     def _stored_job(self, config: PipelineConfig, context: Mapping[str, Any]) -> tuple[JobHandle | None, Claim | None]:
         """The job that this task has claimed, and the claim.
 
-        A user can put anything in their place. Then it is the last job that the task has started, without a claim, so that it ends.
+        A user can write anything in their place. In that case it is the last job that the task has
+        started, without a claim, so that it is ended.
         """
         value = context["task_state_store"].get(STORE_KEY)
         if not value:
@@ -210,14 +228,14 @@ class JobOperator(BaseOperator):
 
     @contextlib.contextmanager
     def _failing(self, config: PipelineConfig, context: Mapping[str, Any]) -> Iterator[None]:
-        """Fails the task by an error of the block."""
+        """Fails the task if the block raises an error."""
         try:
             yield
         except TrainyardError as error:
             self._fail(config, context, Status(exit_code=error.exit_code, message=str(error)), None)
 
     def _fail(self, config: PipelineConfig, context: Mapping[str, Any], status: Status, handle: JobHandle | None) -> NoReturn:
-        """Turns an exit code into a retry or into a failure for good."""
+        """Turns an exit code into a retry or into a permanent failure."""
         record = TaskRecord(state="failed", reason=handle.reason if handle else "", message=status.message, exit_code=status.exit_code,
                             attempt=str(handle.attempt.folder) if handle else None)
         self._record(config, context, record)
@@ -238,7 +256,7 @@ def _claim_of(context: Mapping[str, Any]) -> Claim:
 
 
 def _claim(context: Mapping[str, Any], handle: JobHandle) -> None:
-    """Says in Airflow's database whose job it is."""
+    """Stores the owner of the job in Airflow's database."""
     stored = StoredJob(attempt=handle.attempt.folder.name, claim=_claim_of(context))
     context["task_state_store"].set(STORE_KEY, stored.model_dump())
 

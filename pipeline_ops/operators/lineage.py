@@ -1,10 +1,15 @@
-"""What an artifact was made from and what it is, for OpenLineage. Imported only when Airflow's provider for it asks an operator.
+"""The inputs, version and size of an artifact, for OpenLineage.
 
-    s3://bucket  data/digits                          the raw files; their version is the digest of what was listed
-    file         <root>/artifacts/<pipeline>/<task>   all artifacts of a task are one data set; one of them is a version, its digest
+This module is imported only when Airflow's OpenLineage provider calls an operator.
+
+    s3://bucket  data/digits                          the raw files; their version is the digest
+                                                      of the listing
+    file         <root>/artifacts/<pipeline>/<task>   all artifacts of a task are one data set;
+                                                      an artifact is a version, its digest
     file         <registry>/<model>                   published models; the version is their number
 
-So a data set keeps its name over the runs, and whoever looks at the graph sees which version of it a model came from.
+A data set keeps its name over the runs, and the graph shows the version of it that a model came
+from.
 """
 
 from __future__ import annotations
@@ -21,9 +26,9 @@ from pipeline_ops.raw_data.folder import find_raw_folder
 
 
 def lineage_of(config: PipelineConfig, uri: str) -> OperatorLineage:
-    """Of the artifact that a task has made or found, given by the URI of its manifest."""
+    """The lineage of the artifact that a task has made or found, given by its manifest's URI."""
     manifest = read_manifest(uri)
-    inputs = [_input(config, entry) for name, entry in manifest.inputs.items() if name != LAST_EVALUATION]  # that one is only told of
+    inputs = [_input(config, entry) for name, entry in manifest.inputs.items() if name != LAST_EVALUATION]  # that one is only reported
     if digest := manifest.fingerprint.inputs.get(RAW_FILES):
         inputs.append(InputDataset(*_place(str(find_raw_folder(config))), facets=_version(digest)))
     return OperatorLineage(inputs=inputs, outputs=[_output(config, uri, manifest)])

@@ -1,7 +1,8 @@
-"""The DAG `trainyard_models`: one click, and a person who never saw a terminal has rolled a model back.
+"""The DAG `trainyard_models`: rolls a model back, or promotes a version, without a terminal.
 
-Its form asks which pipeline's model is meant and what shall happen; as it opens, it rolls back the first one. It does
-what `trainyard models` does, and keeps who asked for it with the move.
+Its form asks for the pipeline and the action. By default, it rolls back the first pipeline's model.
+It does the same as `trainyard models`, and stores the reason, or else the id of the run, with the
+move.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
 
 def make_models_dag(configs: Sequence[PipelineConfig], dag_id: str = DAG_ID) -> DAG:
-    """Over the models of all pipelines; there must be one at least."""
+    """Makes the DAG for the models of all pipelines, of which there must be at least one."""
     names = sorted(config.pipeline for config in configs)
     params = {
         "pipeline": Param(names[0], type="string", enum=names, title="Pipeline", description="whose model is meant"),
@@ -42,7 +43,7 @@ def make_models_dag(configs: Sequence[PipelineConfig], dag_id: str = DAG_ID) -> 
 
 
 class MoveChampionOperator(BaseOperator):
-    """Rolls back, or promotes. Pushes the number of the version that is in service then.
+    """Rolls back or promotes. Pushes the number of the version that is in service afterwards.
 
     Args:
       config_files: the YAML of each pipeline.
@@ -57,7 +58,7 @@ class MoveChampionOperator(BaseOperator):
 
     def execute(self, context: Mapping[str, Any]) -> int:
         params = context["params"]
-        if unknown := sorted(set(params) - set(_FIELDS)):  # Airflow takes whatever comes by REST, and a misspelt action would roll back
+        if unknown := sorted(set(params) - set(_FIELDS)):  # Airflow accepts any key by REST, and a misspelt action would roll back
             raise AirflowFailException(f"{unknown[0]}: unknown key; {nearest(unknown[0], _FIELDS)}")
         try:
             registry = Registry(load_config(Path(self.config_files[params["pipeline"]])).registry)

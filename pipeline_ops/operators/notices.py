@@ -1,8 +1,10 @@
-"""Tells people of a run through Airflow's notifiers, as `notify` in the YAML asks for it.
+"""Sends notifications about a run through Airflow's notifiers, as `notify` in the YAML configures.
 
-A notice is first a file in the run's folder, and so there is one of each event, whatever is retried or cleared. It is then sent; what could not be
-sent stays there, is told in the log, and goes out with the next thing that this run has to tell, or at the next try. No task fails because of a mail
-server. Who is told follows from the YAML alone, never from a run's conf: who may start a run may not choose a class to be called.
+A notice is first a file in the run's folder, so there is one of each event, despite retries and
+cleared tasks. Then it is sent. A notice that could not be sent stays there, is logged, and is sent
+with the next notice of this run, or at the next try. A failing mail server fails no task. The
+recipients follow from the YAML alone, never from a run's conf, because a user who may start a run
+may not choose a class to be called.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ from pipeline_ops.storage.parsing import read_json_as
 
 _REPORT = "{base}/dags/{dag}/runs/{run}/plugin/trainyard_report"
 _LOCK_SECONDS = 120.0
-"""How long one that sends waits for another one of the same run, such as the triggerer that tells of a run that is late."""
+"""The time that one sender waits for another one of the same run.
+
+The triggerer, for example, sends the notice about a late run.
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -46,12 +51,15 @@ def link_of_report(config: PipelineConfig, run_id: str) -> str:
 
 
 def terms_of_tasks(config: PipelineConfig) -> dict[str, Any]:
-    """What the operators take so that a failure is told where it happens, and at once."""
+    """The arguments with which the operators send a notification as soon as a task fails."""
     return {"on_failure_callback": functools.partial(tell_failure, str(config.file))} if config.notify else {}
 
 
 def terms_of_dag(config: PipelineConfig) -> dict[str, Any]:
-    """What the DAG takes so that a run's failure is told where no task is left to tell it, and a run that is late."""
+    """The arguments with which the DAG sends notifications about a failed run and a late run.
+
+    Its callback for failures covers a run that fails without a failing task.
+    """
     terms = terms_of_tasks(config)
     if config.deadline_seconds is not None:
         callback = AsyncCallback(tell_late, {"config_file": str(config.file)})
@@ -70,14 +78,17 @@ def tell_failure(config_file: str, context: Mapping[str, Any]) -> None:
 
 
 async def tell_late(config_file: str, context: Mapping[str, Any]) -> None:
-    """Called in the triggerer when the deadline of a run is over; also of one that has failed before."""
+    """Called in the triggerer when the deadline of a run is over, even if it has failed before."""
     run = context["dag_run"]
     if run["state"] not in ("success", "failed"):
         await sync_to_async(_tell_late)(run_config_or_author(config_file, run["conf"], run["dag_run_id"]), {**context, "run_id": run["dag_run_id"]})
 
 
 def tell_gate(config: PipelineConfig, context: Mapping[str, Any], evaluation: str) -> None:
-    """Tells of an evaluation, given by the URI of its manifest, whose gate was not passed."""
+    """Sends a notification if an evaluation's gate was not passed.
+
+    The evaluation is given by its manifest's URI.
+    """
     if not _is_wanted(config, "gate_not_passed"):
         return
     figures = EvaluationFigures.model_validate(read_manifest(evaluation).figures)
@@ -87,7 +98,11 @@ def tell_gate(config: PipelineConfig, context: Mapping[str, Any], evaluation: st
 
 
 def tell_drift(config: PipelineConfig, context: Mapping[str, Any], dataset: str) -> None:
-    """Tells of a data set, given by the URI of its manifest, that is too far from the champion's. What fails by it is told as failed."""
+    """Sends a notification if a data set is too far from the champion's.
+
+    The data set is given by its manifest's URI. A failure that is caused by drift is reported as a
+    failure.
+    """
     if _is_wanted(config, "drift") and (rules := drifted(dataset, config.preprocess.drift)):
         names = ", ".join(rule.subject for rule in rules)
         _tell(config, context, context["run_id"], "drift", f"further from the champion's data than preprocess.drift allows: {names}", rules)
@@ -101,7 +116,7 @@ def _tell_late(config: PipelineConfig, context: Mapping[str, Any]) -> None:
 
 def _tell(config: PipelineConfig, context: Mapping[str, Any], run_id: str, event: Event, verdict: str,
           rules: Sequence[RuleVerdict] | None = None) -> None:
-    """Writes the notice, unless there is one, and sends what this run has not sent yet."""
+    """Writes the notice, unless there is one, and sends all unsent notices of this run."""
     if not _is_wanted(config, event):
         return
     layout = Layout(config.root, config.pipeline)
@@ -137,7 +152,7 @@ def _send_all(notifiers: Sequence[Notify], context: Mapping[str, Any], outbox: P
 
 
 def _send(notify: Notify, notice: Notice, context: Mapping[str, Any]) -> bool:
-    """Whether it was sent. Whatever a notifier raises, the run goes on."""
+    """Sends a notice and returns whether that succeeded. The run continues if a notifier raises."""
     module, _, name = notify.notifier.rpartition(".")
     try:
         notifier = getattr(importlib.import_module(module), name)(**copy.deepcopy(notify.arguments))

@@ -1,7 +1,8 @@
-"""The mechanism under the operators: start one job process, look at it, end it. Knows nothing of Airflow.
+"""The mechanism under the operators: starts one job process, observes it and ends it.
 
-A job outlives its starter. To find it again, the name of its attempt is enough, which exists before the process does: a kill in
-between leaves a folder that says so, and no process that is unknown.
+It knows nothing of Airflow. A job outlives its starter. The name of its attempt is enough to find
+it again, and this name exists before the process does. A kill in between leaves a folder without a
+process, and never an unknown process.
 """
 
 from __future__ import annotations
@@ -37,16 +38,17 @@ _AIRFLOW_ONLY = ("AIRFLOW__", "_AIRFLOW_", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
 
 @dataclasses.dataclass(frozen=True)
 class JobHandle:
-    """A job: in which folder it works. Its files say why, which process it is, and how it ended.
+    """A job, given by its folder.
 
-    They lie where other jobs of the pipeline can write, so each is checked when it is read.
+    The files in the folder contain the reason for the job, its process and its outcome. Other jobs
+    of the pipeline can write there, so each file is checked when it is read.
     """
 
     attempt: Attempt
 
     @property
     def reason(self) -> str:
-        """Why it was started; "" where its request can't be read any more."""
+        """The reason why it was started; "" if its request cannot be read."""
         try:
             return read_request(self.attempt.request, self.attempt.root).reason
         except (TrainyardError, OSError):
@@ -54,51 +56,56 @@ class JobHandle:
 
     @property
     def process(self) -> ProcessIdentity | None:
-        """None where it was not started, or where its file is damaged."""
+        """The job's process; None if it was not started, or if its file is damaged."""
         try:
             return self.attempt.read(ProcessIdentity, self.attempt.process)
         except DataError:
             return None
 
     def is_alive(self) -> bool:
-        """Whether it runs, or may: of a process on another host, only its status is seen here."""
+        """Returns whether the job runs, or may run.
+
+        For a process on another host, only its status is visible here.
+        """
         process = self.process
         return process is not None and (not _is_here(process) or process.is_alive())
 
     def is_told_to_end(self) -> bool:
-        """Whether it won't run for long any more."""
+        """Returns whether the job was asked to end, so that it will not run for long."""
         return reason_to_end(self.attempt) is not None
 
     def has_ended(self) -> bool:
-        """Whether it has said how."""
+        """Returns whether the job has reported its outcome."""
         return self._status()[0] is not None
 
     def outcome(self) -> Status | None:
-        """How the job ended, or None while it runs."""
+        """The outcome of the job, or None while it runs."""
         status, _ = self._status()
         if status or self.is_alive():
             return status
-        time.sleep(_LAST_LOOK_SECONDS)  # it may have ended between the two looks
+        time.sleep(_LAST_LOOK_SECONDS)  # it may have ended between the two checks
         status, problem = self._status()
         return status or Status(exit_code=ExitCode.RETRY, message=problem or self._exit_message())
 
     def end(self, reason: str) -> bool:
-        """Ends the job and everything that it started. It is told first, and so it ends even if the caller is killed meanwhile.
+        """Ends the job and every process that it started.
+
+        The request to end is written first, so the job ends even if the caller is killed.
 
         Returns:
-          Whether nothing of it is left on this host.
+          Whether all of its processes on this host are gone.
         """
         try:
             ask_to_end(self.attempt, reason)
-        finally:  # a full disk is no reason to let it live
+        finally:  # a full disk must not keep it alive
             is_gone = self.reap()
         return is_gone
 
     def reap(self) -> bool:
-        """Ends what is left of a job on this host, if it was killed by signal 9: its workers, and its temporary files.
+        """Ends the remains of a job on this host after signal 9: its workers and temporary files.
 
         A process group gets no signal unless one of its processes was started for this very
-        attempt, whatever the file says. Returns as `end` does.
+        attempt, whatever the file says. Returns the same as `end`.
         """
         process = self.process
         if process is None or not _is_here(process):
@@ -116,7 +123,7 @@ class JobHandle:
             remove_folder(self.attempt.scratch.name, folder, owners_below(folder))
 
     def _status(self) -> tuple[Status | None, str]:
-        """How it ended, and what is wrong with the file that should say so."""
+        """The outcome of the job, and the problem with its status file."""
         try:
             return read_status(self.attempt), ""
         except DataError as error:
@@ -149,16 +156,19 @@ def _mark(attempt: Attempt) -> tuple[str, str]:
 
 
 def prepare_job(plan: JobPlan, layout: Layout, record_name: str) -> JobHandle:
-    """A fresh attempt folder with the request in it; nothing runs yet."""
+    """Makes a new attempt folder with the request in it. No process runs yet."""
     attempt = layout.attempt(plan.request.run_id, record_name, f"attempt-{uuid.uuid4().hex[:8]}")
     write_request(attempt, plan.request.model_copy(update={"reason": plan.reason}))
     return JobHandle(attempt)
 
 
 def start_job(plan: JobPlan, attempt: Attempt) -> ProcessIdentity:
-    """Starts the planned job in a session of its own, outside of any folder that others can write to."""
+    """Starts the planned job in a session of its own.
+
+    Its working directory is not a folder to which others can write.
+    """
     if plan.damage:
-        remove_by_rename(plan.manifest.parent)  # no reader meets it half removed
+        remove_by_rename(plan.manifest.parent)  # by rename, so that no reader finds it half removed
     argv = [str(plan.python or sys.executable), "-m", KINDS[plan.request.job].module, "--request", str(attempt.request)]
     environment = job_environment(os.environ) | dict([_mark(attempt)])
     if plan.python:
@@ -169,18 +179,25 @@ def start_job(plan: JobPlan, attempt: Attempt) -> ProcessIdentity:
 
 
 def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a job inherits: not Airflow's settings, among which are its database and its keys. Python adds no folder of its own to `sys.path`."""
+    """The environment that a job inherits.
+
+    It lacks Airflow's settings, among which are its database and its keys. Python adds no folder of
+    its own to `sys.path`.
+    """
     kept = {name: value for name, value in environment.items() if not name.startswith(_AIRFLOW_ONLY)}
     return kept | SAFE_PATH
 
 
 def bring_our_code(environment: Mapping[str, str]) -> dict[str, str]:
-    """Lets another interpreter find the code that the fingerprint was taken of, and nothing else that is installed beside it."""
+    """Lets another interpreter find the code of the fingerprint, and no package next to it."""
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(_BRIDGE), environment.get("PYTHONPATH")]))}
 
 
 class ProgressLog:
-    """Turns a job's progress into task-log lines: every change of phase, and one line every few seconds."""
+    """Turns a job's progress into task-log lines.
+
+    There is a line for every change of phase, and otherwise one every few seconds.
+    """
 
     def __init__(self, attempt: Attempt, offset: int = 0, every_seconds: float = 2.0):
         self._reader = ProgressReader(attempt.progress, offset, attempt.root)
@@ -192,7 +209,7 @@ class ProgressLog:
         return self._reader.offset
 
     def lines(self) -> list[str]:
-        """The lines that are due now, and what was wrong with others."""
+        """The lines that are due now, and the problems of unreadable ones."""
         lines = [str(moment) for moment in self._reader.new() if self._is_due(moment)]
         problems, self._reader.problems = self._reader.problems, []
         return lines + problems

@@ -1,9 +1,10 @@
-"""Watches a pipeline's raw files from the triggerer, which many such watchers share; no worker is held.
+"""Watches a pipeline's raw files from the triggerer, which holds no worker.
 
-The files are told of once they have stayed as they are from one look to the next, so one event stands for a whole delivery. What was told last
-is kept in a file, which a restart of the triggerer reads again: what changed meanwhile is told then. The very first look tells nothing. It is
-written after the event has been given to Airflow: if the triggerer is killed in between, a change is told twice, and the second run finds
-everything made.
+Many such watchers share the triggerer. A change is reported once the files are the same in two
+successive looks, so one event stands for a whole delivery. A file keeps the last reported version,
+and a restarted triggerer reads it again, so it also reports a change in between. The very first
+look reports nothing. The file is written after Airflow has received the event. If the triggerer is
+killed in between, a change is reported twice, and the second run finds everything cached.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.parsing import read_json_as
 
 Glance = tuple[Annotated[str, Field(max_length=1000)], Annotated[int, Field(ge=0, lt=2**63)]]
-"""The version of what is there, and the number of files."""
+"""The version of the present files, and their number."""
 
 
 class _Told(RootModel[Glance]):
-    """The content of the file in which it is kept what was told last."""
+    """The content of the file that keeps the last reported version."""
 
 
 class RawFilesTrigger(BaseEventTrigger):
-    """Fires for each change, and goes on.
+    """Fires for each change, and continues.
 
     Args:
       folder: an absolute path, or a URI.
-      state: the file in which it is kept what was told last.
-      every_seconds: between two looks.
+      state: the file that keeps the last reported version.
+      every_seconds: the time between two looks.
     """
 
     def __init__(self, folder: str, state: str, every_seconds: float):
@@ -58,7 +59,10 @@ class RawFilesTrigger(BaseEventTrigger):
             await asyncio.sleep(self.every_seconds)
 
     def _told(self, state: Path) -> Glance | None:
-        """What was told last; None where that is not known, as where the file is damaged. The next look writes it again."""
+        """The last reported version; None if it is unknown, as after damage to the file.
+
+        The next look writes the file again.
+        """
         try:
             told = read_json_as(_Told, state.parent, state.name)
         except DataError as error:
@@ -67,7 +71,10 @@ class RawFilesTrigger(BaseEventTrigger):
         return told and told.root
 
     def _look(self) -> Glance | None:
-        """None where it can't be seen: that may pass, and is no change."""
+        """The present version; None if the files cannot be listed.
+
+        Such a failure may pass and is not a change.
+        """
         try:
             return glance(raw_folder(self.folder, Path("/")))
         except TrainyardError as error:
@@ -76,5 +83,5 @@ class RawFilesTrigger(BaseEventTrigger):
 
 
 def is_new(before: Glance | None, now: Glance | None, told: Sequence[Any] | None) -> bool:
-    """Whether what is seen now stands still, and is not what was told last."""
+    """Returns whether the present version is stable and differs from the last reported one."""
     return now is not None and now == before and (told is None or tuple(told) != now)

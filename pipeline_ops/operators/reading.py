@@ -1,7 +1,7 @@
-"""The pipelines of a folder as far as their YAML files can be read: each is a config, or a file with what is wrong with it.
+"""The pipelines of a folder, as far as their YAML files can be read.
 
-No file can raise here. A file that cannot be used keeps the name of its pipeline where the file tells it, so that the
-DAG keeps its id and its history.
+Each is a config, or a file with a problem. No file can raise here. A file that cannot be used keeps
+the name of its pipeline if the name can be read, so that the DAG keeps its id and its history.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from pipeline_ops.config.yaml_source import ConfigText, place_in
 from pipeline_ops.errors import ConfigError
 
 ANY_ERROR = (Exception, SystemExit)
-"""What a file can raise that imports code of its author. Airflow's own time limit is none of them and passes."""
+"""The errors that can come from a file that imports code of its author.
+
+Airflow's own time limit is not one of them and passes.
+"""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _NAME_LINE = re.compile(rf"^pipeline:[ \t]*['\"]?({_NAME.pattern})['\"]?[ \t]*(?:#.*)?$", re.MULTILINE)
@@ -35,9 +38,10 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """A config file. `config` is None where it cannot be used, and `problem` says why, with file, line and cure.
+    """A config file. `config` is None if it cannot be used.
 
-    `values` is what the file holds, so far as it is valid YAML.
+    Then `problem` gives the reason, with file, line and remedy. `values` are the values of the
+    file, so far as it is valid YAML.
     """
 
     file: Path
@@ -47,20 +51,20 @@ class Pipeline:
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def broken(self, problem: str) -> Pipeline:
-        """The same file as one that cannot be used."""
+        """Returns the same file as one that cannot be used."""
         return dataclasses.replace(self, config=None, problem=problem)
 
 
 def read_pipelines(places: Iterable[str | os.PathLike], check_stages: Callable[[Preprocess, Path], None],
                    reserved: Sequence[str] = ()) -> list[Pipeline]:
-    """Reads the YAML files in some places. No two results have the same name, and none has a reserved one."""
+    """Reads the YAML files in some places. The names are unique, and none is a reserved one."""
     found = {os.path.realpath(file): read_pipeline(file, check_stages) for file in config_files(places)}
     claims = Counter(pipeline.name for pipeline in found.values() if pipeline.name)
     return _with_own_names([_checked_claim(pipeline, claims, found.values(), reserved) for pipeline in found.values()], reserved)
 
 
 def read_pipeline(file: Path, check_stages: Callable[[Preprocess, Path], None]) -> Pipeline:
-    """Reads one file. Its name is empty where the file tells none."""
+    """Reads one file. Its name is empty if the file does not contain one."""
     try:
         config = load_config(file)
         check_stages(config.preprocess, file)
@@ -72,7 +76,10 @@ def read_pipeline(file: Path, check_stages: Callable[[Preprocess, Path], None]) 
 
 
 def explain(file: Path, error: BaseException) -> str:
-    """The message of an error, which names the file at least; that of an unknown one is in the log with its origin."""
+    """The message of an error, which names at least the file.
+
+    An unknown error is logged with its origin.
+    """
     if isinstance(error, ConfigError):
         return str(error)
     _log.error("%s cannot be used", file, exc_info=error)
@@ -99,7 +106,11 @@ def _name_in_text(file: Path) -> str:
 
 
 def _checked_claim(pipeline: Pipeline, claims: Counter[str], all_of_them: Iterable[Pipeline], reserved: Sequence[str]) -> Pipeline:
-    """A file named after its pipeline keeps the name where several claim it; without such a file, all of them are broken."""
+    """Checks the name of a pipeline against the reserved names and the other files.
+
+    If several files have the same name, the file that is named after its pipeline keeps it. Without
+    such a file, all of them are broken.
+    """
     if pipeline.name in reserved:
         problem = f"pipeline: {pipeline.name} is the name of a DAG of Trainyard's own; choose another name"
         return dataclasses.replace(pipeline.broken(f"{place_in(pipeline.file, ['pipeline'])}: {problem}"), name="")
@@ -118,7 +129,7 @@ def _checked_claim(pipeline: Pipeline, claims: Counter[str], all_of_them: Iterab
 
 
 def _with_own_names(pipelines: Sequence[Pipeline], reserved: Sequence[str]) -> list[Pipeline]:
-    """Gives a name to those that have none, after their files."""
+    """Names the pipelines that have no name after their files."""
     taken = {pipeline.name for pipeline in pipelines} | set(reserved)
     named = []
     for pipeline in pipelines:

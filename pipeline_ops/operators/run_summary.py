@@ -1,4 +1,7 @@
-"""What a person is told of a run: the event, the verdict in a sentence, the rules with their numbers. Sends nothing."""
+"""The content of a notification: the event, the verdict in a sentence, the rules and their values.
+
+This module sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,11 @@ _TITLES = {"failed": "run failed", "gate_not_passed": "gate not passed", "drift"
 
 
 class Notice(BaseModel):
-    """One event of one run. `link` leads to the report in Airflow's UI; `rules` are the gate's, or for `drift` those of the features."""
+    """One event of one run.
+
+    `link` leads to the report in Airflow's UI. `rules` are the gate's, or for `drift` those of the
+    features.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -46,13 +53,16 @@ class Notice(BaseModel):
 
     @property
     def html(self) -> str:
-        """The same for a mail; nothing of a message or of a class's name is taken for HTML."""
+        """The same as HTML for a mail. Messages and class names are escaped."""
         *lines, link = map(escape, self.text.splitlines())
         return f"<pre>{chr(10).join(lines)}\n<a href=\"{link}\">{link}</a></pre>"
 
 
 def failure_of(layout: Layout, run_id: str, otherwise: str) -> str:
-    """Why a run has failed: what its first failed task has left, or `otherwise` where Airflow has ended it."""
+    """The reason why a run has failed: the message of its first failed task.
+
+    It is `otherwise` if Airflow has ended the run.
+    """
     for task in JOBS:
         record = _record(layout, run_id, task)
         if record and record.state == "failed":
@@ -61,22 +71,22 @@ def failure_of(layout: Layout, run_id: str, otherwise: str) -> str:
 
 
 def finished_tasks(layout: Layout, run_id: str) -> list[str]:
-    """Of a run, those that have left what the next one needs."""
+    """The tasks of a run that have succeeded."""
     records = {task: _record(layout, run_id, task) for task in JOBS}
     return [task for task, record in records.items() if record and record.state == "success"]
 
 
 def rules_of(layout: Layout, run_id: str) -> list[RuleVerdict]:
-    """The gate's verdict on a run, if it has come so far."""
+    """The gate's verdict on a run, if the run has come so far."""
     try:
         manifest = recorded_manifest(layout, run_id, "evaluate", "evaluate")
         return EvaluationFigures.model_validate(read_manifest(manifest).figures).rules if manifest else []
-    except TrainyardError:  # the artifact is gone, and a notice says what can still be said
+    except TrainyardError:  # the artifact is gone, and the notice goes out without it
         return []
 
 
 def _record(layout: Layout, run_id: str, task: str) -> TaskRecord | None:
-    """None also where the file is damaged: a notice says what can still be said."""
+    """The record of a task; None also if the file is damaged: the notice goes out without it."""
     try:
         return read_record(layout.task_record(run_id, task), layout.root)
     except TrainyardError:

@@ -1,9 +1,9 @@
-"""The tasks of a search: which trials there are, one mapped task for each, and which of them goes on.
+"""The tasks of a search: the list of trials, one mapped task for each, and the choice of the best.
 
     preprocess, search >> trial [n of them] >> train >> evaluate >> export
 
-The last of them is called `train`: what it leaves is the manifest of the training that goes on, so whatever comes
-after knows nothing of a search.
+The last of them is called `train`. It leaves the manifest of the chosen training, so the later
+tasks know nothing of a search.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline_ops.storage.atomic import write_json
 
 
 class SearchOperator(BaseOperator):
-    """Says which trials the run has; checks each of them first."""
+    """Lists the trials of the run and checks each of them."""
 
     ui_color = "#5a5a8f"
     ui_fgcolor = "#ffffff"
@@ -49,7 +49,7 @@ class SearchOperator(BaseOperator):
 
 
 class TrialOperator(TrainOperator):
-    """One trial: a training like any other.
+    """Runs one trial: a training like any other.
 
     Args:
       trial: a Trial, as JSON.
@@ -67,7 +67,7 @@ class TrialOperator(TrainOperator):
 
     @property
     def trial_text(self) -> str:
-        """What Airflow's UI shows instead of a number."""
+        """The text that Airflow's UI shows instead of a number."""
         return f"{self._trial.name}: {self._trial}"
 
     @property
@@ -75,7 +75,11 @@ class TrialOperator(TrainOperator):
         return Trial.model_validate(self.trial)
 
     def _config(self, context: Mapping[str, Any]) -> PipelineConfig:
-        """Only the trial's number comes from the task before: anybody who may edit an XCom may have written the rest."""
+        """The config of this trial.
+
+        Only the trial's number comes from the task before. The rest is planned again, because any
+        user who may edit an XCom may have written it.
+        """
         config = super()._config(context)
         number = self.trial.get("number") if isinstance(self.trial, Mapping) else None
         if getattr(context["ti"], "map_index", number) != number:
@@ -90,9 +94,10 @@ class TrialOperator(TrainOperator):
 
 
 class ChooseOperator(BaseOperator):
-    """Takes the best trial. One that failed is no failure of the search, unless all have.
+    """Takes the best trial. A failed trial does not fail the search, unless all have failed.
 
-    It runs whatever became of the trials, so it has to look whether there was anything to train on.
+    It runs whatever the outcome of the trials, so it has to check if there was any data to train
+    on.
     """
 
     ui_color = "#7a4fa3"

@@ -1,8 +1,9 @@
 """Watches a job from the triggerer, so that hours of training hold no worker slot.
 
-`cleanup` is called on every exit of the triggerer, also on a mere restart, and therefore does not touch the job;
-`on_kill` is called when a person marks the task failed or clears it, and ends the job. Not always: a trigger that had not begun
-when that happened is never called. What is missed here is found by the API server (`reaper/orphan_reaper.py`).
+Every exit of the triggerer calls `cleanup`, even a mere restart. It therefore does not touch the
+job. `on_kill` is called when a person marks the task failed or clears it, and ends the job. It is
+not called for a trigger that had not begun at that moment. The API server finds such jobs
+(`reaper/orphan_reaper.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _POLL_SECONDS = 0.5
 
 
 class JobTrigger(BaseTrigger):
-    """Fires once, when the job has ended. How it ended, its task reads from the job's own status.
+    """Fires once, when the job has ended. The task reads the outcome from the job's own status.
 
     Args:
       root: the storage root, from the author's config.
@@ -29,7 +30,7 @@ class JobTrigger(BaseTrigger):
       run_id: the run.
       record: the name of the record and of the folder of the task's attempts.
       attempt: the name of the attempt.
-      offset: where to begin in the progress file.
+      offset: the position in the progress file at which to begin.
     """
 
     def __init__(self, root: str, pipeline: str, run_id: str, record: str, attempt: str, offset: int = 0):
@@ -42,7 +43,7 @@ class JobTrigger(BaseTrigger):
 
     @property
     def job(self) -> JobHandle:
-        """Raises DataError where the arguments name no attempt."""
+        """The job. Raises DataError if the arguments name no attempt."""
         return JobHandle(Layout(Path(self.root), self.pipeline).attempt(self.run_id, self.record, self.attempt))
 
     async def run(self) -> AsyncIterator[TriggerEvent]:

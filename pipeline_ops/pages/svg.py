@@ -1,7 +1,8 @@
-"""What the drawings of all pages are made of: inline SVG that takes its colours from the page, so it follows light, dark and paper.
+"""The elements of the drawings on all pages, as inline SVG.
 
-Every function returns markup in which all text is escaped. Colours are CSS classes; `page.css` has them. Used by the pages
-of evaluation and of preprocessing.
+The drawings take their colours from the page, so they follow light, dark and print. Every function
+returns markup in which all text is escaped. Colours are CSS classes of `page.css`. The pages of
+evaluation and of preprocessing use this module.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ Point = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """A linear scale from `low` to `high` data units onto `start` to `end` pixels, with ticks at round numbers."""
+    """A linear scale from `low` to `high` data units onto `start` to `end` pixels.
+
+    `ticks` are at round numbers.
+    """
 
     low: float
     high: float
@@ -39,7 +43,7 @@ def round_ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def short(value: float) -> str:
-    """`0.25`, and `5e-4` instead of `0.0005`, for which there is no room."""
+    """Formats a value briefly: `0.25`, and `5e-4` instead of `0.0005`, which would be too wide."""
     plain, (mantissa, exponent) = f"{value:.4g}", f"{value:.3e}".split("e")
     scientific = f"{float(mantissa):g}e{int(exponent)}"
     return plain if len(plain) <= max(5, len(scientific)) else scientific

@@ -1,8 +1,9 @@
-"""Which data set a preprocess job goes on from: decided while it is planned, so that the request covers it.
+"""The data set that a preprocess job starts from, chosen during planning for the request.
 
-A data set is made from the raw files and, where there is one, from the data set before it: what did not change is taken
-over. Only a data set that was made by the same code and package versions can be gone on from, and by the same config but for
-what it is held to: other rules for rejects, schema or drift are a new question, but no record becomes another example by them.
+A data set is made from the raw files and, if there is one, from the data set before it. Unchanged
+examples are taken over. A job can only start from a data set with the same code, package versions
+and config. The config may differ in the rules for rejects, schema or drift. Other rules are a new
+question, but they do not change the example that a record becomes.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from pipeline_ops.artifacts.manifest import Input, Manifest, find_damage, read_m
 from pipeline_ops.errors import DataError
 
 _CHANGES_NO_SHARD = ("rejects", "schema", "drift", "balance", "deltas")
-"""Keys of `preprocess` that decide what is checked, weighed or taken over, and not what a record becomes."""
+"""Keys of `preprocess` that decide what is checked, weighed or taken over.
+
+They do not change the example that a record becomes.
+"""
 
 
 def choose_base(artifacts: Path, question: Fingerprint) -> Input | None:
-    """The data set to go on from, or None where everything has to be made anew.
+    """Returns the data set to start from, or None if everything has to be made from scratch.
 
-    Where a whole data set is there that answers the very same question, of the same raw files and held against the same
-    reference, it is what that one went on from: the fingerprint of the request is then that of the answer. Otherwise it is the newest
-    that is whole; that may be one of the same files and another reference, of which everything is taken over. Damaged ones count as absent.
+    A whole data set may already answer the very same question, for the same raw files and the same
+    reference. Its own base is then the result, so the fingerprint of the request is that of the
+    answer. Otherwise the result is the newest whole data set. It may be one of the same files with
+    another reference, of which everything is taken over. Damaged data sets count as absent.
 
     Args:
       artifacts: the folder of all data sets of the pipeline.
@@ -39,23 +44,23 @@ def choose_base(artifacts: Path, question: Fingerprint) -> Input | None:
 
 
 def without_base(fingerprint: Fingerprint) -> Fingerprint:
-    """The question that a data set answers, whatever it went on from."""
+    """Returns the question that a data set answers, without its base."""
     return fingerprint.model_copy(update={"inputs": {name: digest for name, digest in fingerprint.inputs.items() if name != BASE}})
 
 
 def _made_alike(artifacts: Path, question: Fingerprint) -> Iterator[tuple[Path, Manifest]]:
-    """Whole data sets in which a record becomes the same example, newest first."""
+    """Yields whole data sets in which a record becomes the same example, newest first."""
     chain = _chain_of(question)
     for uri in sorted(artifacts.glob("*/manifest.json"), key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
         try:
             manifest = read_manifest(uri)
-        except DataError:  # of another version of Trainyard: nothing to go on from
+        except DataError:  # made by another version of Trainyard, so it cannot be a base
             continue
         if _chain_of(manifest.fingerprint) == chain and not find_damage(uri, manifest):
             yield uri, manifest
 
 
 def _chain_of(fingerprint: Fingerprint) -> Fingerprint:
-    """All that a record goes through on its way to an example."""
+    """The part of a fingerprint that determines the example that a record becomes."""
     config = {key: value for key, value in fingerprint.config.items() if key not in _CHANGES_NO_SHARD}
     return fingerprint.model_copy(update={"inputs": {}, "config": config})

@@ -1,4 +1,4 @@
-"""The data sets that a pipeline has made, by version: for a run that asks for one of them instead of making the newest."""
+"""The data sets of a pipeline by version, for a run that asks for an existing one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SHOWN = 8
 
 
 def find_dataset(layout: Layout, version: str) -> Path:
-    """The manifest of the data set whose version, or whose folder's name, begins so.
+    """Returns the manifest of the data set whose version or folder name begins with `version`.
 
     Raises:
-      ConfigError: there is none, or there are several; the message has those that are there.
-      DataError: it is damaged.
+      ConfigError: there is none, or there are several. The message lists the existing ones.
+      DataError: the data set is damaged.
     """
     made = list(_made(layout))
     found = [(path, manifest) for path, manifest in made if manifest.digest.startswith(version) or path.parent.name.startswith(version)]
@@ -34,7 +34,10 @@ def find_dataset(layout: Layout, version: str) -> Path:
 
 
 def _made(layout: Layout) -> Iterator[tuple[Path, Manifest]]:
-    """Newest first; what can't be read, because another version of Trainyard made it, is none."""
+    """Yields the data sets, newest first, without those of another version of Trainyard.
+
+    Their manifests cannot be read.
+    """
     for path in sorted(layout.artifacts("preprocess").glob(f"*/{NAME}"), key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
         try:
             yield path, read_manifest(path)

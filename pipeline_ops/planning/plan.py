@@ -1,4 +1,4 @@
-"""Decide first: what a task would do, and why, without doing anything.
+"""Plans of tasks: the job that a task would run, and the reason, without running it.
 
 The operators act on these plans, and `trainyard explain` prints them.
 """
@@ -32,11 +32,11 @@ from pipeline_ops.user_code.callbacks import callback_code
 from pipeline_ops.user_code.interpreter import versions_in
 
 JOBS = ("preprocess", "train", "evaluate", "export")
-"""In the order in which a DAG runs them."""
+"""All jobs, in the order in which a DAG runs them."""
 
 _PAGE = ("pipeline_ops/pages/page.py", "pipeline_ops/pages/page.css", "pipeline_ops/pages/page_head.html",
          "pipeline_ops/pages/svg.py")
-"""What the pages of two jobs share."""
+"""The files that the pages of two jobs share."""
 _INPUT = ("augment", "augment_scenes", "augmentation", "dataset", "detections", "image_transforms", "mosaic", "records", "sources", "split",
           "stateless_random")
 _PLANNING = ("balance", "delta", "duplicates", "generations", "index", "perceptual_hash", "plan", "plan_file", "splits")
@@ -46,10 +46,11 @@ _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 
 @dataclasses.dataclass(frozen=True)
 class JobKind:
-    """What is fixed about a job.
+    """The fixed properties of a job.
 
-    `module` is started as `python -m`; `reads` names the jobs whose manifests it gets; `code` lists, for a config, the
-    source that can change what comes out; `packages` those whose versions can.
+    `module` is started with `python -m`. `reads` names the jobs whose manifests it gets. `code`
+    lists the source files that can change the result, for a config. `packages` are those whose
+    versions can change it.
     """
 
     module: str
@@ -98,16 +99,16 @@ KINDS: Mapping[str, JobKind] = {
 
 @dataclasses.dataclass(frozen=True)
 class JobPlan:
-    """One job of one run: what to ask for, whether it has been made already, and why."""
+    """One job of one run: its request, whether the artifact exists already, and the reason."""
 
     request: Request
     manifest: Path
     is_cached: bool
     reason: str
     damage: tuple[str, ...] = ()
-    """What is wrong with an artifact that was made before; it is set aside before the job starts."""
+    """The damage of an existing artifact, which is set aside before the job starts."""
     python: Path | None = None
-    """The interpreter to start the job with; None for that of whoever starts it."""
+    """The interpreter to start the job with, or None for that of the caller."""
 
 
 def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[str, str]) -> JobPlan:
@@ -116,12 +117,12 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
     Args:
       job: one of JOBS.
       config: the checked config.
-      run_id: the run; it does not influence the fingerprint.
+      run_id: the run. It does not influence the fingerprint.
       manifests: URIs of the manifests that earlier jobs left, by job.
 
     Raises:
       DataError: an input is missing or is not what its manifest says.
-      ConfigError: it asks for a data set, a version or a file that is not there.
+      ConfigError: the config asks for a data set, a version or a file that does not exist.
     """
     if job == "preprocess" and config.preprocess.dataset:
         return _plan_given(config, run_id, config.preprocess.dataset)
@@ -155,7 +156,7 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
         fingerprint = _with_inputs(fingerprint, {BASE: base.digest} if base else {})
         inputs |= reference.inputs | ({BASE: base} if base else {})
     if job == "evaluate" and (before := _evaluation_before(layout, fingerprint)):
-        inputs[LAST_EVALUATION] = before  # only told of, so no part of the fingerprint
+        inputs[LAST_EVALUATION] = before  # only reported, so no part of the fingerprint
     resolved = {"registry": config.registry, "signing_key": _signing_key(config)} if job == "export" else {}
     request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file),
                       config=section.model_dump(mode="json") | resolved,
@@ -170,7 +171,7 @@ def _signing_key(config: PipelineConfig) -> str | None:
 
 
 def _plan_given(config: PipelineConfig, run_id: str, version: str) -> JobPlan:
-    """A data set that is there is taken, whatever it was made of."""
+    """Plans a run with an existing data set, regardless of its inputs and code."""
     path = find_dataset(Layout(config.root, config.pipeline), version)
     manifest = read_manifest(path)
     request = Request(job="preprocess", pipeline=config.pipeline, run_id=run_id, config_file=str(config.file),
@@ -180,7 +181,10 @@ def _plan_given(config: PipelineConfig, run_id: str, version: str) -> JobPlan:
 
 
 def _foreign(job: str, config: PipelineConfig) -> tuple[dict[str, str], dict[str, str]]:
-    """Digests of the code, and versions of the packages, that are not ours: of stages, and of models, losses and metrics."""
+    """Digests of the code, and versions of the packages, that do not belong to Trainyard.
+
+    They come from stages, models, losses and metrics.
+    """
     if job == "preprocess":
         stages = [stage.name for stage in config.preprocess.stages]
         return foreign.code_of(stages), foreign.distributions_of(stages)
@@ -190,13 +194,16 @@ def _foreign(job: str, config: PipelineConfig) -> tuple[dict[str, str], dict[str
 
 
 def _hosts_of(job: str, config: PipelineConfig) -> dict[str, dict[str, str]]:
-    """The code that the hosts of a training choose, as part of its config."""
+    """The code that the hosts of a training select, as part of its config."""
     program = config.hosts.program if job == "train" and config.hosts else {}
     return {"hosts": program} if program else {}
 
 
 def _packages(job: str, config: PipelineConfig) -> tuple[str, ...]:
-    """Of what is optional, only what is asked for: who installs it for another pipeline changes nothing here."""
+    """The packages of a job, with optional ones only if the config asks for them.
+
+    Another pipeline may have installed them. That changes no fingerprint here.
+    """
     return KINDS[job].packages + (_ONNX if job == "export" and "onnx" in config.export.formats else ())
 
 
@@ -215,7 +222,7 @@ def _decide(request: Request, layout: Layout) -> JobPlan:
 
 
 def _evaluation_before(layout: Layout, fingerprint: Fingerprint) -> Input | None:
-    """The newest evaluation of the pipeline but this one; what can't be read is none."""
+    """The newest readable evaluation of the pipeline, except this one."""
     others = [path for path in layout.artifacts("evaluate").glob(f"*/{NAME}") if path.parent.name != fingerprint.digest]
     for path in sorted(others, key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
         with contextlib.suppress(DataError):
@@ -224,7 +231,7 @@ def _evaluation_before(layout: Layout, fingerprint: Fingerprint) -> Input | None
 
 
 def _find_unpublished(request: Request, manifest: Manifest) -> list[str]:
-    """What an export left lies in the registry, where somebody may have removed it."""
+    """The damage of an export whose published version was removed from the registry."""
     if request.job != "export":
         return []
     figures = ModelFigures.model_validate(manifest.figures)
@@ -233,12 +240,12 @@ def _find_unpublished(request: Request, manifest: Manifest) -> list[str]:
 
 
 def _why_anew(request: Request, layout: Layout) -> str:
-    """What changed since the newest artifact of this job."""
+    """The reason to run a job: the changes since its newest artifact."""
     made = sorted(layout.artifacts(request.job).glob("*/manifest.json"), key=lambda path: path.stat().st_mtime)
     if not made:
         return "never made before"
     changes = request.fingerprint.changes_since(read_manifest(made[-1]).fingerprint)
-    changes = [change for change in changes if not change.startswith(f"inputs {BASE} ")]  # which one is gone on from is no reason to run
+    changes = [change for change in changes if not change.startswith(f"inputs {BASE} ")]  # the base is no reason to run
     return "; ".join(changes) or "the last artifact is gone"
 
 
@@ -247,10 +254,11 @@ def _as_input(manifest: str) -> Input:
 
 
 def _baseline(config: PipelineConfig, challenger: Input) -> Input | None:
-    """The model that the challenger has to beat.
+    """Returns the model that the challenger has to beat.
 
-    Once the challenger itself is the champion, that is the one that it was compared with when it was published: an
-    unchanged second run asks the same question as the first, and finds it answered.
+    If the challenger itself is the champion by now, that is the model that it was compared with
+    when it was published. An unchanged second run then asks the same question as the first, and
+    finds it answered.
     """
     registry = Registry(config.registry)
     champion = registry.champion()

@@ -1,12 +1,15 @@
-"""Which data set a new one is checked against: the one that the champion was trained on, else the newest before it.
+"""The data set that a new one is checked against.
 
-What the check can fail by belongs to the fingerprint: the reference's schema where `preprocess.schema` has a rule that
-fails, its statistics where `preprocess.drift` fails. What is only reported does not: another champion is no reason to
-make a data set again, and the page of one that is there tells of the champion at its time.
+It is the one that the champion was trained on, or else the newest before it.
 
-Once the reference was made from the same files with the same config and code, the question is the one that it was
-asked itself, so its own reference counts: an unchanged second run finds everything made. Without a champion the same holds for
-any older data set of the same files. What is damaged counts as absent.
+The parts that the check can fail by belong to the fingerprint: the reference's schema if
+`preprocess.schema` has a rule that fails, its statistics if `preprocess.drift` fails. Reported
+parts do not belong to it. Another champion is no reason to make a data set again, and the page of
+an existing one shows the champion of its time.
+
+If the reference was made from the same files with the same config and code, it was asked the same
+question. So its own reference counts, and an unchanged second run finds everything made. Without a
+champion the same holds for any older data set of the same files. Damaged data sets count as absent.
 """
 
 from __future__ import annotations
@@ -32,16 +35,20 @@ _SCHEMA_DIGEST, _STATISTICS_DIGEST = "reference schema", "reference statistics"
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceInputs:
-    """`inputs` are for the request, `digests` for the inputs of the fingerprint; both are empty without a reference."""
+    """The inputs from a reference. Both fields are empty without a reference.
+
+    `inputs` are for the request, `digests` for the inputs of the fingerprint.
+    """
 
     inputs: dict[str, Input] = dataclasses.field(default_factory=dict)
     digests: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def find_reference(config: PipelineConfig, layout: Layout, fingerprint: Fingerprint) -> ReferenceInputs:
-    """Finds the reference of the data set that has this fingerprint, so far without any reference and without a base.
+    """Finds the reference of the data set that will have this fingerprint.
 
-    An artifact that is gone, or that has no schema because an older version made it, is no reference.
+    The fingerprint has no reference and no base yet. An artifact that is gone, or that has no
+    schema because an older version made it, is no reference.
     """
     name, found = "champion_data", _champions_data(config)
     if found is None:
@@ -79,7 +86,7 @@ def _data_before(layout: Layout, fingerprint: Fingerprint) -> tuple[str, Manifes
 
 
 def _read_described(path: Path) -> Manifest | None:
-    """The manifest of a whole data set that has a schema and statistics."""
+    """The manifest of a whole data set that has a schema and statistics, or None."""
     try:
         manifest = read_manifest(path)
     except TrainyardError:
@@ -89,6 +96,6 @@ def _read_described(path: Path) -> Manifest | None:
 
 
 def _raw_question(manifest: Manifest) -> Fingerprint:
-    """What was asked, whatever the answer was checked against and went on from."""
+    """The question of a data set, without its reference and its base."""
     kept = {key: value for key, value in manifest.fingerprint.inputs.items() if key not in (_SCHEMA_DIGEST, _STATISTICS_DIGEST, BASE)}
     return manifest.fingerprint.model_copy(update={"inputs": kept})

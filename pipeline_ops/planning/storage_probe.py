@@ -1,7 +1,7 @@
-"""What the file system of a storage root must be able to do, tried out on it.
+"""Checks that the file system of a storage root has the functions that jobs need, by trying them.
 
 Jobs rely on locks, renames and flushes. A file system that lacks one of them is refused before a
-job has worked for hours. Hard links are used where there are some, and are not needed.
+job has worked for hours. Hard links are optional. They are used if the file system has them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from pipeline_ops.storage.atomic import remove_own
 from pipeline_ops.storage.object_store import is_remote
 
 _NOT_THERE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EPERM)
-"""What a call says that a file system has not got. Other errors are those of a bad disk."""
+"""The error numbers of a missing function. Other errors are those of a bad disk."""
 
 
 def check_storage(config: PipelineConfig) -> None:
-    """Tries the storage root and a registry in a folder, where they exist.
+    """Tries the storage root and a registry in a folder, if they exist.
 
     Raises:
-      ConfigError: a file system lacks something; the message names the key, the folder and what.
+      ConfigError: a file system lacks a function. The message names the key, the folder and the
+        function.
     """
     _check("storage.root", config.root)
     if config.export.registry and not is_remote(config.export.registry):
@@ -37,7 +38,7 @@ def _check(key: str, root: Path) -> None:
     folder = root / f".probe.{os.getpid()}.{secrets.token_hex(4)}"
     try:
         folder.mkdir()
-    except OSError:  # not there yet, or not for this user to write: whoever writes there says so
+    except OSError:  # not there yet, or not writable for this user: the job that writes there reports it
         return
     try:
         missing = [f"{name} ({problem})" for name, attempt in _ATTEMPTS.items()

@@ -1,4 +1,7 @@
-"""Decide first: which trials a search has, and which of them is the best. Pure; the operators and `explain` act on it."""
+"""Plans of a search: its trials, and the best of them.
+
+The plans are pure. The operators and `trainyard explain` act on the results.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Trial(BaseModel):
 
     @property
     def name(self) -> str:
-        """Of its record and of the folder of its attempts."""
+        """The name of its record and of the folder of its attempts."""
         return trial_name(self.number)
 
     def __str__(self) -> str:
@@ -37,7 +40,7 @@ class Trial(BaseModel):
 
 
 class Result(BaseModel):
-    """How a trial ended: its figure, or, for one that failed, what it said."""
+    """The end of a trial: its figure, or the message of a failed one."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -61,7 +64,7 @@ class SearchResult(BaseModel):
         return next(result for result in self.results if result.trial.number == self.best)
 
     def table(self) -> list[str]:
-        """Lines for a person, the best first."""
+        """Lines for display, the best first."""
         lines = []
         for result in ranked(self.results, self.monitor):
             figure = f"{self.monitor} {result.figure:.4f}" if result.figure is not None else f"failed: {_first_line(result.message)}"
@@ -70,14 +73,15 @@ class SearchResult(BaseModel):
 
 
 def read_search(layout: Layout, run_id: str) -> SearchResult | None:
-    """What a run's search has come to. Raises DataError where the file says something else."""
+    """Returns the result of a run's search. Raises DataError if the file is not one."""
     return read_json_as(SearchResult, layout.root, str(layout.search_result(run_id).relative_to(layout.root)))
 
 
 def plan_trials(config: PipelineConfig) -> list[Trial]:
-    """The trials of a config's search, in an order that does not change.
+    """Returns the trials of a config's search, in an order that does not change.
 
-    Trial number n of a random search does not depend on how many there are: more of them keep what was trained before.
+    Trial number n of a random search does not depend on the number of trials. More trials keep the
+    earlier trainings.
 
     Raises:
       ConfigError: there are too many.
@@ -91,7 +95,11 @@ def plan_trials(config: PipelineConfig) -> list[Trial]:
 
 
 def trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
-    """The config of one trial: that of its run, and the trial's own values over it. Raises ConfigError that names the trial."""
+    """Returns the config of one trial: that of its run, with the trial's own values.
+
+    Raises:
+      ConfigError: the values do not fit. The message names the trial.
+    """
     try:
         return config.changed(trial.parameters)
     except ConfigError as error:
@@ -99,7 +107,11 @@ def trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
 
 
 def check_trials(config: PipelineConfig, trials: Sequence[Trial]) -> None:
-    """Raises ConfigError with all trials that can't be trained: now, and not after hours of the others."""
+    """Checks all trials before the first one trains.
+
+    Raises:
+      ConfigError: some trials cannot be trained. The message names all of them.
+    """
     problems = []
     for trial in trials:
         try:
@@ -115,7 +127,11 @@ def monitor_of(config: PipelineConfig) -> str:
 
 
 def result_of(trial: Trial, manifest: str, monitor: str) -> Result:
-    """Of a trial that has ended well: the figure of the epoch whose weights became the model. One that is no number loses to all others."""
+    """Returns the result of a trial that ended well.
+
+    The figure is that of the epoch whose weights became the model. A figure that is not a number
+    loses to all others.
+    """
     figures = TrainingFigures.model_validate(read_manifest(manifest).figures)
     figure = figures.history[figures.best_epoch].metrics[monitor]
     if math.isnan(figure):
@@ -124,13 +140,16 @@ def result_of(trial: Trial, manifest: str, monitor: str) -> Result:
 
 
 def choose(results: Sequence[Result], monitor: str) -> SearchResult | None:
-    """The earliest of the best; None where all have failed."""
+    """Returns the result with the earliest of the best trials, or None if all have failed."""
     best = next((result for result in ranked(results, monitor) if result.figure is not None), None)
     return None if best is None else SearchResult(monitor=monitor, results=list(results), best=best.trial.number)
 
 
 def ranked(results: Sequence[Result], monitor: str) -> list[Result]:
-    """The best first, those that failed last. A loss or an error is better when it is lower, anything else when it is higher."""
+    """Returns the results with the best first and the failed ones last.
+
+    A loss or an error is better when it is lower, anything else when it is higher.
+    """
     sign = 1 if monitor.endswith(("loss", "error")) else -1
     return sorted(results, key=lambda result: (math.inf if result.figure is None else sign * result.figure, result.trial.number))
 
@@ -148,7 +167,7 @@ def _drawn(search: Search) -> list[dict[str, Any]]:
 def _draw(values: list[Any] | Range, rng: random.Random) -> Any:
     if isinstance(values, list):
         return rng.choice(values)
-    low, high = values.low, values.high + values.is_whole  # whole numbers: each as likely as its neighbour, the last one too
+    low, high = values.low, values.high + values.is_whole  # whole numbers are all equally likely, including the last one
     drawn = math.exp(rng.uniform(math.log(low), math.log(high))) if values.scale == "log" else rng.uniform(low, high)
     return min(int(drawn), values.high) if values.is_whole else float(f"{drawn:.4g}")  # digits that a person can read and repeat
 

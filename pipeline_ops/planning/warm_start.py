@@ -1,8 +1,9 @@
-"""What `train.warm_start` means for a plan: which weights a training begins with, as an input whose digest is in the fingerprint.
+"""The weights that a training begins with (`train.warm_start`), as an input of its plan.
 
-`champion` is the model in service when the training is planned. An unchanged second run asks the same question as the first and finds
-it answered: where the champion itself came out of this very training, what that one began with counts again. `version 3` is that version, in
-service or not.
+The digest of the input is in the fingerprint. `champion` is the model in service when the training
+is planned. An unchanged second run asks the same question as the first and finds it answered. So if
+the champion itself came out of this very training, the input of that training counts again.
+`version 3` is that version, whether it is in service or not.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _VERSION = re.compile(r"version (\d+)")
 
 
 def find_warm_start(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
-    """The input of a training, None where it begins anew.
+    """Returns the input of a training, or None if it begins without one.
 
     Args:
       config: the checked config.
-      fingerprint: of the training, without this input.
+      fingerprint: the fingerprint of the training, without this input.
 
     Raises:
       ConfigError: there is no such file or folder.
@@ -40,7 +41,11 @@ def find_warm_start(config: PipelineConfig, fingerprint: Fingerprint) -> Input |
 
 
 def check_warm_start(config: PipelineConfig) -> None:
-    """For the first task of a run, hours before the training begins. Raises ConfigError as `find_warm_start` does."""
+    """Checks the warm start in the first task of a run, hours before the training begins.
+
+    Raises:
+      ConfigError: as for `find_warm_start`.
+    """
     if config.train.warm_start not in (None, CHAMPION):
         _named(config, config.train.warm_start)
 
@@ -56,7 +61,7 @@ def _champion(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
     manifest = champion.manifest()
     try:
         training = read_manifest(manifest.inputs["train"].uri)
-    except DataError:  # its training has been removed since; the model itself is here
+    except DataError:  # its training has been removed; the model itself still exists
         training = None
     if training is not None and training.fingerprint.digest == with_warm_start(fingerprint, began := training.inputs.get(WARM_START)).digest:
         return began

@@ -1,8 +1,8 @@
-"""The entries below a folder of raw data: files that may be read, and those that may not.
+"""The entries below a folder of raw data: files that may be read, and refused entries.
 
 Raw data come from outside. A link that leads out of the folder could name any file that the job may
-read, a pipe would block it, and a sparse file could cost hours. Such an entry is refused at its own
-place, without being opened, and the others go on. Called by `listing.py`.
+read, a pipe would block the job, and a sparse file could cost hours. Such an entry is refused
+without being opened, and the other entries are read. `local.py` calls this module.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pipeline_ops.errors import DataError
 
 MAX_FILE_BYTES = 16 << 30
 MAX_DEPTH = 100
-"""Folders inside folders."""
+"""The maximum depth of nested folders."""
 
 
 class Entry(NamedTuple):
-    """An entry that is no folder. `relative` is its path below the folder.
+    """An entry that is not a folder. `relative` is its path below the folder.
 
     `reason` and `detail` say why it is refused. Both are empty for a file that may be read.
     """
@@ -33,13 +33,13 @@ class Entry(NamedTuple):
 
 
 def walk_entries(folder: bytes) -> Iterator[Entry]:
-    """Every entry below a folder; names that begin with a dot are not data.
+    """Yields every entry below a folder. Names that begin with a dot are not data.
 
     Links are followed as long as they stay below the folder, which may be a link itself.
 
     Raises:
       DataError: a link to a folder leads out of the folder or into a circle, or folders are nested
-        too deeply. One record less would be the wrong answer, because a whole class may lie there.
+        too deeply. Skipping it would be wrong, because it may hold a whole class.
       OSError: a folder cannot be read.
     """
     root = os.path.realpath(folder)
@@ -66,7 +66,7 @@ def _is_folder(entry: os.DirEntry) -> bool:
 
 
 def _trail_to(entry: os.DirEntry, trail: tuple[bytes, ...], root: bytes) -> tuple[bytes, ...]:
-    """The real path of a folder, behind those of the folders in which links were followed on the way.
+    """The real path of a folder, after the paths of the folders in which links were followed.
 
     Raises DataError for a link that may not be followed.
     """
@@ -103,5 +103,5 @@ def _checked(entry: os.DirEntry, relative: bytes, root: bytes) -> Entry:
 
 
 def _is_below(path: bytes, folder: bytes) -> bool:
-    """Whether a real path is a folder or lies in it."""
+    """Returns whether a real path is a folder or lies in it."""
     return path == folder or path.startswith(folder.rstrip(b"/") + b"/")

@@ -1,4 +1,7 @@
-"""Where the raw files of a pipeline lie: a local folder, or a place in an object store. The one place that tells which."""
+"""The place of a pipeline's raw files: a local folder, or a place in an object store.
+
+Only this module distinguishes the two.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from pipeline_ops.raw_data.remote import RemoteFolder
 
 
 def raw_folder(named: str, config_folder: Path) -> RawFolder:
-    """The folder that a source names: a URI, or a path that is taken from the folder of the config file."""
+    """The folder that a source names: a URI, or a path relative to the config file's folder."""
     if "://" in named and not named.startswith("file://"):
         return RemoteFolder(named.rstrip("/"))
     return (config_folder / Path(named.removeprefix("file://")).expanduser()).resolve()
@@ -29,12 +32,19 @@ def find_raw_folder(config: PipelineConfig) -> RawFolder:
 
 
 def list_folder(folder: RawFolder, indexes: Path) -> Listing:
-    """Lists it; `indexes` is for local folders, see `list_raw_files`. Raises ConfigError, DataError, MachineError."""
+    """Lists a folder. `indexes` is for local folders, see `list_raw_files`.
+
+    Raises ConfigError, DataError, MachineError.
+    """
     return Listing(folder, folder.list_files()) if isinstance(folder, RemoteFolder) else list_raw_files(folder, indexes)
 
 
 def glance(folder: RawFolder) -> tuple[str, int]:
-    """A text that is another one when files have come, gone or been written to, and their number. No file is read. Raises as `list_folder` does."""
+    """The state of a folder: a text and the number of files.
+
+    The text changes when files are added, removed or written. No file is read. Raises as
+    `list_folder` does.
+    """
     if isinstance(folder, RemoteFolder):
         listing = Listing(folder, folder.list_files())
         return listing.digest, len(listing.files)
@@ -43,17 +53,24 @@ def glance(folder: RawFolder) -> tuple[str, int]:
 
 
 def refuse_interval(config: PipelineConfig) -> None:
-    """Raises ConfigError where the raw data lie somewhere else for each data interval, and nobody has said which one is meant."""
+    """Checks that the place of the raw data does not depend on a missing data interval.
+
+    Raises:
+      ConfigError: each data interval has its own place, and this run has no data interval.
+    """
     if config.preprocess.source.has_interval:
         raise ConfigError(f"preprocess.source.path is {config.preprocess.source.path}, and this run has no data interval, because the clock has not "
                           "started it; give it a preprocess.source.path of its own, or start a backfill")
 
 
 def validate_folder(config: PipelineConfig) -> None:
-    """A quick look at a local folder of raw data, which reads no file; of an object store, the first task says what is wrong.
+    """Checks a local folder of raw data without reading files.
+
+    An object store is not checked here. The first task reports its problems.
 
     Raises:
-      DataError: it is missing, is not a folder, cannot be read or is empty, or lacks a file that the source names.
+      DataError: the folder is missing, is not a folder, cannot be read or is empty, or lacks a file
+        that the source names.
     """
     folder, source = find_raw_folder(config), config.preprocess.source
     if not isinstance(folder, Path) or source.has_interval:

@@ -13,7 +13,7 @@ RawFolder = Path | RemoteFolder
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """All files below a folder, sorted by key, and the entries that were refused without being opened."""
+    """All files below a folder, sorted by key, and the refused entries, which were not opened."""
 
     folder: RawFolder
     files: tuple[RawFile, ...]
@@ -21,7 +21,10 @@ class Listing:
 
     @property
     def digest(self) -> str:
-        """Equal for equal names and contents, wherever the folder is and however the files came there."""
+        """A digest over names and contents.
+
+        It is independent of the folder's place and of how the files came there.
+        """
         hashed = new_hash()
         for file in self.files:
             hashed.update(f"{file.key}\0{file.digest}\0".encode())  # no file name holds a NUL

@@ -1,9 +1,8 @@
-"""The index of a listing: what is known of each raw file, one line of text for each.
+"""The index of a listing: the known facts about each raw file, one line of text per file.
 
     "<key as JSON>"\\t<size> <mtime in ns> <ctime in ns> <digest>
 
-An index only saves time. One that is damaged is reported and passed over, and all files are read
-again.
+An index only saves time. A damaged one is reported and ignored, and all files are read again.
 """
 
 from __future__ import annotations
@@ -28,10 +27,12 @@ _log = logging.getLogger(__name__)
 
 
 def read_index(file: Path) -> dict[str, str]:
-    """By key: size, mtime and ctime in nanoseconds, and digest. Empty where there is no index.
+    """Returns size, mtime and ctime in nanoseconds, and digest, by key.
+
+    The result is empty if there is no index.
 
     Raises:
-      MachineError: it can't be read.
+      MachineError: the index can't be read.
     """
     try:
         with open_below(file.parent, file.name, MAX_BYTES) as lines:
@@ -46,7 +47,7 @@ def read_index(file: Path) -> dict[str, str]:
 
 
 def parse_index(lines: IO[bytes], place: str) -> dict[str, str]:
-    """Raises DataError with the first line that is none of an index."""
+    """Parses an index. Raises DataError that names the first invalid line."""
     found: dict[str, str] = {}
     read = iter(lambda: lines.readline(_MAX_LINE_BYTES), b"")
     for number, line in enumerate(islice(read, MAX_LINES + 1), start=1):
@@ -64,7 +65,7 @@ def parse_index(lines: IO[bytes], place: str) -> dict[str, str]:
 
 
 def write_index(file: Path, entries: Mapping[str, str], files: Iterable[tuple[str, str]]) -> None:
-    """Only what belongs to one of the files, given as key and digest, and to what it holds now."""
+    """Writes the entries that match one of the files, given as key and present digest."""
     lines = (f"{json.dumps(key)}\t{entries[key]}\n" for key, digest in files
              if entries.get(key, "").endswith(digest))
     write_whole(file, "".join(lines).encode())

@@ -1,9 +1,10 @@
-"""The raw files below a folder, with a digest of each one's content.
+"""The raw files below a local folder, with a digest of each file's content.
 
-Reading every file of a large data set only to see that nothing changed would take minutes. A listing therefore keeps
-an index of (size, mtime, ctime) and digest, and reads only files of which one of the three is new. The ctime is there
-because `cp -p` and rsync set the mtime, and nobody can set the ctime. Of a million files, nothing is held but their keys,
-sizes and digests, and the index is one line of text each.
+Reading every file of a large data set only to find that none has changed would take minutes. A
+listing therefore keeps an index of (size, mtime, ctime) and digest, and reads only files for which
+one of the three has changed. The ctime is included because `cp -p` and rsync set the mtime, while
+the ctime can't be set. Only the keys, sizes and digests of a million files are held in memory, and
+the index has one line of text per file.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ _key_of = operator.attrgetter("key")
 
 
 def list_raw_files(folder: Path, indexes: Path) -> Listing:
-    """Lists a folder; names that begin with a dot are not data.
+    """Lists a folder. Names that begin with a dot are not data.
 
     Args:
-      folder: where the raw files are.
-      indexes: where the indexes of all listings are kept.
+      folder: the folder of the raw files.
+      indexes: the folder of the indexes of all listings.
 
     Raises:
-      DataError: there is no such folder, it can't be read, or `walk_entries` refuses a link to a folder in it.
-      MachineError: a file vanished meanwhile.
+      DataError: there is no such folder, it can't be read, or `walk_entries` refuses a link to a
+        folder in it.
+      MachineError: a file vanished during the listing.
     """
     index_file = indexes / f"{hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()}.index"
     known, settled_ns = read_index(index_file), time.time_ns() - _UNSETTLED_NS
@@ -64,7 +66,7 @@ def list_raw_files(folder: Path, indexes: Path) -> Listing:
 
 
 def list_stats(folder: Path) -> list[tuple[str, os.stat_result]]:
-    """The key of each file and what the disk says of it, in any order. Raises as `list_raw_files` does."""
+    """Key and `os.stat_result` of each file, in any order. Raises as `list_raw_files` does."""
     try:
         return [(key_of(entry.relative), entry.stat) for entry in walk_entries(os.fsencode(folder))]
     except OSError as error:
@@ -83,6 +85,6 @@ def _unreadable(error: OSError, root: bytes) -> TrainyardError:
 
 
 def _digest(path: bytes) -> str:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe that has taken the file's place must not block
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in the file's place must not block
     with open(descriptor, "rb") as file:
         return hashlib.file_digest(file, new_hash).hexdigest()

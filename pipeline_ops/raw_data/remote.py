@@ -1,10 +1,11 @@
 """Raw files in an object store, `s3://bucket/animals`: listed, read, and never written.
 
-A listing reads no object. What tells one content from another is the store's own mark, its etag: of most S3 objects the MD5 of their
-content, and in any case another text once the object was written anew. So the digest of a file here is one of its etag and size: a data set
-that moves from a local folder to a store counts as new, and equal objects are found where their etags are equal, which they
-are not in every store (nor where S3 encrypts with KMS, or got an object in parts). A store without etags is taken by
-the time of the last write.
+A listing reads no object. The store's own mark, the etag, identifies a content. For most S3 objects
+it is the MD5 of the content, and it always changes when the object is written again. The digest of
+a file is therefore one of its etag and size. A data set that moves from a local folder to a store
+counts as new. Equal objects are recognized only if their etags are equal. Some stores do not
+guarantee that, and S3 does not if it encrypts with KMS or received an object in parts. If a store
+has no etags, the time of the last write is used.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ if TYPE_CHECKING:
     import fsspec
 
 _MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
-"""What drivers call the mark of an object's content, the best first."""
+"""The drivers' names for the mark of an object's content, the best first."""
 _MD5 = re.compile("[0-9a-f]{32}")
 
 
 @dataclasses.dataclass(frozen=True)
 class RemoteFolder:
-    """A place that holds raw files. It is a value: it travels to workers, and each of them has a connection of its own."""
+    """A place that holds raw files.
+
+    It is a value that is sent to workers. Each worker has its own connection.
+    """
 
     uri: str
 
@@ -44,17 +48,18 @@ class RemoteFolder:
         return f"{self.uri}/{path}"
 
     def list_files(self) -> tuple[RawFile, ...]:
-        """Lists the objects below, sorted by key; names that begin with a dot are not data.
+        """Lists the objects below, sorted by key. Names that begin with a dot are not data.
 
         Raises:
-          ConfigError: no driver, no credentials, or they may not list there.
+          ConfigError: the driver or the credentials are missing, or the credentials do not allow
+            listing.
           DataError: there is no such bucket.
           MachineError: the store can't be reached.
         """
         root = f"{self._path}/"
         try:
             with translated(self.uri):
-                strictly = {"on_error": "raise"} if self.uri.startswith("http") else {}  # else a server that is down has no files
+                strictly = {"on_error": "raise"} if self.uri.startswith("http") else {}  # otherwise a server that is down has no files
                 found = self._driver.find(root, detail=True, **strictly)
         except FileNotFoundError as error:
             raise DataError(f"{self.uri}: {error}; it is named by preprocess.source.path") from None
@@ -62,7 +67,7 @@ class RemoteFolder:
         return tuple(sorted((file for file in files if file), key=lambda file: file.key))
 
     def neighbour(self) -> str | None:
-        """The URI beside this one that is most like it, for a message about a wrong prefix."""
+        """The most similar URI in the same parent, for a message about a wrong prefix."""
         parent, _, name = self._path.rpartition("/")
         try:
             paths = self._driver.ls(parent, detail=False)
@@ -75,22 +80,27 @@ class RemoteFolder:
         """The content of some files, fetched together.
 
         Raises:
-          ConfigError: they may not be read.
-          MachineError: one is gone or has changed since it was listed, or the store can't be reached.
+          ConfigError: the credentials do not allow reading.
+          MachineError: a file is gone or has changed since it was listed, or the store can't be
+            reached.
         """
         contents = self._fetch(files)
         contents |= self._fetch([file for file in files if isinstance(contents[file.key], FileNotFoundError)])  # a store may have been wrong
         return [self._checked(file, contents[file.key]) for file in files]
 
     def _fetch(self, files: Sequence[RawFile]) -> dict[str, bytes | Exception]:
-        """By key, by ranges: a name is then taken as it is, brackets and all, and no driver asks for the size first."""
+        """Fetches contents or errors, by key.
+
+        It uses ranges, because a driver then takes a name literally, including brackets, and does
+        not ask for the size first.
+        """
         filled = [file for file in files if file.num_bytes]  # an empty object has no range
         with translated(self.uri):
             found = self._driver.cat_ranges([self._object(file) for file in filled], 0, [file.num_bytes for file in filled], on_error="return")
         return {file.key: b"" for file in files} | {file.key: content for file, content in zip(filled, found, strict=True)}
 
     def read_beginning(self, file: RawFile, num_bytes: int) -> bytes:
-        """As much of a file as this, without asking whether it is still the one that was listed."""
+        """Reads up to `num_bytes` of a file, without checking that it is still the listed one."""
         with _of_one_file(file), translated(self / file.key):
             return self._driver.cat_file(self._object(file), start=0, end=min(num_bytes, file.num_bytes))
 
@@ -103,7 +113,10 @@ class RemoteFolder:
         return content
 
     def _is_as_listed(self, file: RawFile, content: bytes) -> bool:
-        """By the content, where the mark is its MD5; else the store is asked once more, now that the content is here."""
+        """Compares the content with the mark if the mark is its MD5.
+
+        Otherwise it asks the store for the mark again, after the content was read.
+        """
         if len(content) != file.num_bytes:
             return False
         if _MD5.fullmatch(file.version) and hashlib.md5(content, usedforsecurity=False).hexdigest() == file.version:
@@ -116,7 +129,7 @@ class RemoteFolder:
 
     @property
     def _path(self) -> str:
-        """As the driver calls it."""
+        """The path as the driver writes it."""
         return self._driver._strip_protocol(self.uri).rstrip("/")
 
     def _object(self, file: RawFile) -> str:
@@ -140,6 +153,6 @@ def _raw_file(path: str, entry: Mapping[str, Any]) -> RawFile | None:
 
 
 def _mark_of(entry: Mapping[str, Any]) -> str:
-    """Of what a driver tells of an object."""
+    """The mark in a driver's description of an object."""
     mark = next((entry[name] for name in _MARKS if entry.get(name)), "")
     return str(mark.timestamp() if isinstance(mark, datetime.datetime) else mark).strip('"')

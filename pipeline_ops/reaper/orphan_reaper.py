@@ -1,11 +1,13 @@
-"""Ends the jobs that nobody wants any more, from the API server, which takes the orders that make them so.
+"""Ends the jobs that are no longer needed, from the API server, which receives the users' commands.
 
-Airflow's own hooks are not enough. `on_kill` of a task is not called where its worker was killed, and is cut short where the
-machine is busy; `on_kill` of a trigger is not called where the triggerer is down, or had not begun with it; and of a task whose
-tries are used up, nobody is told. So each job is looked at once a second: by the rule of `jobs/cancellation.py` its task instance
-still needs it, or it is told to end.
+Airflow's own hooks are not sufficient. `on_kill` of a task is not called if its worker was killed,
+and is cut short if the machine is busy. `on_kill` of a trigger is not called if the triggerer is
+down, or had not started the trigger. There is no hook for a task without tries left. Therefore each
+job is checked once a second by the rule of `jobs/cancellation.py`: unless its task instance still
+needs it, it is ordered to end.
 
-The storage root has to be in reach of the API server, as it has to be for the pages. Several API servers do the same, which does no harm.
+The API server must be able to reach the storage root, which the pages need as well. Several API
+servers do the same work, which does no harm.
 """
 
 from __future__ import annotations
@@ -37,16 +39,16 @@ _jobs, _tasks = TaskStateStoreModel, TaskInstance
 
 
 def start() -> None:
-    """Looks for ever, in a thread that ends with the process."""
+    """Checks the jobs continuously, in a thread that ends with the process."""
     threading.Thread(target=_look_for_ever, name="trainyard-custodian", daemon=True).start()
 
 
 class Custodian:
-    """Ends the jobs that are not wanted any more.
+    """Ends the jobs that are no longer wanted.
 
-    It remembers the jobs of its last look, because a deleted run takes its jobs' rows along, and
-    the problems that it has reported. What it reads of one job is not trusted, and a problem with
-    one job leaves the others alone.
+    It remembers the jobs of its last look, because deleting a run also deletes the rows of its
+    jobs, and it remembers the problems that it has reported. Data of a job are not trusted, and a
+    problem with one job does not affect the others.
     """
 
     def __init__(self) -> None:
@@ -56,14 +58,14 @@ class Custodian:
         """The last problem that was logged, by row or folder."""
 
     def look(self, session: Session) -> None:
-        """Ends what is not wanted now, and forgets it."""
+        """Ends the jobs that are not wanted now, and forgets them."""
         rows, known = session.execute(_every_job()).all(), {}
         for row in rows:
             try:
                 self._look_at(row, session, known)
             except SQLAlchemyError:
                 raise
-            except Exception as error:  # of any kind: it must not keep the other jobs alive
+            except Exception as error:  # any error: it must not keep the other jobs alive
                 self._report(row.id, f"The job of {row.task_id} in {row.dag_id}, {row.run_id}, can't be looked after: "
                                      f"{type(error).__name__}: {error}")
         present = {(row.id, row.value) for row in rows}
@@ -80,11 +82,11 @@ class Custodian:
         known[place] = attempt
         reason = why_unwanted(stored.claim, _now(row), row.state)
         if reason and self._end(attempt, reason):
-            session.execute(delete(_jobs).where(_jobs.id == row.id, _jobs.value == row.value))  # the next try may have put its own there
+            session.execute(delete(_jobs).where(_jobs.id == row.id, _jobs.value == row.value))  # the next try may have written its own job there
             del known[place]
 
     def _end(self, attempt: Attempt, reason: str) -> bool:
-        """Whether nothing is left to be done: the job has ended, or knows that it has to."""
+        """Returns whether the job needs no more work: it has ended, or has the order to end."""
         must_end = f"The job in {attempt.folder} has to end ({reason}), and"
         try:
             with folder_below(*attempt.below_root(attempt.folder)):
@@ -101,7 +103,7 @@ class Custodian:
         return True
 
     def _has_ended(self, attempt: Attempt) -> bool:
-        """Whether the job has said how. A status that can't be read says nothing."""
+        """Returns whether the job has written its status. An unreadable status counts as none."""
         try:
             return read_status(attempt) is not None
         except DataError as error:
@@ -109,7 +111,7 @@ class Custodian:
             return False
 
     def _report(self, record: object, problem: str) -> None:
-        """Once for each record, and not every second."""
+        """Logs a problem once for each record, and not every second."""
         if self._reported.get(record) != problem:
             if len(self._reported) >= _MAX_REPORTED:
                 self._reported.clear()
@@ -118,7 +120,9 @@ class Custodian:
 
 
 def _attempt_of(row: Row, name: str, session: Session) -> Attempt:
-    """Where the job works: as the config of the DAG's author and the task instance say, and not its row.
+    """The attempt of a job, from the config of the DAG's author and the task instance.
+
+    The row is not trusted with the place.
 
     Raises:
       TrainyardError: there is no such DAG or attempt, or the config can't be used now.
@@ -129,12 +133,15 @@ def _attempt_of(row: Row, name: str, session: Session) -> Attempt:
 
 
 def _now(row: Row) -> Claim | None:
-    """What the task would claim now; None where it is not there any more."""
+    """The claim that the task would make now. None if it no longer exists."""
     return row.instance and Claim(task_instance=str(row.instance), max_tries=row.max_tries, clear_number=row.clear_number)
 
 
 def _every_job() -> Select:
-    """Those that a task has claimed and that nobody has ended, each beside its task instance and run as they are now."""
+    """Selects the jobs that a task has claimed and that still have a row.
+
+    Each comes with the present state of its task instance and run.
+    """
     same_task = and_(_tasks.dag_id == _jobs.dag_id, _tasks.run_id == _jobs.run_id, _tasks.task_id == _jobs.task_id,
                      _tasks.map_index == _jobs.map_index)
     return (select(_jobs.id, _jobs.value, _jobs.dag_id, _jobs.run_id, _jobs.task_id, _jobs.map_index, _tasks.id.label("instance"),
@@ -149,7 +156,7 @@ def _look_for_ever() -> None:
         try:
             with create_session() as session:
                 custodian.look(session)
-        except Exception:  # the database may be down for long; what is missed now is found when it is back
+        except Exception:  # the database may be down for a long time; the next look finds the missed jobs
             if not is_blind:
                 _log.exception("Can't look after the jobs; trying again every second")
             is_blind = True

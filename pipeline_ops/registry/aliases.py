@@ -1,11 +1,12 @@
-"""What each name for a version stands for, and every move that led there.
+"""The aliases of a model's versions, and every move of an alias.
 
-A move is one small record, `aliases/<move>.json`, written once and never changed; the highest one holds what counts. So
-a move is one atomic operation on any store, and of two people or jobs that move at the same time one comes too late and
-decides again, on what the other has done.
+A move is one small record, `aliases/<move>.json`, written once and never changed. The highest one
+is valid. A move is therefore one atomic operation on any store. If two people or jobs move at the
+same time, the later one is refused and decides again on the new state.
 
-`champion` is the version in service and `previous` the one that a roll-back would put there. Both follow from the
-succession: the champions, each once, in the order in which they came into service, without those that were rolled back.
+`champion` is the version in service and `previous` the one that a roll-back would restore. Both
+follow from the succession: the champions, each once, in the order in which they came into service,
+without those that were rolled back.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _FOLDER = "aliases"
 _RECORD = re.compile(r"[0-9]{8}\.json")
 _TRIES = 20
 _PENDING_SECONDS = 0.1
-"""How long to wait for a record that is empty, because another process is about to fill it."""
+"""The wait for an empty record, which another process is about to fill."""
 _MAX_REASON = 1000
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ Numbers = Annotated[list[Number], Field(max_length=100_000)]
 
 
 class Move(BaseModel):
-    """One change: an alias that names another version, or none any more; or versions that were retired."""
+    """One change: an alias that names another version or none, or versions that were retired."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -51,7 +52,7 @@ class Move(BaseModel):
 
 
 class Aliases(BaseModel):
-    """What counts after a number of moves; `last` is the latest of them."""
+    """The state after a number of moves. `last` is the latest of them."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -65,7 +66,7 @@ class Aliases(BaseModel):
         return sorted(alias for alias, number in self.names.items() if number == version)
 
     def with_champion(self, version: int, reason: str) -> Aliases:
-        """A version comes into service. One that was there before undoes what came after it."""
+        """Puts a version in service. An earlier champion undoes the champions after it."""
         kept = self.succession[: self.succession.index(version)] if version in self.succession else self.succession
         succession = [*kept, version]
         names = {alias: number for alias, number in self.names.items() if alias != PREVIOUS} | {CHAMPION: version}
@@ -74,7 +75,11 @@ class Aliases(BaseModel):
         return self._after(Move(alias=CHAMPION, version=version, time=time.time(), reason=reason[:_MAX_REASON]), names=names, succession=succession)
 
     def with_alias(self, alias: str, version: int | None, reason: str) -> Aliases:
-        """Raises ConfigError for a name that is none, or that a person can't give."""
+        """Sets or removes an alias.
+
+        Raises:
+          ConfigError: the name is invalid, or users can't set it.
+        """
         if not NAME_PATTERN.fullmatch(alias):
             raise ConfigError(f"an alias must begin with a letter, and hold small letters, digits, - and _ only, got {alias!r}")
         if alias in (CHAMPION, PREVIOUS):
@@ -83,7 +88,7 @@ class Aliases(BaseModel):
         return self._after(Move(alias=alias, version=version, time=time.time(), reason=reason[:_MAX_REASON]), names=names)
 
     def without(self, versions: list[int], reason: str) -> Aliases:
-        """Versions that no alias names are retired."""
+        """Retires versions that no alias names."""
         return self._after(Move(alias=None, version=None, time=time.time(), reason=reason[:_MAX_REASON], retired=versions),
                            retired=sorted({*self.retired, *versions}), succession=[number for number in self.succession if number not in versions])
 
@@ -93,14 +98,14 @@ class Aliases(BaseModel):
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Every move, oldest first, and what is wrong with records that are none."""
+    """Every move, oldest first, and the problems of invalid records."""
 
     moves: list[Move]
     problems: list[str]
 
 
 def parse_record(content: bytes, place: str) -> Aliases:
-    """Raises DataError, with the place of the record, if it is none."""
+    """Parses a record. Raises DataError with the record's place if it is invalid."""
     rule = f"{place}: not a record of aliases, so it is passed over"
     if len(content) > MAX_RECORD_BYTES:
         raise DataError(f"{rule}: it has more than {MAX_RECORD_BYTES} bytes")
@@ -117,7 +122,7 @@ def read_aliases(store: ModelStore) -> Aliases:
 
 
 def read_records(store: ModelStore) -> Records:
-    """All of them; one that can't be read is one problem."""
+    """Reads all records. An unreadable record is one problem."""
     names, records = store.records(_FOLDER), Records([], [])
     for name, content in zip(names, store.read(_FOLDER, names), strict=True):
         parsed = _parse(store, name, content)
@@ -129,17 +134,19 @@ def read_records(store: ModelStore) -> Records:
 
 
 def move(store: ModelStore, decide: Callable[[Aliases], Aliases]) -> Aliases:
-    """Makes one move, or none if `decide` returns what it was given.
+    """Makes one move, or none if `decide` returns its argument.
 
     Args:
-      decide: from what counts to what shall count. It is asked again if somebody else has moved meanwhile, and may raise.
+      store: the store of the model.
+      decide: maps the present state to the new one. It is called again if another process has moved
+        in the meantime, and may raise.
 
     Raises:
-      MachineError: others move all the time.
+      MachineError: other processes move all the time.
     """
     for attempt in range(2 * _TRIES):
         newest = _newest(store)
-        if newest.is_pending and attempt < _TRIES:  # and after that, its writer was killed
+        if newest.is_pending and attempt < _TRIES:  # later, its writer counts as killed
             time.sleep(_PENDING_SECONDS)
             continue
         wanted = decide(newest.aliases)
@@ -155,7 +162,11 @@ def move(store: ModelStore, decide: Callable[[Aliases], Aliases]) -> Aliases:
 
 @dataclasses.dataclass(frozen=True)
 class _Newest:
-    """The number of the latest record, 0 before the first, whether it is still empty, and what counts since."""
+    """The latest record.
+
+    `number` is 0 before the first record, `is_pending` says whether the record is still empty, and
+    `aliases` is the present state.
+    """
 
     number: int
     is_pending: bool

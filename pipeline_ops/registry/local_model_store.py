@@ -18,7 +18,7 @@ _PUBLISH_LOCK = ".publish.lock"
 
 @dataclasses.dataclass(frozen=True)
 class LocalModelStore:
-    """A folder that TensorFlow Serving may poll: a version comes by one rename, and goes by one."""
+    """A folder that TensorFlow Serving may poll. A version appears and disappears by one rename."""
 
     folder: Path
 
@@ -60,7 +60,7 @@ class LocalModelStore:
         return number
 
     def fetch(self, number: int, cache: Path) -> Path:
-        """The version itself; nothing is copied."""
+        """Returns the version's own folder, without a copy."""
         return self.folder / str(number)
 
     def remove(self, number: int) -> None:

@@ -1,8 +1,9 @@
-"""Signatures of published versions, in the format of minisign (https://jedisct1.github.io/minisign/).
+"""Signatures of published versions, in the format of minisign.
 
-An author signs a manifest, which holds a SHA-256 of every file of a version. Keys are files that
-`minisign -G -W` makes, and `minisign -V` checks what is written here. A signature is Ed25519 over
-the BLAKE2b-512 of the manifest, and once more over that signature and its trusted comment.
+See https://jedisct1.github.io/minisign/. An author signs a manifest, which holds a SHA-256 of every
+file of a version. `minisign -G -W` makes the key files, and `minisign -V` verifies these
+signatures. A signature is Ed25519 over the BLAKE2b-512 of the manifest. A second one covers the
+first and its trusted comment.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _PUBLIC_BYTES, _SECRET_BYTES, _SIGNATURE_BYTES = 42, 158, 74
 
 @dataclasses.dataclass(frozen=True)
 class PublicKey:
-    """The key that checks; `key_id` are eight bytes that name the pair."""
+    """The key that verifies signatures. `key_id` are eight bytes that name the key pair."""
 
     key_id: bytes
     key: bytes
     file: str
 
     def verify(self, content: bytes, signature: bytes | None, place: str) -> None:
-        """Checks a signature of a content; `place` is for messages.
+        """Verifies the signature of a content. `place` is for messages.
 
         Raises:
           DataError: there is no signature, it is by another key, or it is wrong.
@@ -75,7 +76,7 @@ class SecretKey:
 
 
 def read_public_key(path: Path) -> PublicKey:
-    """Raises ConfigError if the file is none of a public key."""
+    """Reads a public key. Raises ConfigError if the file does not hold one."""
     value = _decode(_lines(path, "public")[1], _PUBLIC_BYTES, f"{path}: not a public key of minisign")
     if value[:2] != _KEY:
         raise ConfigError(f"{path}: not a public key of minisign, which begins with RW")
@@ -83,7 +84,11 @@ def read_public_key(path: Path) -> PublicKey:
 
 
 def read_secret_key(path: Path) -> SecretKey:
-    """Raises ConfigError if the file is none of an unencrypted secret key, or others can read it."""
+    """Reads an unencrypted secret key.
+
+    Raises:
+      ConfigError: the file does not hold such a key, or other users can read it.
+    """
     lines = _lines(path, "secret")
     if mode := stat.S_IMODE(os.stat(path).st_mode) & 0o077:
         raise ConfigError(f"{path} can be read by other users (mode {mode:03o}); run chmod 600 on it")
@@ -137,12 +142,12 @@ def _decode(text: bytes, num_bytes: int, rule: str) -> bytes:
 
 
 def _name(key_id: bytes) -> str:
-    """As minisign writes it."""
+    """The name of a key as minisign writes it."""
     return key_id[::-1].hex().upper()
 
 
 def _ed25519():
-    """Imported here, because every DAG file reads manifests, and hardly any is signed."""
+    """Imports the package late, because every DAG file reads manifests and few are signed."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:

@@ -1,15 +1,20 @@
-"""A store in an object store, `s3://bucket/models/digits`, for the registry.
+"""A model store in an object store, `s3://bucket/models/digits`, for the registry.
 
-There are no renames and no locks, only a put that is refused where there is an object already (`If-None-Match: *`):
+There are no renames and no locks. The only tool is a put that is refused if the object already
+exists (`If-None-Match: *`):
 
-    claims/<number>.json     who is about to fill a number; taken once and never given back, so no number is used twice
-    <number>/manifest.json   put last: the version is there. An empty one means that the number was given up, for good
+    claims/<number>.json     the publisher that is about to fill a number; never given back, so
+                             that no number is used twice
+    <number>/manifest.json   put last: the version exists. An empty one means that the number
+                             was given up for good
 
-A publisher that was killed leaves a claim and files, but no manifest. The next one gives the number up by putting the
-empty manifest, and only then removes the files: should the other live after all, its own manifest is refused, and it
-knows. So a wrong guess about who is dead costs a second try, and never a half version.
+A publisher that was killed leaves a claim and files, but no manifest. The next publisher gives the
+number up: it puts the empty manifest, and only then removes the files. If the first publisher is
+still alive, its own manifest is refused, so it notices. A wrong guess therefore costs a second try,
+and never leaves a half version.
 
-TensorFlow Serving must not poll such a place, because it takes every number for a version; it gets a fetched copy.
+TensorFlow Serving must not poll such a place, because it takes every number for a version. It gets
+a fetched copy.
 """
 
 from __future__ import annotations
@@ -38,12 +43,12 @@ from pipeline_ops.system.processes import ProcessIdentity
 _CLAIMS = "claims"
 _CLAIM = re.compile(f"{_CLAIMS}/[1-9][0-9]{{0,9}}\\.json")
 _ABANDONED_SECONDS = 3600.0
-"""After this long, a claim of another host counts as abandoned."""
+"""The age after which a claim of another host counts as abandoned."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """Who is about to fill a number, and with what."""
+    """The publisher that is about to fill a number, and its content."""
 
     owner: str
     process: ProcessIdentity
@@ -53,7 +58,7 @@ class Claim:
 
     @classmethod
     def parse(cls, content: bytes | DataError) -> Claim:
-        """What is no claim takes a number all the same, for a process that nobody knows."""
+        """Parses a claim. An invalid one still takes the number, for an unknown process."""
         try:
             if isinstance(content, DataError) or len(content) > MAX_RECORD_BYTES:
                 raise ValueError("not a claim")
@@ -63,7 +68,10 @@ class Claim:
             return cls("", ProcessIdentity("unknown", 1, 0))
 
     def is_abandoned(self, age_seconds: float) -> bool:
-        """Of a process on this host we know; of one elsewhere, only when it came."""
+        """Returns whether the publisher is gone.
+
+        The process is checked on this host. For another host, only the claim's age is known.
+        """
         if self.process.host == socket.gethostname():
             return not self.process.is_alive()
         return age_seconds > _ABANDONED_SECONDS
@@ -71,7 +79,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class ObjectModelStore:
-    """Keeps the promises of `model_store.ModelStore`."""
+    """A place in an object store with the guarantees of `model_store.ModelStore`."""
 
     place: str
 
@@ -99,7 +107,10 @@ class ObjectModelStore:
 
     @contextlib.contextmanager
     def publishing(self) -> Iterator[None]:
-        """Nobody can hold an object store: it is the claims that say who came first."""
+        """Gives up abandoned numbers.
+
+        No process can lock an object store. The claims decide which publisher is first.
+        """
         sizes = self._sizes()
         for number, claim in _pending(sizes, self._claims(sizes)).items():
             age_seconds = time.time() - self._files.modified(self._path(_claim_name(number))).timestamp()
@@ -133,14 +144,17 @@ class ObjectModelStore:
         return folder
 
     def _forget_removed(self, cache: Path) -> None:
-        """Removes local copies of versions that are not here any more."""
+        """Removes local copies of versions that no longer exist here."""
         there = {str(number) for number in self.numbers()}
         for copy in cache.iterdir():
             if is_version_name(copy.name) and copy.name not in there:
                 remove_own(copy)
 
     def remove(self, number: int) -> None:
-        """An empty manifest in the place of its own, then the files; the claim stays, so that the number is not used again."""
+        """Empties the manifest, then removes the files.
+
+        The claim stays, so that the number is not used again.
+        """
         with translated(self.place):
             self._files.pipe_file(self._path(f"{number}/{NAME}"), b"")
         self._remove_files(number)
@@ -166,10 +180,11 @@ class ObjectModelStore:
         self._create(f"{folder}/{name}", content)
 
     def _claim(self, at_least: int, mine: Claim) -> tuple[int, bool]:
-        """A number, and whether it is ours to fill; the same model that was published meanwhile has one already.
+        """Returns a number, and whether this publisher has to fill it.
 
-        Claims are made in order without a gap. So whoever makes one between our look and our claim takes the number that
-        we are about to take, and we look again.
+        If the same model was published in the meantime, its number is returned. Claims are made in
+        order without a gap. If another publisher makes a claim between our listing and our claim,
+        it takes the number that we would take, and we list again.
         """
         while True:
             sizes = self._sizes()
@@ -188,7 +203,10 @@ class ObjectModelStore:
                 return number, True
 
     def _refuse_unconditional(self, number: int, mine: Claim) -> None:
-        """Some stores take the condition and ignore it; there, two publishers would overwrite each other."""
+        """Checks that the store obeys the condition.
+
+        Some stores accept it and ignore it. There, two publishers would overwrite each other.
+        """
         try:
             self._create(_claim_name(number), mine.to_json())
         except FileExistsError:
@@ -223,12 +241,12 @@ class ObjectModelStore:
         write_whole(folder / NAME, manifest)
 
     def _give_up(self, number: int) -> None:
-        with contextlib.suppress(FileExistsError):  # its owner lives, and was faster
+        with contextlib.suppress(FileExistsError):  # its owner is alive and was faster
             self._create(f"{number}/{NAME}", b"")
             self._remove_files(number)
 
     def _remove_files(self, number: int) -> None:
-        """All but the manifest, which says that they are not needed."""
+        """Removes all files but the manifest, which marks them as unnecessary."""
         for name in self._sizes(str(number)):
             if not _is_manifest(name):
                 with translated(self.place), contextlib.suppress(FileNotFoundError):
@@ -239,15 +257,15 @@ class ObjectModelStore:
         return {int(Path(name).stem): Claim.parse(content) for name, content in zip(names, self.read(_CLAIMS, names), strict=True)}
 
     def _sizes(self, below: str = "") -> dict[str, int]:
-        """Every object's size in bytes, by its name below the place, as one listing sees them."""
+        """Every object's size in bytes, by its name below the place, from one listing."""
         root = self._path("")
         with self._in_a_bucket():
             found = self._files.find(f"{root}{below}", detail=True)
-        # Where nothing was listed, s3fs asks once more what the place itself is, and tells of a folder that has just come into being.
+        # After an empty listing, s3fs asks for the place itself, and may return a new folder.
         return {path.removeprefix(root): entry["size"] for path, entry in found.items() if entry["type"] == "file"}
 
     def _path(self, name: str) -> str:
-        """As the driver calls an object."""
+        """The path of an object as the driver writes it."""
         return f"{self.place.partition('://')[2].rstrip('/')}/{name}"
 
     def _get(self, name: str) -> bytes:
@@ -255,13 +273,13 @@ class ObjectModelStore:
             return self._files.cat_file(self._path(name))
 
     def _create(self, name: str, content: bytes) -> None:
-        """Raises FileExistsError where there is such an object."""
+        """Creates an object. Raises FileExistsError if it already exists."""
         with self._in_a_bucket():
             self._files.pipe_file(self._path(name), content, mode="create")
 
     @contextlib.contextmanager
     def _in_a_bucket(self) -> Iterator[None]:
-        """For what needs no object to be there: only the bucket can be missing."""
+        """Translates the errors of calls that need no object. Only the bucket can be missing."""
         try:
             with translated(self.place):
                 yield
@@ -283,11 +301,11 @@ def _published(sizes: Mapping[str, int]) -> list[int]:
 
 
 def _pending(sizes: Mapping[str, int], claims: Mapping[int, Claim]) -> dict[int, Claim]:
-    """Claimed, and neither published nor given up."""
+    """The claims that are neither published nor given up."""
     return {number: claim for number, claim in claims.items() if f"{number}/{NAME}" not in sizes}
 
 
 def _given_up(sizes: Mapping[str, int]) -> list[int]:
-    """Those of which files are left."""
+    """The given-up numbers that still have files."""
     empty = {name.split("/")[0] for name, size in sizes.items() if _is_manifest(name) and not size}
     return sorted({int(name.split("/")[0]) for name in sizes if name.split("/")[0] in empty and not _is_manifest(name)})

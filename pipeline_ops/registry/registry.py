@@ -1,14 +1,17 @@
-"""The model registry: immutable versions of a model, and aliases, which say what each of them is for.
+"""The model registry: immutable versions of a model, and aliases, which show their purpose.
 
-    <registry>/<model>/1/                       saved_model.pb, variables/, manifest.json: what TensorFlow Serving loads
+    <registry>/<model>/1/                       saved_model.pb, variables/, manifest.json:
+                                                the files that TensorFlow Serving loads
     <registry>/<model>/2/
-    <registry>/<model>/aliases/00000003.json    the latest move: which version is `champion`, `previous`, or anything else
+    <registry>/<model>/aliases/00000003.json    the latest move: the version of `champion`,
+                                                `previous` or any other alias
 
-A version appears whole. Aliases move by one small record, last of all. A reader that polls sees a version whole or not at all.
-Where and how that is kept is in `model_store.py`, what a move does in `aliases.py`.
+A reader that polls sees a version whole or not at all. Aliases move last of all, by one small
+record. `model_store.py` describes the storage, and `aliases.py` the moves.
 
-The export job publishes, promotes and retires; the command line and a DAG move aliases by hand. A server must follow an alias:
-the highest number is the newest version, and not always the one in service.
+The export job publishes, promotes and retires. The command line and a DAG move aliases manually. A
+server must follow an alias: the highest number is the newest version, but not always the one in
+service.
 """
 
 from __future__ import annotations
@@ -43,33 +46,40 @@ class Version:
 
     @property
     def folder(self) -> str:
-        """Its path, or its URI."""
+        """The version's path or URI."""
         return self.store.uri(self.number)
 
     @property
     def uri(self) -> str:
-        """Of its manifest."""
+        """The manifest's URI."""
         return f"{self.folder}/{NAME}"
 
     def manifest(self) -> Manifest:
-        """Raises DataError if it is gone, or is no manifest."""
+        """The manifest. Raises DataError if it is gone or invalid."""
         return parse_manifest(self._manifest_bytes(), self.uri)
 
     def fetch(self, cache: Path) -> Path:
-        """A local folder that holds it; a copy below `cache`, if it is not local. Raises DataError if a file is not what the manifest says."""
+        """Returns a local folder that holds the version.
+
+        If the version is not local, it is a copy below `cache`. Raises DataError if a file does not
+        match the manifest.
+        """
         folder, manifest = self.store.fetch(self.number, cache), self.manifest()
         refuse_damage(folder / NAME, manifest, manifest.files)
         return folder
 
     def copy(self, target: Path, cache: Path, key: PublicKey | None = None) -> None:
-        """Copies it into an empty local folder, and checks each file on the way, so that nobody can change one after the check.
+        """Copies the version into an empty local folder.
+
+        Each file is checked during the copy, so that no file can change after its check.
 
         Args:
+          target: the folder.
           cache: for a version that is not local.
-          key: checks the signature, which covers the manifest, and so all files.
+          key: verifies the signature, which covers the manifest, and so all files.
 
         Raises:
-          DataError: a file is not what the manifest says, or the version is not signed by the key.
+          DataError: a file does not match the manifest, or the version is not signed by the key.
           MachineError: the disk failed.
         """
         content, signature = self._manifest_bytes(), self.store.signature(self.number)
@@ -104,7 +114,7 @@ def open_model_store(place: str) -> ModelStore:
 
 @dataclasses.dataclass(frozen=True)
 class Registry:
-    """The versions of one model; `place` is a local folder, or the URI of a place in an object store."""
+    """The versions of one model. `place` is a local folder, or a URI in an object store."""
 
     place: str | Path
 
@@ -113,12 +123,12 @@ class Registry:
         return open_model_store(str(self.place).rstrip("/"))
 
     def versions(self) -> list[Version]:
-        """Oldest first. What is half written is not seen, and what is retired no more."""
+        """The versions, oldest first, without unfinished and retired ones."""
         retired = self.aliases().retired
         return [Version(number, self.store) for number in self.store.numbers() if number not in retired]
 
     def version(self, number: int) -> Version:
-        """Raises ConfigError with the versions that there are."""
+        """The version with a number. Raises ConfigError that lists the existing versions."""
         return self._existing(number, self.aliases())
 
     def aliases(self) -> Aliases:
@@ -133,7 +143,7 @@ class Registry:
         return self.aliased(PREVIOUS)
 
     def aliased(self, alias: str) -> Version | None:
-        """The version that an alias names; None where it names none."""
+        """The version that an alias names. None if it names none."""
         number = self.aliases().names.get(alias)
         return None if number is None else self.version(number)
 
@@ -142,29 +152,32 @@ class Registry:
         return self.records().moves
 
     def records(self) -> Records:
-        """Every move, and what is wrong with records that can't be read."""
+        """Every move, and the problems of unreadable records."""
         return aliases.read_records(self.store)
 
     def made_from(self, training_digest: str) -> list[Version]:
-        """The versions that hold the model of a training's artifact: several, if it was published in other formats later.
+        """The versions that hold the model of a training's artifact.
 
-        A version whose manifest can't be read is reported, and is none of them.
+        There are several if the model was published in other formats later. A version with an
+        unreadable manifest is reported and left out.
         """
         found = [(version, _readable(version)) for version in self.versions()]
         return [version for version, manifest in found
                 if manifest and "train" in manifest.inputs and manifest.inputs["train"].digest == training_digest]
 
     def publish(self, training_digest: str, fill: Fill, contents: str = "") -> Version:
-        """Adds a version, or returns the one that was made from the same training with the same contents. Moves no alias.
+        """Adds a version, or returns the existing one of the same training with the same contents.
 
-        Two publishers at once get two numbers; nobody ever sees a part of a version.
+        It moves no alias. Two publishers at the same time get two numbers. Readers never see a part
+        of a version.
 
         Args:
-          fill: writes the version; its manifest has `contents` among its figures.
-          contents: says in what form the model is published: other formats of it are another version.
+          training_digest: the digest of the training's artifact.
+          fill: writes the version. Its manifest has `contents` among its figures.
+          contents: identifies the published formats. Other formats of a model are another version.
 
         Raises:
-          MachineError: somebody else publishes, and does not come to an end; or publishes the same training right now.
+          MachineError: another publisher does not finish, or publishes the same training right now.
         """
         with self.store.publishing():
             same = [version for version in self.made_from(training_digest) if version.manifest().figures.get("contents", "") == contents]
@@ -174,11 +187,13 @@ class Registry:
         """Puts a version in service.
 
         Args:
-          expected: the champion that the decision was made against; left out, any.
+          number: the version.
+          reason: the reason, kept in the history.
+          expected: the champion that the decision was made against. If omitted, any.
 
         Raises:
           ConfigError: there is no such version.
-          DataError: the champion is not the expected one any more, so the decision is out of date.
+          DataError: the champion is no longer the expected one, so the decision is out of date.
         """
 
         def decide(present: Aliases) -> Aliases:
@@ -192,9 +207,10 @@ class Registry:
         aliases.move(self.store, decide)
 
     def roll_back(self, reason: str = "") -> Version:
-        """Puts the champion before the present one back in service. Raises ConfigError where there was none.
+        """Puts the previous champion back in service. Raises ConfigError if there was none.
 
-        Going back to an earlier champion undoes what came after it, so two roll-backs lead two champions back.
+        A return to an earlier champion undoes the champions after it. Two roll-backs therefore lead
+        two champions back.
         """
 
         def decide(present: Aliases) -> Aliases:
@@ -207,7 +223,11 @@ class Registry:
         return Version(aliases.move(self.store, decide).names[CHAMPION], self.store)
 
     def set_alias(self, alias: str, number: int | None, reason: str) -> None:
-        """Lets an alias name a version, or none. Raises ConfigError for a name that can't be given, or no such version."""
+        """Makes an alias name a version, or none.
+
+        Raises:
+          ConfigError: users can't set the name, or there is no such version.
+        """
 
         def decide(present: Aliases) -> Aliases:
             if number is not None:
@@ -218,10 +238,14 @@ class Registry:
         aliases.move(self.store, decide)
 
     def retire(self, keep: int, reason: str) -> list[int]:
-        """Removes all but the newest `keep` versions and those that an alias names. Returns the numbers that were removed.
+        """Removes all versions except the newest `keep` and those that an alias names.
 
-        What goes is decided by a move, and removed after that: an alias that comes to a version at the same time comes
-        first, and keeps it, or too late, and is refused. A removal that was killed is finished by the next one.
+        A move decides which versions are retired, and they are removed after that. If an alias
+        moves to a version at the same time, it comes first and keeps the version, or it comes too
+        late and is refused. The next call finishes a removal that was killed.
+
+        Returns:
+          The numbers of the removed versions.
         """
 
         def decide(present: Aliases) -> Aliases:
@@ -242,24 +266,29 @@ class Registry:
         return Version(number, self.store)
 
     def _is_ours(self, number: int) -> bool:
-        """Whether an export has published it. Another folder with a number for a name is reported and never removed."""
+        """Returns whether an export has published the version.
+
+        Another folder with a number for a name is reported and never removed.
+        """
         if (manifest := _readable(Version(number, self.store))) and manifest.job == "export":
             return True
         report_foreign(self.store.uri(number))
         return False
 
     def _next_number(self) -> int:
-        """Never that of a version that was in service once or was retired, even if its folder has been removed."""
+        """A number that was never in service or retired, even if that folder has been removed."""
         present = self.aliases()
         return 1 + max([*self.store.numbers(), *present.succession, *present.names.values(), *present.retired,
                         *(move.version or 0 for move in self.history())], default=0)
 
 
 def fetched(entry: Input, root: Path) -> Input:
-    """A version among a job's inputs, with the URI of its local copy, which is made below the storage root where it has to be.
+    """A version among a job's inputs, with the URI of its local copy.
+
+    The copy is made below the storage root if the version is not local.
 
     Raises:
-      DataError: it is gone, or damaged.
+      DataError: the version is gone or damaged.
     """
     if not is_remote(entry.uri):
         return entry
@@ -269,7 +298,7 @@ def fetched(entry: Input, root: Path) -> Input:
 
 
 def _readable(version: Version) -> Manifest | None:
-    """The version's manifest; None where there is none that can be read, and then the log says why."""
+    """The version's manifest. None if it is unreadable. The log then shows the reason."""
     try:
         return version.manifest()
     except DataError as error:

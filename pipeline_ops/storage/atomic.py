@@ -1,7 +1,7 @@
 """Files and folders that are whole or absent.
 
-Everything is written under a temporary name in the folder where it will live and then renamed, so that a reader, a
-retry or a power cut never meets a half of it.
+Everything is written under a temporary name in its final folder and then renamed. A reader, a retry
+or a power cut therefore never finds half of it.
 """
 
 from __future__ import annotations
@@ -30,26 +30,36 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Writes a file by rename, on disk before it has its name. The umask takes away from `mode`.
+    """Writes a file by rename. Its data are on disk before it gets its name.
+
+    Args:
+      path: the file.
+      data: its content.
+      mode: the permissions, reduced by the umask.
 
     Raises:
-      MachineError: the disk refused it (full, read-only); nothing is left behind.
+      MachineError: the disk refused the file (full, read-only). No part of it is left.
     """
     with _written_beside(path, os.replace, mode) as file:
         file.write(data)
 
 
 def whole_file(path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
-    """As `write_whole`, for what is too large to be held as bytes: a file that gets its name when the block ends well."""
+    """Opens a file that gets its name when the block ends without an error.
+
+    Works like `write_whole`, for content that is too large for memory.
+    """
     return _written_beside(path, os.replace)
 
 
 def create_whole(path: Path, data: bytes) -> None:
-    """As `write_whole`, for a file that is written once: of two who write it at the same time, one is refused.
+    """Writes a file that is written only once, like `write_whole`.
+
+    If two writers write it at the same time, one of them is refused.
 
     Raises:
-      FileExistsError: there is one already.
-      MachineError: the disk refused it.
+      FileExistsError: the file already exists.
+      MachineError: the disk refused the file.
     """
     with _written_beside(path, name_once) as file:
         file.write(data)
@@ -58,7 +68,10 @@ def create_whole(path: Path, data: bytes) -> None:
 @contextlib.contextmanager
 def _written_beside(path: Path, give_name: Callable[[Path, Path], None],
                     mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A file under a temporary name, which gets its own once it is on disk; nothing is left of it otherwise."""
+    """Opens a temporary file that gets its final name once it is on disk.
+
+    If the block or the disk fails, the temporary file is removed.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")  # two threads may write the same file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +90,7 @@ def _written_beside(path: Path, give_name: Callable[[Path, Path], None],
 
 
 def write_json(path: Path, value: Any, mode: int = 0o666) -> None:
-    """Writes JSON by rename: two-space indent, in the order given, closed by a newline.
+    """Writes JSON by rename, with a two-space indent, in the given order, and with a final newline.
 
     A float that is not a number becomes the text "NaN", "Infinity" or "-Infinity".
     """
@@ -97,7 +110,7 @@ def _spelt(value: Any) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The parsed content, or None where there is no such file."""
+    """Returns the parsed content, or None if there is no such file."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -106,20 +119,21 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def staging_folder(final: Path) -> Iterator[Path]:
-    """An empty folder beside `final` that takes its name when the block ends well, and is removed when it does not.
+    """Yields an empty folder next to `final`, which gets its name when the block ends.
 
-    The rename is atomic and refuses to replace a folder that is not empty. The caller holds a lock over `final`, so what
-    is found of earlier stagings was left by a writer that was killed, and is removed.
+    If the block fails, the folder is removed. The rename is atomic and refuses to replace a folder
+    that is not empty. The caller holds a lock for `final`. Earlier stagings were therefore left by
+    killed writers, and are removed.
 
     Raises:
-      FileExistsError: `final` has come into being meanwhile.
+      FileExistsError: another writer has made `final` in the meantime.
       MachineError: the disk failed.
     """
     staging = final.with_name(f".{final.name}.{os.getpid()}.{secrets.token_hex(4)}.staging")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         with opened_folder(final.parent) as parent:
-            _remove_leftovers(final.name, parent)  # first, because they may fill the disk
+            _remove_leftovers(final.name, parent)  # first, because leftovers may fill the disk
             try:
                 os.mkdir(staging.name, dir_fd=parent)
                 yield staging
@@ -133,27 +147,34 @@ def staging_folder(final: Path) -> Iterator[Path]:
 
 
 def _refused_by(error: OSError, staging: Path) -> Path | None:
-    """The file that an error of the disk names, unless it names the staging, which nobody would look for."""
+    """The file that a disk error names, or None for the staging, whose name is internal."""
     named = isinstance(error.filename, str | os.PathLike) and Path(error.filename)
     return named if named and named.is_absolute() and named != staging else None
 
 
 def remove_stagings(folder: Path) -> None:
-    """Removes all that killed writers have left in a folder. For a caller that lets nobody else write there."""
+    """Removes everything that killed writers have left in a folder.
+
+    The caller makes sure that no other process writes there.
+    """
     with opened_folder(folder) as parent:
         _remove_leftovers(None, parent)
 
 
 def remove_own(folder: Path) -> None:
-    """Removes a folder that this program has made, if it is there; a link or another user's folder is reported and stays."""
+    """Removes a folder that this program has made, if it exists.
+
+    A link or another user's folder is reported and stays.
+    """
     with contextlib.suppress(FileNotFoundError), opened_folder(folder.parent) as parent:
         remove_folder(folder.name, parent, owners_below(parent))
 
 
 def remove_by_rename(folder: Path) -> None:
-    """Removes a folder so that no reader meets it half removed; what a kill leaves of it goes with the stagings.
+    """Removes a folder so that no reader finds it half removed.
 
-    A folder that is not there is none to remove; a link or another user's folder is reported and stays.
+    The leftovers of a killed removal are removed together with the stagings. A missing folder is
+    ignored. A link or another user's folder is reported and stays.
     """
     with contextlib.suppress(FileNotFoundError), opened_folder(folder.parent) as parent:
         if is_own_folder(folder.name, parent, owners_below(parent)):
@@ -163,7 +184,7 @@ def remove_by_rename(folder: Path) -> None:
 
 
 def _remove_leftovers(final: str | None, parent: int) -> None:
-    """Removes the stagings of one folder, or of every folder."""
+    """Removes the stagings of one folder, or of every folder if `final` is None."""
     name = re.escape(final) if final else "[^/]+"
     pattern = re.compile(rf"\.{name}\.[0-9]+(\.[0-9a-f]+)?\.staging")
     for leftover in os.listdir(parent):
@@ -172,20 +193,24 @@ def _remove_leftovers(final: str | None, parent: int) -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copies a file's content into a new file, on disk when this returns; folders on the way are made.
+    """Copies a file's content into a new file, which is on disk when this returns.
+
+    Missing parent folders are created.
 
     Raises:
-      MachineError: the disk refused it.
+      MachineError: the disk refused the file.
     """
     with open(source, "rb") as reader:
         write_blocks(blocks_of(reader), target)
 
 
 def write_blocks(blocks: Iterable[bytes], target: Path) -> None:
-    """Writes a content that comes in blocks into a new file, on disk when this returns; folders on the way are made.
+    """Writes blocks of content into a new file, which is on disk when this returns.
+
+    Missing parent folders are created.
 
     Raises:
-      MachineError: the disk refused it.
+      MachineError: the disk refused the file.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -200,10 +225,12 @@ def write_blocks(blocks: Iterable[bytes], target: Path) -> None:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Gives a file that nobody will ever change a second name; copies it where the disk has no such links, or none to there.
+    """Gives an immutable file a second name.
+
+    The file is copied if the file system has no hard links, or none between the two places.
 
     Raises:
-      MachineError: the disk refused it.
+      MachineError: the disk refused the file.
     """
     try:
         os.link(source, target)
@@ -214,7 +241,7 @@ def link_file(source: Path, target: Path) -> None:
 
 
 def could_not_write(path: Path, error: OSError) -> MachineError:
-    """The error of a file that the disk has refused."""
+    """The error for a file that the disk has refused."""
     return MachineError(f"could not write {path}: {error.strerror}; make room or mend the disk, then retry")
 
 
@@ -251,9 +278,10 @@ def opened_folder(folder: Path) -> Iterator[int]:
 @contextlib.contextmanager
 def exclusive_lock(path: Path, what: str, wait_seconds: float = 0.0,
                    on_wait: Callable[[str], None] = lambda message: None) -> Iterator[None]:
-    """Holds a lock file for as long as the block runs; the kernel frees it if this process dies, however it dies.
+    """Holds a lock file while the block runs.
 
-    The holder writes its pid into the file, so that the one who is refused can be told.
+    The kernel releases the lock when this process ends in any way. The holder writes its pid into
+    the file, so that messages can name it.
 
     Args:
       path: the lock file.
@@ -262,7 +290,8 @@ def exclusive_lock(path: Path, what: str, wait_seconds: float = 0.0,
       on_wait: called once, with the reason, if there is another holder.
 
     Raises:
-      MachineError: another process holds it, and still does after `wait_seconds`; or there can be no lock on this file.
+      MachineError: another process still holds the lock after `wait_seconds`, or the file can't be
+        locked.
     """
     start, is_told = time.monotonic(), False
     with _opened_lock(path) as file:
@@ -284,7 +313,7 @@ def exclusive_lock(path: Path, what: str, wait_seconds: float = 0.0,
 
 
 def _opened_lock(path: Path) -> IO[str]:
-    """A link in its place is refused, since the pid would be written into what it leads to."""
+    """Opens a lock file. A link is refused, because the pid would be written into its target."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,4 +1,4 @@
-"""Checksums of files: CRC32C, which finds broken disks, and SHA-256, which stops people."""
+"""Checksums of files: CRC32C, which detects disk errors, and SHA-256, which detects tampering."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 @dataclasses.dataclass(frozen=True)
 class Checksums:
-    """Size of a content, and its checksums in lower-case hex digits."""
+    """The size of a content, and its checksums in lower-case hex digits."""
 
     num_bytes: int
     crc32c: str
@@ -27,14 +27,14 @@ class Checksums:
 
 
 class Summing:
-    """Both checksums of a content that comes in blocks, in one pass."""
+    """Computes both checksums of a content that comes in blocks, in one pass."""
 
     def __init__(self) -> None:
         self._num_bytes = 0
         self._crc32c, self._sha256 = google_crc32c.Checksum(), hashlib.sha256()
 
     def through(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """The blocks as they are, each of them counted."""
+        """Yields the blocks unchanged and adds each of them to the checksums."""
         for block in blocks:
             self._num_bytes += len(block)
             self._crc32c.update(block)
@@ -60,7 +60,10 @@ def blocks_of(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def map_in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """The results in order. Both checksums leave the interpreter lock while they are computed."""
+    """Returns the results in order.
+
+    Both checksums release the interpreter lock while they are computed.
+    """
     items = list(items)
     threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(items))
     if threads < 2:

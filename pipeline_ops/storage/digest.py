@@ -1,4 +1,4 @@
-"""The digest of a JSON value, by which two of them are told apart."""
+"""The digest of a JSON value. Different values have different digests."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Files under a name that is new, on any file system.
+"""Creation of files under a new name, on any file system.
 
-A hard link is the usual way to give a finished file a name that nobody else has taken. exFAT, SMB
-and many FUSE file systems have no links: there it is a rename that replaces nothing, or else an
-exclusive creation.
+A hard link is the usual way to give a finished file a name that is still free. exFAT, SMB and many
+FUSE file systems have no links. There, the file gets its name by a rename that replaces no file, or
+else by an exclusive creation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
-"""What `link` says where the file system has no hard links, or none between the two places."""
+"""Errors of `link` if the file system has no hard links, or none between the two places."""
 _NO_RENAME_FLAGS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM)
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -24,19 +24,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def create_or_truncate(path: Path, mode: int) -> IO[bytes]:
-    """A file to write to; a link of that name is refused. Raises OSError."""
+    """Opens a file for writing. A link of that name is refused. Raises OSError."""
     return open(os.open(path, _CREATE | os.O_TRUNC, mode), "wb")
 
 
 def name_once(temporary: Path, path: Path) -> None:
-    """Gives a finished file a name that no other has; the temporary name may be left over.
+    """Gives a finished file a name that no other file has. The temporary name may remain.
 
-    A reader meets the whole file or none. Only on a file system that has neither links nor
-    renames without replacement may it meet an empty file for a moment.
+    A reader finds the whole file or none. On a file system that has neither links nor renames
+    without replacement, it may find an empty file for a moment.
 
     Raises:
       FileExistsError: the name is taken.
-      OSError: the disk refused it.
+      OSError: the disk refused the file.
     """
     try:
         os.link(temporary, path)

@@ -1,7 +1,8 @@
-"""Object stores through fsspec: the driver for a URI, and what it says when something is wrong, as one of our errors.
+"""Object stores through fsspec: finds the driver for a URI and translates its errors into ours.
 
-Endpoint and credentials are the driver's own business: for S3 the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, `AWS_PROFILE`, ...) and
-AWS's files, for any driver fsspec's own configuration. None of it belongs into a pipeline's YAML.
+The driver finds endpoint and credentials itself. For S3, they come from the environment
+(`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, `AWS_PROFILE`, ...) and from AWS's files, for any driver
+from fsspec's own configuration. None of them belong in a pipeline's YAML.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ def is_remote(place: str) -> bool:
 
 
 def file_system(place: str) -> fsspec.AbstractFileSystem:
-    """The driver for a URI; it remembers no listing, because others write there, too.
+    """The driver for a URI. It caches no listing, because other processes write there, too.
 
     Raises:
       ConfigError: fsspec knows no such scheme, or the driver's package is not installed.
     """
-    import fsspec  # here, because every DAG file reads configs, and hardly any names a store
+    import fsspec  # here, because every DAG file reads configs, and few of them name a store
 
     scheme = place.partition("://")[0]
     for driver in _DRIVERS:
-        logging.getLogger(driver).setLevel(logging.WARNING)  # each of them says for every connection where it has found its credentials
+        logging.getLogger(driver).setLevel(logging.WARNING)  # each driver logs the source of its credentials for every connection
     try:
         return fsspec.filesystem(scheme, use_listings_cache=False)
     except ImportError as error:
@@ -49,14 +50,18 @@ def file_system(place: str) -> fsspec.AbstractFileSystem:
 
 
 def is_known(place: str) -> bool:
-    """Whether fsspec knows the scheme of a URI; its driver need not be installed."""
+    """Returns whether fsspec knows the scheme of a URI. Its driver need not be installed."""
     from fsspec.registry import known_implementations
 
     return place.partition("://")[0] in known_implementations
 
 
 def refuse_credentials(place: str) -> str:
-    """Returns a place that holds no user name or password. Raises ValueError, which does not repeat them."""
+    """Returns a place that holds no user name or password.
+
+    Raises:
+      ValueError: the place holds one. The message does not repeat it.
+    """
     scheme, separator, rest = place.partition("://")
     if separator and "@" in rest.partition("/")[0]:
         raise ValueError(f"a {scheme}:// URI must not hold a user name or a password, which everybody who sees this file can read; "
@@ -66,7 +71,10 @@ def refuse_credentials(place: str) -> str:
 
 @contextlib.contextmanager
 def translated(place: str) -> Iterator[None]:
-    """What the driver says, as one of our errors; that an object is there or not stays what it is."""
+    """Translates the driver's errors into ours.
+
+    FileNotFoundError and FileExistsError stay as they are.
+    """
     try:
         yield
     except (FileNotFoundError, FileExistsError):
@@ -74,7 +82,7 @@ def translated(place: str) -> Iterator[None]:
     except PermissionError as error:
         raise ConfigError(f"{place}: {error}; check the credentials, and what they may do") from error
     except OSError as error:
-        if error.errno == errno.EINVAL and "recondition" in str(error):  # a store that does not say which condition it was
+        if error.errno == errno.EINVAL and "recondition" in str(error):  # a store that does not name the condition
             raise FileExistsError(errno.EEXIST, str(error)) from error
         raise _unreachable(place, error) from error
     except Exception as error:  # the driver's own, which is not imported here

@@ -1,9 +1,9 @@
-"""Folders that this program made, and the only way to remove them.
+"""Folders that this program has made, and the only way to remove them.
 
-A folder goes by the descriptor of its parent, by its name and by its owner. It stays where it is
-a link or a mount point, or belongs to another user: it is foreign then, and a warning in the log
-reports it once. So a link that somebody put there, or a folder that only looks like one of ours,
-is never followed and never emptied.
+A folder is identified by the descriptor of its parent, its name and its owner. A link, a mount
+point or another user's folder is foreign. It stays, and a warning in the log reports it once. A
+link that another user has put there, or a folder with a name like ours, is therefore never followed
+and never emptied.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def private_folder(path: Path, cure: str) -> Iterator[int]:
 
     Args:
       path: the folder; its last part must not be a link.
-      cure: what an operator can do if somebody else has the name.
+      cure: what an operator can do if another user has the name.
 
     Raises:
       FileNotFoundError: there is no such folder.
@@ -54,23 +54,23 @@ def private_folder(path: Path, cure: str) -> Iterator[int]:
 def owners_below(parent: int) -> set[int]:
     """The user ids that folders of this program may have in an open folder.
 
-    That is this user, and the owner of the folder itself: network file systems map user ids, and
-    what this process makes there belongs to the user that the parent belongs to.
+    These are this user and the owner of the folder itself. Network file systems map user ids, so
+    that a new entry there belongs to the owner of its parent.
     """
     return {os.geteuid(), os.fstat(parent).st_uid}
 
 
 def remove_folder(name: str, parent: int, owners: Collection[int]) -> bool:
-    """Removes a folder and all that is in it, unless it is foreign.
+    """Removes a folder with all its content, unless it is foreign.
 
     Args:
-      name: of the folder, one part of a path.
+      name: the folder's name, one part of a path.
       parent: the descriptor of the folder that holds it.
       owners: the user ids that folders of this program have there.
 
     Returns:
-      Whether it was for this program to remove. What can't be removed, such as a file that a
-      dying process still writes, is left to the next try.
+      Whether the folder belonged to this program. Entries that can't be removed, such as a file
+        that a dying process still writes, are left to the next try.
     """
     try:
         is_own = is_own_folder(name, parent, owners)
@@ -82,10 +82,12 @@ def remove_folder(name: str, parent: int, owners: Collection[int]) -> bool:
 
 
 def is_own_folder(name: str, parent: int, owners: Collection[int]) -> bool:
-    """Whether it is a folder of one of these users on the same file system; else it is reported.
+    """Returns whether an entry is a folder of one of these users on the same file system.
+
+    Any other entry is reported.
 
     Raises:
-      FileNotFoundError: there is nothing of that name.
+      FileNotFoundError: there is no entry of that name.
     """
     found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     is_folder, is_here = stat.S_ISDIR(found.st_mode), found.st_dev == os.fstat(parent).st_dev
@@ -96,7 +98,7 @@ def is_own_folder(name: str, parent: int, owners: Collection[int]) -> bool:
 
 
 def empty_folder(descriptor: int) -> None:
-    """Removes all that is in an open folder of ours; links go, and what they lead to stays."""
+    """Removes the content of an open folder of ours. Links are removed, and their targets stay."""
     for name in os.listdir(descriptor):
         with contextlib.suppress(OSError):
             if stat.S_ISDIR(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
@@ -111,5 +113,5 @@ def report_foreign(path: str) -> None:
 
 
 def path_of(descriptor: int) -> str:
-    """For messages."""
+    """The path of an open descriptor, for messages."""
     return os.readlink(f"/proc/self/fd/{descriptor}")

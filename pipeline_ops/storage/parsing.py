@@ -1,7 +1,8 @@
-"""JSON from outside a process into a validated value: one error for one bad file, with its place.
+"""Parses JSON from outside a process into a validated value.
 
-The parser is pydantic's own. It has limits on depth and digits, so a hostile text is a ValidationError
-and never a RecursionError or minutes of work. The size is limited where the file is opened.
+One bad file is one error with its place. The parser is pydantic's own. It limits depth and digits,
+so a hostile text causes a ValidationError and never a RecursionError or minutes of work. The size
+is limited where the file is opened.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.storage.safe_paths import read_below
 
 MAX_RECORD_BYTES = 4 << 20
-"""The limit for a small file that one process writes and another one reads."""
+"""The size limit for a small file that one process writes and another one reads."""
 _MAX_PROBLEMS = 3
 Model = TypeVar("Model")
 
 
 def parse_json_as(model: type[Model], content: bytes | str, place: object) -> Model:
-    """The value that a text stands for; `model` is a class of pydantic's.
+    """Parses a JSON text into a value of `model`, a pydantic class.
 
     Raises:
-      DataError: it is not JSON, or not what the model asks for. The message names the place.
+      DataError: the text is not JSON, or does not fit the model. The message names the place.
     """
     try:
         return _adapter(model).validate_json(content)
@@ -35,10 +36,10 @@ def parse_json_as(model: type[Model], content: bytes | str, place: object) -> Mo
 
 def read_json_as(model: type[Model], root: Path, path: str,
                  max_bytes: int = MAX_RECORD_BYTES) -> Model | None:
-    """The value in a file below a trusted root; None where there is no such file.
+    """The value in a file below a trusted root, or None if there is no such file.
 
     Raises:
-      DataError: it is a link or too large, or its content is not what the model asks for.
+      DataError: the file is a link or too large, or its content does not fit the model.
       OSError: the disk failed.
     """
     try:
@@ -54,7 +55,7 @@ def _adapter(model: type[Model]) -> TypeAdapter[Model]:
 
 
 def describe(error: ValidationError) -> str:
-    """The first problems of a validation in one line, without the values: they may be of any size."""
+    """The first problems of a validation in one line, without the values, which may be large."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     shown = [f"{'.'.join(map(str, problem['loc']))[:100]}: {problem['msg'][:200]}".removeprefix(": ")
              for problem in problems[:_MAX_PROBLEMS]]

@@ -1,4 +1,7 @@
-"""Errors of reading: their reason in one line, without TensorFlow's graph, and whether a retry may cure them."""
+"""Errors of reading: their reason in one line, and whether a retry may help.
+
+The reason omits TensorFlow's graph.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,26 @@ from pipeline_ops.errors import DataError, ExitCode, MachineError, TrainyardErro
 from pipeline_ops.storage.parsing import describe
 
 _PLACE = "[[{{node"
-"""Comes after the reason; what comes before it are headings and Python stacks."""
+"""Follows the reason. The lines before the reason are headings and Python stacks."""
 _OPERATION = re.compile(r"^{{function_node [^}]*}} | \[Op:\w+\].*$")
-"""Stands around the reason of an operation outside of any graph."""
+"""Surrounds the reason of an operation outside of any graph."""
 _ASSERTION = "assertion failed: ["
 _OF_THE_DISK = frozenset({"PermissionDeniedError", "ResourceExhaustedError", "UnavailableError", "UnimplementedError", "UnknownError"})
-"""What TensorFlow makes of EACCES, EPERM, ENOSPC, ENOSYS and EIO."""
+"""TensorFlow's error types for EACCES, EPERM, ENOSPC, ENOSYS and EIO."""
 _OF_THE_CONTENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG})
-"""Errors of the operating system that no retry would cure."""
+"""Errors of the operating system that no retry resolves."""
 _REASONS = tuple(f"; {os.strerror(number)}" for number in (
     errno.EACCES, errno.EAGAIN, errno.EBUSY, errno.EDQUOT, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENOMEM,
     errno.ENOSPC, errno.ENOSYS, errno.ENOTCONN, errno.EPERM, errno.EREMOTEIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT))
-"""How a message of TensorFlow ends where its type says nothing, as in restoring variables."""
+"""Ends of TensorFlow's messages if the error type is not specific, as in restoring variables."""
 
 
 def reason_of(error: Exception) -> str:
-    """One line: the reason of an error in a graph, the problems of a record, or the first line of any other message."""
+    """One line that says why an operation failed.
+
+    It is the reason of an error in a graph, the problems of a record, or the first line of any
+    other message.
+    """
     if isinstance(error, ValidationError):
         return describe(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -37,12 +44,14 @@ def reason_of(error: Exception) -> str:
 
 
 def unreadable(message: str, error: Exception, cure: str = "") -> TrainyardError:
-    """The error for a file that was whole when the job began: a failure of the disk is retried, a wrong content is not.
+    """The error for a file that was whole when the job began.
+
+    A disk failure is retried. Wrong content is not.
 
     Args:
-      message: which file is meant for what.
-      error: TensorFlow's, or an OSError.
-      cure: what to do about a wrong content, with the separator before it.
+      message: the file and its purpose.
+      error: TensorFlow's error, or an OSError.
+      cure: what to do about wrong content, with the separator before it.
     """
     if _is_of_the_disk(error):
         return MachineError(f"{message}: {reason_of(error)}; mend the disk or who may read it, then retry")
@@ -56,12 +65,18 @@ def _is_of_the_disk(error: Exception) -> bool:
 
 
 def exit_code_of(error: Exception) -> ExitCode:
-    """How a process ends that this error has escaped: what the machine refused is tried again, all that nobody foresaw is a bug."""
+    """The exit code of a process that this error has ended.
+
+    Errors of the machine are retried. Any unexpected error is a bug.
+    """
     if isinstance(error, TrainyardError):
         return error.exit_code
     return ExitCode.RETRY if isinstance(error, OSError | MemoryError) or names_a_disk_error(error) else ExitCode.BUG
 
 
 def names_a_disk_error(error: Exception) -> bool:
-    """Returns whether a line of the message names an error of the operating system, as TensorFlow does: "/path/file; Input/output error"."""
+    """Returns whether a line of the message ends with an error of the operating system.
+
+    TensorFlow writes such lines: "/path/file; Input/output error".
+    """
     return any(_OPERATION.sub("", line.strip()).endswith(_REASONS) for line in str(error).splitlines())

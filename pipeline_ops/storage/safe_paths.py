@@ -1,8 +1,8 @@
 """Relative paths from outside a process: parsed once, and opened below a root without links.
 
-The root is chosen by the author of a config and is trusted; it may be a symbolic link itself.
-Nothing below it is trusted: a path comes from a manifest, a record or a database, and the entry
-that it names may be a link, a pipe or a file of any size.
+The author of a config chooses the root. It is trusted, and may be a symbolic link itself. Nothing
+below it is trusted: a path comes from a manifest, a record or a database, and its entry may be a
+link, a pipe or a file of any size.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pydantic import AfterValidator
 from pipeline_ops.errors import DataError
 
 MAX_PATH = 1024
-"""Characters of a relative path."""
+"""The maximum length of a relative path, in characters."""
 _MAX_NAME_BYTES = 255
 _SYS_OPENAT2 = 437  # the same number on every architecture
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
 _RESOLVE = _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
 _NO_OPENAT2 = (errno.ENOSYS, errno.EPERM, errno.EAGAIN)
-"""An old kernel, a sandbox, a race with a rename."""
+"""Errors of an old kernel, a sandbox, or a race with a rename."""
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a pipe must not block
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK_ERRORS = (errno.ELOOP, errno.EXDEV, errno.ENOTDIR, errno.ENXIO)
@@ -36,9 +36,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class UnsafePath(DataError, ValueError):
-    """A path that leaves its root, or an entry that is not the regular file it has to be.
+    """A path that leaves its root, or an entry that is not a regular file as required.
 
-    It is a ValueError as well, so that pydantic reports it with the field's name.
+    It is also a ValueError, so that pydantic reports it with the field's name.
     """
 
 
@@ -46,7 +46,7 @@ def parse_relative_path(text: str) -> str:
     """Returns a path that stays below the folder it is joined to, in its only spelling.
 
     Raises:
-      UnsafePath: it is absolute, has `..`, `.` or empty parts, a backslash or a control
+      UnsafePath: the path is absolute, has `..`, `.` or empty parts, a backslash or a control
         character, or is too long.
     """
     if reason := _why_unsafe(text):
@@ -77,7 +77,7 @@ def _why_unsafe(text: str) -> str | None:
 
 @contextlib.contextmanager
 def open_below(root: Path, path: str, max_bytes: int | None = None) -> Iterator[IO[bytes]]:
-    """A regular file below a root, opened for reading.
+    """Opens a regular file below a root for reading.
 
     Args:
       root: a folder that is trusted.
@@ -85,8 +85,8 @@ def open_below(root: Path, path: str, max_bytes: int | None = None) -> Iterator[
       max_bytes: the largest size that is accepted.
 
     Raises:
-      UnsafePath: the path leaves the root or passes a link, or it names no regular file, or
-        a file that is too large.
+      UnsafePath: the path leaves the root or passes a link, it names no regular file, or the file
+        is too large.
       FileNotFoundError: there is no such file.
     """
     descriptor = _open(root, parse_relative_path(path), _READ)
@@ -99,7 +99,7 @@ def open_below(root: Path, path: str, max_bytes: int | None = None) -> Iterator[
 
 
 def read_below(root: Path, path: str, max_bytes: int) -> bytes:
-    """The content of a regular file below a root. Raises as `open_below` does."""
+    """The content of a regular file below a root. Raises the errors of `open_below`."""
     with open_below(root, path, max_bytes) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -108,7 +108,7 @@ def read_below(root: Path, path: str, max_bytes: int) -> bytes:
 
 
 def is_file_below(root: Path, path: str) -> bool:
-    """Whether `open_below` finds a regular file there."""
+    """Returns whether `open_below` finds a regular file there."""
     try:
         with open_below(root, path):
             return True
@@ -132,10 +132,10 @@ def folder_below(root: Path, path: str) -> Iterator[int]:
 
 
 def write_below(root: Path, path: str, content: bytes, mode: int = 0o600) -> None:
-    """Writes a file by rename into a folder that is below the root and exists.
+    """Writes a file by rename into an existing folder below the root.
 
     Raises:
-      UnsafePath: the folder is reached through a link, or is none.
+      UnsafePath: the folder is reached through a link, or is not a folder.
       OSError: the folder is missing, or the disk refused the file.
     """
     folder, _, name = parse_relative_path(path).rpartition("/")
@@ -171,7 +171,7 @@ def _root_folder(root: Path) -> Iterator[int]:
 
 
 def _open(root: Path, path: str, flags: int) -> int:
-    """Raises UnsafePath where the path passes a link or a file, and else the system's OSError."""
+    """Raises UnsafePath if the path passes a link or a file, and otherwise the system's OSError."""
     with _root_folder(root) as start:
         try:
             try:
@@ -192,7 +192,7 @@ class _OpenHow(ctypes.Structure):
 
 
 def open_by_openat2(start: int, path: str, flags: int) -> int:
-    """Opens a path below a folder in one call of the kernel, 5.6 or later. Raises OSError."""
+    """Opens a path below a folder by one system call (Linux 5.6 or later). Raises OSError."""
     how = _OpenHow(flags | os.O_NOFOLLOW, 0, _RESOLVE)
     number = _libc.syscall(_SYS_OPENAT2, start, os.fsencode(path), ctypes.byref(how),
                            ctypes.sizeof(how))
@@ -202,7 +202,7 @@ def open_by_openat2(start: int, path: str, flags: int) -> int:
 
 
 def open_by_walking(start: int, path: str, flags: int) -> int:
-    """Opens a path below a folder part by part, none of which may be a link. Raises OSError."""
+    """Opens a path below a folder part by part. No part may be a link. Raises OSError."""
     *folders, name = path.split("/")
     here = os.dup(start)
     try:

@@ -1,7 +1,7 @@
-"""Every process below this one, and the end of all of them.
+"""Finds and ends every process below this one.
 
-A process that adopts orphans (`adopt_orphans`) can't be escaped from: not by a new session, not by a double fork, not by
-the death of the parents in between. Linux only.
+A process can't escape from one that adopts orphans (`adopt_orphans`): not by a new session, not by
+a double fork, not by the death of the parents in between. Linux only.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to kill this process when the thread that started it ends; for `preexec_fn`. Raises OSError."""
+    """Makes the kernel kill this process when the thread that started it ends.
+
+    A function for `preexec_fn`. Raises OSError.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def descendants(root: int | None = None) -> list[int]:
-    """The living processes below `root` (this process where left out), zombies left out."""
+    """The living processes below `root` (default: this process), without zombies."""
     children: dict[int, list[int]] = defaultdict(list)
     zombies = set()
     for pid, state, parent in _processes():
@@ -48,17 +51,19 @@ def descendants(root: int | None = None) -> list[int]:
 
 
 def end_descendants(grace_seconds: float, spare: Callable[[int], bool] = lambda pid: True) -> None:
-    """SIGTERM to all of them, SIGKILL to whoever is left after the grace time, until there is none.
+    """Ends all descendants: SIGTERM, then SIGKILL after the grace time, until none is left.
 
     Args:
-      spare: which processes are worth waiting for; once there is none of them, the grace time is over.
+      grace_seconds: the maximum time between the two signals.
+      spare: returns whether a process is worth waiting for. The grace time ends early when no such
+        process is left.
     """
     _signal(descendants(), signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds
     while any(spare(pid) for pid in descendants()) and time.monotonic() < deadline:
         reap()
         time.sleep(_POLL_SECONDS)
-    while left := descendants():  # again and again, because what is being killed may be forking
+    while left := descendants():  # repeatedly, because a dying process may still fork
         _signal(left, signal.SIGKILL)
         reap()
         time.sleep(_POLL_SECONDS)
@@ -66,7 +71,11 @@ def end_descendants(grace_seconds: float, spare: Callable[[int], bool] = lambda 
 
 
 def reap() -> dict[int, int]:
-    """Collects the children that have ended: exit status by pid, negative for a signal."""
+    """Collects the children that have ended.
+
+    Returns:
+      Exit status by pid. It is negative for a signal.
+    """
     ended = {}
     with contextlib.suppress(ChildProcessError):
         while (result := os.waitpid(-1, os.WNOHANG))[0]:

@@ -1,13 +1,13 @@
-"""What a host keeps on its own disk so as not to fetch or to make it again: staged shards, decoded images, proofs of checksums.
+"""The disk cache of a host: staged shards, decoded images and proofs of checksums.
 
-Everything here can be made again. An entry is a folder, whole or absent, made by one process while the others of this
-host wait; whoever uses it holds a shared lock on it until its process ends, however it ends, and what nobody holds is
-removed, the oldest first, when there is too much.
+Every entry can be made again. An entry is a folder, whole or absent. One process makes it while the
+others of this host wait. Each user of an entry holds a shared lock on it until its process ends in
+any way. If the cache is too large, entries without a holder are removed, the oldest first.
 
-    <local folder>/trainyard-cache/<user id>/                          private to the user
-    <local folder>/trainyard-cache/<user id>/<kind>-<digest>/          an entry
-    <local folder>/trainyard-cache/<user id>/.<kind>-<digest>.lock     held exclusively while it is made or removed
-    <local folder>/trainyard-cache/<user id>/.<kind>-<digest>.use      held shared while it is used
+    <local folder>/trainyard-cache/<user id>/    private to the user
+        <kind>-<digest>/                         an entry
+        .<kind>-<digest>.lock                    held exclusively while it is made or removed
+        .<kind>-<digest>.use                     held shared while it is used
 
 Nothing else in the local folder is read, counted or removed.
 """
@@ -28,21 +28,21 @@ from pipeline_ops.storage.atomic import exclusive_lock, staging_folder
 from pipeline_ops.storage.own_folders import private_folder, remove_folder, report_foreign
 
 _held: dict[Path, IO] = {}
-"""The locks of what this process uses; the kernel frees them when it ends."""
+"""The locks of the entries that this process uses. The kernel releases them when it ends."""
 
 KINDS = ("checked", "dataset", "offsets", "parsed")
 _ENTRY = re.compile(f"({'|'.join(KINDS)})-[0-9a-f]+")
 _CURE = "remove it, or name another train.input.local_folder"
 _WAIT_SECONDS = 24 * 3600.0
-"""The job's own deadline ends a wait that takes too long."""
+"""The maximum wait for another maker. The job's own deadline ends a wait that takes too long."""
 
 
 class HostCache:
     """The entries of this user in one local folder.
 
     Args:
-      local_folder: on a disk of this host; made if it is not there.
-      limit_bytes: what entries that nobody uses may take.
+      local_folder: a folder on a disk of this host, created if it is missing.
+      limit_bytes: the maximum size of unused entries.
     """
 
     def __init__(self, local_folder: Path, limit_bytes: int):
@@ -50,14 +50,19 @@ class HostCache:
         self._folder, self._limit_bytes = self._shared / str(os.geteuid()), limit_bytes
 
     def entry(self, kind: str, digest: str, fill: Callable[[Path], None]) -> Path:
-        """The folder of an entry, which `fill` makes where it is not there yet. In use from now on.
+        """Returns the folder of an entry, which `fill` creates if it is missing.
+
+        This process uses the entry from now on.
 
         Args:
           kind: one of KINDS.
           digest: hex digits.
+          fill: writes the entry into an empty folder.
 
         Raises:
-          MachineError: the disk failed, or the cache is not private to this user. Whatever `fill` raises; nothing is left of its work then.
+          MachineError: the disk failed, or the cache is not private to this user.
+
+        An error of `fill` is passed on, and its output is removed.
         """
         name = f"{kind}-{digest}"
         if not _ENTRY.fullmatch(name):
@@ -75,7 +80,10 @@ class HostCache:
         return final
 
     def _make_folder(self) -> None:
-        """The folder above is as open as the local folder: users who share one have a cache each."""
+        """Creates the cache folder.
+
+        The shared parent is as open as the local folder, so that each user of it has a cache.
+        """
         try:
             self._shared.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
@@ -101,7 +109,7 @@ class HostCache:
                 self._remove_if_unused(here, name)
 
     def _entries(self, here: int) -> list[str]:
-        """The names of this user's entries, the newest first. Anything else that has no hidden name is reported."""
+        """The names of this user's entries, the newest first. Reports other visible entries."""
         found = {}
         for name in os.listdir(here):
             if _ENTRY.fullmatch(name) and _is_own(here, name):
@@ -116,7 +124,7 @@ class HostCache:
                 fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
-            doomed = f".{name}.{os.getpid()}.staging"  # a name that the next maker cleans up, should this process die
+            doomed = f".{name}.{os.getpid()}.staging"  # a name that the next maker cleans up if this process dies
             try:
                 os.rename(name, doomed, src_dir_fd=here, dst_dir_fd=here)
             except FileNotFoundError:  # another process was faster
@@ -141,7 +149,7 @@ def _modified(here: int, name: str) -> int:
 
 
 def _num_bytes(folder: Path) -> int:
-    """Adds up the sizes of all files below a folder. A file that vanishes meanwhile counts 0."""
+    """Adds up the sizes of all files below a folder. A file that vanishes in between counts 0."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

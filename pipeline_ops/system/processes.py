@@ -1,8 +1,8 @@
-"""One process tree on this host: identify it, ask whether it lives, end all of it.
+"""One process tree on this host: identifies it, checks whether it is alive, and ends all of it.
 
-A job is started as the leader of its own session and process group, and so is everything that it starts, so one
-signal reaches the whole tree. A pid alone does not identify a process, because pids are reused: its start time goes
-with it.
+A job is started as the leader of its own session and process group, and so are all processes that
+it starts. One signal therefore reaches the whole tree. A pid alone does not identify a process,
+because pids are reused. The start time completes it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _POLL_SECONDS = 0.05
 
 
 ATTEMPT_VARIABLE = "TRAINYARD_ATTEMPT"
-"""Each process of a job has the folder of its attempt here."""
+"""The environment variable that holds the folder of the attempt in each process of a job."""
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""Keeps Python from importing modules out of the working folder, or out of the folder of a script."""
+"""Keeps Python from importing modules from the working folder or from the folder of a script."""
 _Number = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
 
 
 @pydantic.dataclasses.dataclass(frozen=True)
 class ProcessIdentity:
-    """A process that can't be mistaken for another one: host, pid and start time in clock ticks since boot."""
+    """The unique identity of a process: host, pid and start time in clock ticks since boot."""
 
     host: Annotated[str, pydantic.Field(min_length=1, max_length=255)]
     pid: Annotated[int, pydantic.Field(ge=1, lt=2**31)]
@@ -42,7 +42,7 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
-        """Of a process that runs now on this host. Raises ProcessLookupError."""
+        """The identity of a process that runs now on this host. Raises ProcessLookupError."""
         fields = _stat(pid)
         if fields is None:
             raise ProcessLookupError(pid)
@@ -50,20 +50,20 @@ class ProcessIdentity:
 
     @classmethod
     def from_json(cls, value: Mapping) -> ProcessIdentity:
-        """Raises ValueError or TypeError where the value is not one."""
+        """Parses an identity. Raises ValueError or TypeError if the value is invalid."""
         return cls(**value)
 
     def to_json(self) -> dict:
         return dataclasses.asdict(self)
 
     def is_alive(self) -> bool:
-        """Whether it still runs here; a zombie is dead."""
+        """Returns whether the process still runs here. A zombie is dead."""
         fields = _stat(self.pid)
         return fields is not None and fields[_STATE] not in "ZX" and int(fields[_START_TICKS]) == self.start_ticks
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped it."""
+    """Returns whether a signal or a debugger has stopped the process."""
     fields = _stat(pid)
     return fields is not None and fields[_STATE] in "Tt"
 
@@ -76,7 +76,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def group_members(group: int) -> list[int]:
-    """The living processes of a process group, zombies left out."""
+    """The living processes of a process group, without zombies."""
     found = []
     for entry in os.listdir("/proc"):
         fields = _stat(int(entry)) if entry.isdigit() else None
@@ -86,7 +86,7 @@ def group_members(group: int) -> list[int]:
 
 
 def bears(pid: int, mark: tuple[str, str]) -> bool:
-    """Whether a process of this user was started with that variable in its environment."""
+    """Returns whether a process of this user was started with that variable in its environment."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:  # it is gone, or belongs to another user
@@ -95,7 +95,7 @@ def bears(pid: int, mark: tuple[str, str]) -> bool:
 
 
 def start_detached(argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> subprocess.Popen:
-    """Starts a process as the leader of its own session; both of its outputs are appended to `log`."""
+    """Starts a process as the leader of its own session. Appends both of its outputs to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
         return subprocess.Popen(
@@ -105,21 +105,20 @@ def start_detached(argv: Sequence[str], log: Path, env: Mapping[str, str] | None
 
 def kill_group(leader: ProcessIdentity, grace_seconds: float,
                mark: tuple[str, str] | None = None) -> bool:
-    """Ends a process group: SIGTERM, then SIGKILL to whatever is left after the grace time.
+    """Ends a process group: SIGTERM, then SIGKILL to the rest after the grace time.
 
-    Members outlive a leader that was killed by signal 9, so the group is looked for even when the
-    leader is gone. That is safe: the kernel gives out no pid that is still in use as a process
+    Members outlive a leader that was killed by signal 9, so they are looked up even if the leader
+    is gone. That is safe, because the kernel assigns no pid that is still in use as a process
     group.
 
     Args:
-      leader: what the caller has started, or what a file says of it.
-      grace_seconds: between the two signals.
-      mark: a variable that all members inherit from their start. A group of which no member
-        bears it belongs to somebody else and gets no signal. None where the leader was started by
-        the caller.
+      leader: the leader that the caller has started, or that a file names.
+      grace_seconds: the time between the two signals.
+      mark: a variable that all members inherit from their start. A group without a member that has
+        it belongs to another program and gets no signal. None if the caller has started the leader.
 
     Returns:
-      Whether nothing of the group is left.
+      Whether no process of the group is left.
     """
     if not leader.is_alive() and _is_reused(leader):
         return True

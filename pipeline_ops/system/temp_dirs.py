@@ -1,14 +1,18 @@
-"""Folders for what nobody needs any more when a process is over. They go, however it ends.
+"""Temporary folders that are removed when their process ends, in whatever way it ends.
 
     <temporary folder>/trainyard-<user>-<host>/<name>/
 
-TensorFlow, Beam and multiprocessing write into the temporary folder, and tidy up only where Python ends in the ordinary way; ours are killed
-by signals, or leave by `os._exit`. So each job, and each gang on each of its hosts, has a temporary folder of its own and holds a lock
-on it. Who has it removes it in the end; of one that was killed, whoever looks next gets the lock and removes it (`sweep`).
+TensorFlow, Beam and multiprocessing write into the temporary folder, and clean up only if Python
+ends normally. Our processes are killed by signals, or leave by `os._exit`. Each job, and each gang
+on each of its hosts, therefore has its own temporary folder and holds a lock on it. The holder
+removes the folder in the end. The folder of a killed holder is removed by the next process that
+sweeps and gets the lock (`sweep`).
 
-The lock is on the folder itself, so nobody can hold the one without the other, and systemd-tmpfiles spares a folder that is locked. It holds
-on one host only, also where the temporary folder is a share that others see, which is why the host is in the path. Names
-are short, because the path of a socket has 108 bytes. Nothing in here is for the next try (`layout.work_folder`), or for other hosts.
+The lock is on the folder itself, so folder and lock always have the same holder, and
+systemd-tmpfiles spares a locked folder. The lock is valid on one host only, even if the temporary
+folder is a share that other hosts see. The host is therefore part of the path. Names are short,
+because the path of a socket has at most 108 bytes. These folders hold no files for the next try
+(see `work_folder` in `artifacts/layout.py`) or for other hosts.
 """
 
 from __future__ import annotations
@@ -33,23 +37,26 @@ from pipeline_ops.storage.own_folders import FOLDER_FLAGS, empty_folder, path_of
 _log = logging.getLogger(__name__)
 _REMOVAL_TRIES, _REMOVAL_PAUSE_SECONDS = 20, 0.05
 _VARIABLE = "TMPDIR"
-"""What tempfile, TensorFlow, Beam and multiprocessing obey."""
+"""The variable that tempfile, TensorFlow, Beam and multiprocessing obey."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scratch:
-    """A folder that is held, until its lock is closed in every process that has inherited it."""
+    """A folder that is held until its lock is closed in every process that has inherited it."""
 
     folder: Path
     lock: int
 
     @property
     def environment(self) -> dict[str, str]:
-        """For processes that shall have it as their temporary folder."""
+        """The variables for processes that use it as their temporary folder."""
         return {_VARIABLE: str(self.folder)}
 
     def remove(self) -> None:
-        """Removes it, then closes the lock. A dying process may still write for a moment; what it writes later is left to the next sweep."""
+        """Removes the folder, then closes the lock.
+
+        A dying process may still write for a moment. Its later files are left to the next sweep.
+        """
         for _ in range(_REMOVAL_TRIES):
             empty_folder(self.lock)
             try:
@@ -66,14 +73,16 @@ class Scratch:
 
 @contextlib.contextmanager
 def own_temporary_folder(purpose: str) -> Iterator[Path]:
-    """Gives this process, and those that it starts meanwhile, a temporary folder of their own for the block; and removes what others have left.
+    """Gives this process and its new children their own temporary folder for the block.
+
+    It also removes the folders that other processes have left.
 
     Raises:
-      MachineError: as `try_to_hold`.
+      MachineError: see `try_to_hold`.
     """
     sweep()
     while (scratch := try_to_hold(f"{purpose}-{secrets.token_hex(4)}")) is None:
-        pass  # a sweep has been faster
+        pass  # another sweep was faster
     kept, kept_by_tempfile = os.environ.get(_VARIABLE), tempfile.tempdir
     os.environ |= scratch.environment
     tempfile.tempdir = str(scratch.folder)
@@ -90,10 +99,12 @@ def own_temporary_folder(purpose: str) -> Iterator[Path]:
 
 
 def try_to_hold(name: str) -> Scratch | None:
-    """The folder of that name, held and empty; what one that was killed has left in it is removed. None while another process holds it.
+    """The folder of that name, held and empty, or None while another process holds it.
+
+    Files that a killed holder has left in it are removed.
 
     Raises:
-      MachineError: the temporary folder is not for us to use.
+      MachineError: this user can't use the temporary folder.
     """
     _make_root()
     try:
@@ -109,7 +120,10 @@ def try_to_hold(name: str) -> Scratch | None:
 
 
 def sweep() -> None:
-    """Removes the folders that nobody holds. A root that is not ours is reported and left alone, with all that is in it."""
+    """Removes the folders that no process holds.
+
+    A root that is not ours is reported and stays, with all its content.
+    """
     try:
         with _opened(_root()) as root:
             for name in os.listdir(root):
@@ -124,12 +138,16 @@ def sweep() -> None:
 
 
 def folder_of(name: str) -> Path:
-    """Where a scratch folder lies, whether it is there or not."""
+    """The path of a scratch folder. The folder need not exist."""
     return _root() / name
 
 
 def _root() -> Path:
-    """Of a process whose temporary folder is a scratch folder, the root is that one's: what it starts has a folder beside it, and not inside."""
+    """The folder that holds all scratch folders.
+
+    If this process's temporary folder is a scratch folder, its root is used. The children's folders
+    are then next to that folder, and not inside.
+    """
     name = f"trainyard-{os.getuid()}-{digest_of(socket.gethostname())[:8]}"
     temporary = Path(tempfile.gettempdir())
     return temporary.parent if temporary.parent.name == name else temporary / name
@@ -146,17 +164,20 @@ def _make_root() -> None:
 
 
 def _opened(root: Path) -> contextlib.AbstractContextManager[int]:
-    """The root's descriptor. The temporary folder belongs to every user of this host, so another one may have taken the name.
+    """The root's descriptor.
+
+    The temporary folder belongs to every user of this host, so another user may have taken the
+    name.
 
     Raises:
-      FileNotFoundError: there is none.
-      MachineError: it is no folder of this user alone.
+      FileNotFoundError: there is no root.
+      MachineError: it is not a private folder of this user.
     """
     return private_folder(root, f"remove it, or name another temporary folder by {_VARIABLE}")
 
 
 def _lock(root: int, name: str) -> Scratch | None:
-    """None where another process holds it, it is not there (any more), or it is not ours."""
+    """Locks a folder. Returns None if it is missing, is not ours, or another process holds it."""
     try:
         lock = os.open(name, FOLDER_FLAGS, dir_fd=root)
     except (FileNotFoundError, NotADirectoryError):
@@ -183,7 +204,10 @@ def _try_flock(lock: int) -> bool:
 
 
 def _is_entry(lock: int, root: int, name: str) -> bool:
-    """Whether a name still stands for the folder that was opened by it; it may have been removed since, and another may be there."""
+    """Returns whether a name still stands for the folder that was opened by it.
+
+    The folder may have been removed in the meantime, and another one may have its name.
+    """
     try:
         return os.path.samestat(os.fstat(lock), os.stat(name, dir_fd=root, follow_symlinks=False))
     except FileNotFoundError:

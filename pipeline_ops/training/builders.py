@@ -1,4 +1,4 @@
-"""What is trained: the task, the model and the loop of a request, made in the right scope."""
+"""Builders for the task, the model and the loop of a request, created in the right scope."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ from pipeline_ops.training.warm_start import WarmStart, read_warm_start
 
 
 def make_task(config: Train, request: Request, figures: DatasetFigures) -> Task:
-    """The task of the data set. Raises ConfigError for a function of the user's that there is not, and for weights that the data set lacks."""
+    """The task of the data set.
+
+    Raises:
+      ConfigError: A function of the user does not exist, or the data set has no class weights.
+    """
     if figures.task == "detection":
         return Detection(figures.image_shape, make_head(config, figures.image_shape, len(figures.class_names)))
     loss, metrics = own_functions(config, Path(request.config_file).parent)
@@ -40,7 +44,10 @@ def make_task(config: Train, request: Request, figures: DatasetFigures) -> Task:
 
 
 def own_functions(config: Train, folder: Path) -> tuple[PerExample | None, dict[str, PerExample]]:
-    """The loss and the metrics of the user's own, the latter by name; `folder` is that of the config file. Raises ConfigError."""
+    """The user's own loss, and the user's own metrics by name. Raises ConfigError.
+
+    `folder` is the folder of the config file.
+    """
     metrics = {path.partition(":")[2]: load_per_example(path, "train.metrics", folder) for path in config.metrics}
     return load_per_example(config.loss, "train.loss", folder) if config.loss else None, metrics
 
@@ -54,7 +61,7 @@ def _class_weights(request: Request, figures: DatasetFigures) -> list[float]:
 
 
 def make_board(folder: Path, config: Train, request: Request, figures: DatasetFigures, validation: Split, task: Task) -> Board:
-    """What the chief writes for TensorBoard, into a folder."""
+    """The writer of the chief's TensorBoard files."""
     def build() -> keras.Model:
         return build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=False)
 
@@ -68,7 +75,7 @@ def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Tas
     """A model with weights that depend on the seed alone, and the loop that trains it.
 
     Raises:
-      ConfigError: the model can't be built, or not in the way that the strategy needs.
+      ConfigError: The model cannot be built, or not in the way that the strategy needs.
     """
     keras.utils.set_random_seed(config.seed)
     shape, num_classes, folder = figures.image_shape, len(figures.class_names), Path(request.config_file).parent
@@ -88,7 +95,10 @@ def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Tas
 
 
 def warm_start_of(config: Train, request: Request, loop: Loop, figures: DatasetFigures) -> WarmStart | None:
-    """What the request says to begin with, fitted to the loop's model. Raises ConfigError where it does not fit."""
+    """The initial weights that the request names, fitted to the loop's model.
+
+    Returns None if the request names none. Raises ConfigError if they do not fit.
+    """
     if WARM_START not in request.inputs:
         return None
     place = fetched(request.inputs[WARM_START], Path(request.root))

@@ -1,8 +1,9 @@
-"""What happens at the end of an epoch: reduce the learning rate, remember the best weights, stop.
+"""Callbacks at the end of an epoch: reduce the learning rate, remember the best weights, stop.
 
-Each is a function of the config and of the state, and changes nothing but the state. All workers call them with the
-same reduced figures, so all decide alike; and because what they remember is in the state, a restarted gang goes on as
-if nothing had happened. Keras's own callbacks forget it: they reset themselves when training begins.
+Each callback is a function of the config and the state, and changes only the state. All workers
+call them with the same reduced metrics, so all workers decide alike. The state holds everything
+that a callback remembers, so a restarted gang goes on as if it had never stopped. Keras's own
+callbacks reset themselves when training begins.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pipeline_ops.training.checkpointing.state import TrainingState
 
 
 def end_epoch(config: Train, state: TrainingState, epoch: Epoch) -> None:
-    """Appends the epoch to the history and lets every callback of the config decide."""
+    """Appends the epoch to the history and runs every callback of the config."""
     state.history.append(epoch)
     _remember_best(config, state, epoch)
     _reduce_learning_rate(config, state, epoch)
@@ -42,9 +43,10 @@ def _stop_early(config: Train, state: TrainingState, epoch: Epoch) -> None:
 
 
 def _improves(state: TrainingState, callback: str, epoch: Epoch, monitor: str, min_delta: float = 0.0) -> bool:
-    """Whether the monitored figure is better than the callback's best; counts the epochs for which it was not.
+    """Returns whether the monitored metric beats the callback's best, and updates its patience.
 
-    A loss or an error is better when it is lower, anything else when it is higher. Equal is not better: the earlier epoch wins.
+    Lower is better for a loss or an error, higher for all other metrics. An equal value is no
+    improvement, so the earlier epoch wins. The patience counts the epochs without improvement.
     """
     value = epoch.metrics[monitor]
     signed = -value if monitor.endswith(("loss", "error")) else value

@@ -1,9 +1,9 @@
-"""The check of a model on one batch: `python -m pipeline_ops.training.check ANSWER`, question on stdin.
+"""The check of a model on one batch: `python -m pipeline_ops.training.check ANSWER`.
 
-Started by `jobs/model_check.py`, which says why. It builds the model, the loss, the metrics
-and the callbacks, and computes one batch of random pixels. The answer is a JSON file with `fault`,
-which begins with a key of the config, or with `missing`, which says why nothing could be checked.
-An empty object means that all is well.
+`jobs/model_check.py` starts it, writes the question to its stdin, and explains why the check is a
+process of its own. It builds the model, the loss, the metrics and the callbacks, and computes one
+batch of random pixels. The answer is a JSON file. Its `fault` begins with a key of the config. Its
+`missing` gives the reason why the check could not run. An empty object means that the check passed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _IMAGES = 2
 
 
 def check(question: ModelQuestion) -> None:
-    """Raises ConfigError, whose text begins with a key of the config."""
+    """Checks the model. Raises ConfigError, whose message begins with a key of the config."""
     from pipeline_ops.models import build_model
     from pipeline_ops.training.own_callbacks import make_callback
 
@@ -96,7 +96,7 @@ def _check_detector(config: Train, model: keras.Model, question: ModelQuestion) 
 def _values(
     key: str, path: str, function: Callable, labels: tf.Tensor, logits: tf.Tensor
 ) -> tf.Tensor:
-    """The values of a user's loss or metric. Raises ConfigError: not one for each example."""
+    """The values of a user's loss or metric. Raises ConfigError if there is not one per example."""
     import tensorflow as tf
 
     from pipeline_ops.models.classification import per_example

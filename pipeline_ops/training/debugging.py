@@ -1,4 +1,4 @@
-"""`train.debug`: TensorFlow's debugging switches. To be turned on before a model is built."""
+"""TensorFlow's debugging switches (`train.debug`), to be turned on before a model is built."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.atomic import remove_own
 
 DUMP = "debugger"
-"""In TensorBoard's folder; a folder for each worker in it, because TensorBoard's debugger reads the records of one process only."""
+"""The name of the folder of dumps in TensorBoard's folder.
+
+Each worker has a folder in it, because TensorBoard's debugger reads the records of one process.
+"""
 _DETECTED = re.compile(r"Detected Infinity or NaN.*? op \S+", re.S)
 _PLACE = re.compile(r"\+ (\S+ \(L\d+\) \S+)")
 
 
 @contextlib.contextmanager
 def debugging(switches: Sequence[str], board: Path, worker: str) -> Iterator[None]:
-    """What each switch does is said in `config_watching.py`. Records of an incarnation that was lost give way to those of the next.
+    """Turns on the switches that `config/diagnostics.py` documents.
+
+    The records of a lost incarnation are replaced by those of the next one.
 
     Raises:
-      ConfigError: the check of numbers has stopped an operation; with what TensorFlow says of it.
+      ConfigError: The numerics check has stopped an operation. The message quotes TensorFlow's.
     """
     _turn_on(switches, board / DUMP / worker.replace(" ", "-"))
     try:
@@ -35,7 +40,7 @@ def debugging(switches: Sequence[str], board: Path, worker: str) -> Iterator[Non
         own = [place for place in _PLACE.findall(str(error)) if "packages/" not in place]
         raise ConfigError(f"train.debug: numerics: {' '.join(found.group(0).split())}, made by {' > '.join(own)}; the log has all of it") from error
     finally:
-        if "dump" in switches:  # by itself it writes the last of it when the interpreter ends, which a worker's never does
+        if "dump" in switches:  # otherwise it writes the rest when the interpreter shuts down, which a worker's never does
             tf.debugging.experimental.disable_dump_debug_info()
 
 

@@ -1,9 +1,9 @@
-"""What diverged, when, and the batch that did it: what is decided, and what is kept of it.
+"""Divergence: the decision after a step diverged, and the record of its batch.
 
-The loop takes several steps in one call, so it only learns that one of them did harm. The training then goes back to the
-last checkpoint and takes the same steps one by one, to find out which. All workers see the same reduced figures and so
-find the same step; what is decided is in the state, and is saved before anything else happens, so a restart in between
-changes nothing.
+The loop takes several steps in one call, so it only learns that one of them diverged. The training
+then goes back to the last checkpoint and takes the same steps one by one to find the step. All
+workers see the same reduced metrics and so find the same step. The state holds the decision and is
+saved before anything else happens, so a restart in between changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from pipeline_ops.training.loops.synchronous import Taken
 
 
 class DivergedError(Exception):
-    """Some steps have done harm. `until` is the step after the last of them, and `step` the one that did it, once that is known."""
+    """Some steps have diverged.
+
+    `until` is the step after the last of them. `step` is the one that diverged, once it is known.
+    """
 
     def __init__(self, until: int, step: int | None, loss: float):
         super().__init__(until, step, loss)
@@ -30,21 +33,21 @@ class DivergedError(Exception):
 
 
 def is_sound(taken: Taken, config: Train) -> bool:
-    """Whether training may go on from there."""
+    """Returns whether training may go on after these steps."""
     limit = config.on_divergence.max_loss
     return taken.is_sound and (limit is None or loss_of(taken) <= limit)
 
 
 def loss_of(taken: Taken) -> float:
-    """The mean loss of the worst step, or of all where it is not known."""
+    """The mean loss of the worst step, or of all steps if the worst is not known."""
     return float(taken.sums[0] / taken.sums[-1]) if taken.worst_loss is None else taken.worst_loss
 
 
 def decide(config: Train, state: TrainingState, step: int, loss: float, batch: Path) -> None:
-    """Changes the state to what it is after a divergence.
+    """Applies the policy for divergences to the state.
 
     Raises:
-      ConfigError: the budget is spent.
+      ConfigError: The policy is to stop, or the budget is spent.
     """
     policy = config.on_divergence
     what = f"the loss or the weights diverged at step {step} (loss {loss:g}, learning rate {state.learning_rate:g}); its batch is in {batch}"
@@ -63,7 +66,7 @@ def decide(config: Train, state: TrainingState, step: int, loss: float, batch: P
 
 
 def save_batch(folder: Path, examples: list[bytes], step: int, epoch: int, loss: float, learning_rate: float) -> None:
-    """Writes the examples of a step as a TFRecord file, with a JSON beside it that names them."""
+    """Writes the examples of a step as a TFRecord file, and their keys as a JSON file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = batch_file(folder, step)
     with tf.io.TFRecordWriter(str(file)) as writer:

@@ -1,8 +1,9 @@
-"""One preloaded process per host: it has imported TensorFlow and executed nothing, and workers are forked from it.
+"""The fork server: one process per host that has imported TensorFlow and forks the workers.
 
-A worker makes its first step a second or so after the fork, and not twelve, which is what makes a restart cheap. The
-host's agent starts it with `python -m pipeline_ops.training.fork_server` and holds its standard input: when that closes,
-because the agent ended or was killed, every process that was forked here is killed.
+It has executed no operation. A worker takes its first step about one second after the fork instead
+of twelve, which makes a restart cheap. The host's agent starts it with `python -m
+pipeline_ops.training.fork_server` and holds its standard input. When that closes, because the agent
+ended or was killed, every fork is killed.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ def main() -> None:
     import_tensorflow()
     from pipeline_ops.training import saved_model_export, worker  # noqa: F401  (imported here once, for every fork)
 
-    gc.freeze()  # keeps the collector from touching, and so copying, what the forks share
+    gc.freeze()  # keeps the collector from touching, and so copying, the memory that the forks share
     Preloaded(events).serve()
 
 
 class Preloaded:
-    """Forks on request and reports what becomes of the forks.
+    """Forks on request and reports how the forks end.
 
     Args:
-      events: the descriptor to report to.
+      events: The file descriptor for the events.
     """
 
     def __init__(self, events: int):
@@ -61,7 +62,7 @@ class Preloaded:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whom a signal to the whole group is meant for are the forks
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to the whole group is meant for the forks
         signal.set_wakeup_fd(wake_write)
         self._say(Event(event="ready", pid=os.getpid()))
         while True:
@@ -75,7 +76,7 @@ class Preloaded:
                 return
 
     def _obey(self) -> bool:
-        """Carries out what has come in; False at the end of the input."""
+        """Executes the requests that have come in. Returns False at the end of the input."""
         data = os.read(0, 1 << 16)
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
@@ -105,22 +106,25 @@ class Preloaded:
 
 
 def beat(name: str) -> None:
-    """A sign of life into the agent's pipe: short enough that the kernel doesn't mix it with another's."""
+    """Writes a heartbeat to the agent's pipe, short enough for an atomic write."""
     with contextlib.suppress(BrokenPipeError):  # the agent is gone, and this process will be in a moment
         os.write(int(os.environ[BEATS_VARIABLE]), name.encode() + b"\n")
 
 
 def _beat_for_ever(name: str) -> NoReturn:
-    """In a thread of each fork. It goes on through a long step, and stops when the process is stopped or its machine hangs."""
+    """Sends heartbeats from a thread of each fork.
+
+    They go on through a long step, and stop when the process is stopped or its machine hangs.
+    """
     while True:
         beat(name)
         time.sleep(BEAT_SECONDS)
 
 
 def _be_child(fork: Fork) -> NoReturn:
-    """What a fork does instead of returning: its work, then `os._exit`, never the interpreter's own way out.
+    """Runs a fork's work and ends with `os._exit`, without the interpreter's shutdown.
 
-    After a failed collective, TensorFlow's threads may hang or crash when the interpreter shuts down.
+    After a failed collective, TensorFlow's threads may hang or crash during that shutdown.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
@@ -148,7 +152,10 @@ def _entry(fork: Fork) -> Callable[[], object]:
 
 
 def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, object]:
-    """Runs a fork's work, and leaves a status that says how it ended. Returns the work's result, too, which keeps it alive."""
+    """Runs a fork's work and writes a status file that says how it ended.
+
+    Returns the work's result, too, which keeps it alive.
+    """
     from tensorflow import errors
 
     result = None
@@ -169,7 +176,7 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
 
 
 def _in_short(error: BaseException) -> str:
-    """The first lines: TensorFlow's messages go on for pages, and the log has them."""
+    """The first lines. TensorFlow's messages go on for pages, and the log has them."""
     return " ".join(line.strip() for line in str(error).strip().splitlines()[:4])[:500]
 
 

@@ -1,4 +1,4 @@
-"""What all loops do with a batch: cut it into parts, and add up the sums and the gradients of its micro-batches."""
+"""Micro-batches: parts of a batch, and the sums of their metrics and gradients, for all loops."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from typing import Any
 import tensorflow as tf
 
 Differentiate = Callable[[int | tf.Tensor, Any, Any], tuple[tf.Tensor, list[tf.Tensor]]]
-"""The number of a micro-batch, its features and its labels to the sums of `Task.batch_sums` and the gradients."""
+"""Maps the number of a micro-batch, its features and its labels to sums and gradients.
+
+The sums are those of `Task.batch_sums`.
+"""
 
 
 def as_floats(features: Any) -> Any:
-    """What a model is given: images travel as bytes."""
+    """Casts images, which travel as bytes, to the floats that a model takes."""
     return tf.nest.map_structure(lambda values: tf.cast(values, tf.float32) if values.dtype.is_integer else values, features)
 
 
 def part_of(batch: Any, number: int | tf.Tensor, count: int) -> Any:
-    """The given one of `count` parts of every tensor along its first axis; equal up to one example."""
+    """The given one of `count` parts of every tensor, along its first axis.
+
+    The sizes of the parts differ by one example at most.
+    """
     return batch if count == 1 else tf.nest.map_structure(lambda values: _part(values, number, count), batch)
 
 
@@ -31,12 +37,12 @@ def _part(values: tf.Tensor, number: int | tf.Tensor, count: int) -> tf.Tensor:
 
 def in_micro_batches(count: int, differentiate: Differentiate, features: Any, labels: Any, shapes: Sequence[tf.TensorShape],
                      num_sums: int) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """As `differentiate` on the whole batch, but part after part, so that one's memory is free for the next.
+    """Applies `differentiate` part by part, so that each part reuses the memory of the last.
 
     Args:
-      count: the number of parts.
-      shapes: of the gradients.
-      num_sums: the length of the sums.
+      count: The number of parts.
+      shapes: The shapes of the gradients.
+      num_sums: The length of the sums.
     """
     if count == 1:
         return differentiate(0, features, labels)

@@ -1,9 +1,10 @@
-"""Limits on the images that a served model decodes, as TensorFlow operations: they are part of the SavedModel.
+"""Limits on the images that a served model decodes, as TensorFlow operations in the SavedModel.
 
-A file of 250 kB can hold a gigabyte of pixels. The size of each image is read from its header, and a request with an
-image that is too large is refused before anything is decoded. TensorFlow Serving has these limits, too, because they
-are in the model. Formats are told apart as `tf.io.decode_image` does it. JPEG XL is refused, because only its decoder
-can read its header, and so is animated WebP, which has four channels.
+A file of 250 kB can hold a gigabyte of pixels. The size of each image is read from its header, and
+a request with an image that is too large is refused before anything is decoded. The limits are part
+of the model, so TensorFlow Serving has them, too. Formats are told apart in the way of
+`tf.io.decode_image`. JPEG XL is refused, because only its decoder can read its header. Animated
+WebP is refused, because it has four channels.
 
 Legend: N images, G of them GIF, K formats, B bits of a header.
 """
@@ -16,33 +17,34 @@ import numpy as np
 import tensorflow as tf
 
 MAX_IMAGE_PIXELS = 64_000_000
-"""Pixels of one image. The model shrinks an image to its own size, so a smaller one serves as well."""
+"""Limit of pixels of one image. The model shrinks images, so a smaller one serves as well."""
 MAX_REQUEST_PIXELS = 1_000_000_000
-"""Pixels of all images of a request together, which bounds the time that it takes."""
+"""Limit of pixels of all images of a request together, which bounds the time of a request."""
 MAX_PIXELS_AT_ONCE = 64_000_000
-"""The images of a request with more pixels are decoded one after another, which bounds the memory."""
+"""Limit of pixels in parallel. Images of larger requests are decoded one by one to save memory."""
 MAX_JPEG_SCANS = 64
-"""Scans of a JPEG. Each costs a pass over all pixels, and encoders write a dozen at most."""
+"""Limit of scans of a JPEG. Each is a pass over all pixels. Encoders write a dozen at most."""
 MAX_PNG_TEXTS = 16
-"""Compressed texts in a PNG. Each can take 8 MB of memory, and none is part of the image."""
+"""Limit of compressed texts in a PNG. Each can take 8 MB of memory without being visible."""
 MAX_GIF_BYTES = 8 << 20
-"""Bytes of a GIF up to the end of its first frame."""
+"""Limit of bytes of a GIF up to the end of its first frame."""
 MAX_GIF_BLOCKS = 1 << 15
-"""Blocks, of 255 bytes at most, up to the end of the first frame."""
+"""Limit of blocks, of 255 bytes at most, up to the end of the first frame."""
 
 _HEADER_BYTES = 32
 _UNKNOWN = -1
 _JPEG, _GIF, _PNG = 0, 1, 2
 _GIF_EXTENSION, _GIF_IMAGE = b"!"[0], b","[0]
 _GIF_COLOR_TABLE = np.array([6 << (flags & 7) if flags & 0x80 else 0 for flags in range(256)], np.int32)
-"""Bytes of the table of colors, by the flags before it."""
+"""Bytes of the color table, by the flags before it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Format:
-    """What the first bytes of a format are, by position, and where its width and height are.
+    """The first bytes of a format, by position, and the places of its width and height.
 
-    A number is the place of its first bit, its bits and its bytes' order; `plus` is added to each.
+    A number is given by its first bit, its size in bits and its byte order. `plus` is added to
+    each.
     """
 
     begins: dict[int, bytes]
@@ -52,7 +54,7 @@ class _Format:
     zero_bit: int | None = None
 
     def pattern(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bits that must be there, and which bits count."""
+        """The bits of the signature, and a mask of the bits that count."""
         wanted, counts = np.zeros(_HEADER_BYTES, np.uint8), np.zeros(_HEADER_BYTES, np.uint8)
         for at, magic in self.begins.items():
             wanted[at:at + len(magic)], counts[at:at + len(magic)] = list(magic), 255
@@ -62,7 +64,7 @@ class _Format:
         return bits, mask
 
     def weights(self) -> np.ndarray:
-        """[B, 2]: what each bit of the header adds to width and height."""
+        """The contribution of each bit of the header to width and height: [B, 2]."""
         weights = np.zeros((8 * _HEADER_BYTES, 2), np.int64)
         for side, number in enumerate((self.width, self.height)):
             if number is not None:
@@ -79,7 +81,7 @@ def _little(byte: int, bits: int, bit: int = 0) -> tuple[int, int, str]:
 _WEBP = {0: b"RIFF", 8: b"WEBP"}
 _FORMATS = [
     _Format({0: b"\xff\xd8\xff"}),  # JPEG: the size may be anywhere
-    _Format({0: b"GIF8"}),  # its first frame says how large it is
+    _Format({0: b"GIF8"}),  # its first frame has the size
     _Format({0: b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"}, (8 * 16, 32, "big"), (8 * 20, 32, "big")),
     _Format({0: b"BM"}, _little(18, 32), _little(22, 32)),
     _Format(_WEBP | {12: b"VP8 "}, _little(26, 14), _little(28, 14)),
@@ -89,13 +91,14 @@ _FORMATS = [
 
 
 def checked(encoded_N: tf.Tensor, model_pixels: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """The images as they may be decoded, and their pixels, int64 [N].
+    """The images that may be decoded, and their pixels, int64 [N].
 
-    Of a GIF only the first frame is left, because its decoder would hold all of them in memory. `model_pixels` is the
-    size that the model takes: that many pixels of each image do not count towards the limit of a request.
+    Only the first frame of a GIF remains, because its decoder would hold all frames in memory.
+    `model_pixels` is the size of the model's input. That number of pixels of each image does not
+    count towards the limit of a request.
 
     Raises (when the graph runs):
-      InvalidArgumentError: an image, or all of them together, are too large, or a format is unknown.
+      InvalidArgumentError: One image or all images together are too large, or a format is unknown.
     """
     matches_NK, pixels_N = _read_headers(encoded_N)
     of_format = [tf.where(matches_NK[:, index]) for index in (_JPEG, _GIF, _PNG)]
@@ -110,7 +113,7 @@ def checked(encoded_N: tf.Tensor, model_pixels: int) -> tuple[tf.Tensor, tf.Tens
 
 
 def _read_headers(encoded_N: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which format each image has, and its pixels where the header says them: int64 [N]."""
+    """The format of each image, and its pixels if the header has them: int64 [N]."""
     header = tf.reshape(tf.io.decode_raw(encoded_N, tf.uint8, fixed_length=_HEADER_BYTES), [-1, _HEADER_BYTES, 1])
     bits_NB = tf.reshape(tf.bitwise.right_shift(header, np.arange(8, dtype=np.uint8)) & 1, [-1, 8 * _HEADER_BYTES])
     bits_KB, mask_KB = (np.stack(each) for each in zip(*(form.pattern() for form in _FORMATS), strict=True))
@@ -128,12 +131,13 @@ def _jpeg_pixels(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def _first_frames(gifs_G: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Each file up to the end of its first frame, and the pixels of this frame, int64 [G]; `_UNKNOWN` if there is none.
+    """Each file up to the end of its first frame, and the pixels of this frame, int64 [G].
 
-    The files are read side by side, a block of each at a time: with a loop for each, the graph would take longer to prepare.
+    The pixels are `_UNKNOWN` if there is no frame. The files are read in parallel, one block of
+    each at a time. A loop for each file would make the graph slower to prepare.
     """
     heads_G = tf.strings.substr(gifs_G, 0, MAX_GIF_BYTES)
-    ends_G = tf.strings.length(heads_G)  # a zero follows, which ends all that is read
+    ends_G = tf.strings.length(heads_G)  # a zero follows, which ends all reading
     content = tf.io.decode_raw(tf.strings.reduce_join(heads_G + b"\0"), tf.uint8)
     begins_G = tf.cumsum(ends_G + 1, exclusive=True)
 
@@ -143,7 +147,10 @@ def _first_frames(gifs_G: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.unstack(tf.cast(tf.gather(content, indexes), tf.int32), num=len(places))
 
     def skip(at_G, goes_on_G, is_block_G, image_G):
-        """Moves past a block of a part, or past the head of a part. Of the blocks of a part, an empty one is the last."""
+        """Moves past a block of a part, or past the head of a part.
+
+        The last block of a part is empty.
+        """
         first_G, flags_G = read(at_G, 0, 9)
         is_image_G = goes_on_G & ~is_block_G & (first_G == _GIF_IMAGE)
         head_G = tf.where(is_image_G, 11 + tf.gather(_GIF_COLOR_TABLE, flags_G), 2)
@@ -190,8 +197,8 @@ def _check_parts(jpegs: tf.Tensor, pngs: tf.Tensor) -> list[tf.Operation]:
 
 
 def _count(encoded_N: tf.Tensor, mark: bytes, limit: int) -> tf.Tensor:
-    """How often the mark is in the image that has it most often; at most `limit` + 1."""
-    parts = tf.raw_ops.StringSplitV2(input=encoded_N, sep=mark, maxsplit=limit + 1)  # a ragged tensor would be many operations more
+    """The largest number of marks in an image, at most `limit` + 1."""
+    parts = tf.raw_ops.StringSplitV2(input=encoded_N, sep=mark, maxsplit=limit + 1)  # a ragged tensor would take many more operations
     return tf.maximum(parts.shape[1] - 1, 0)
 
 

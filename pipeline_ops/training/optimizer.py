@@ -13,10 +13,11 @@ from pipeline_ops.config.optimizer import AnySchedule, Constant, Cosine, Exponen
 
 
 def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimizers.Optimizer:
-    """An optimizer that is to be given the gradient of the global batch, which is what makes its clipping right.
+    """Makes an optimizer for the gradient of the global batch, so that its clipping is right.
 
     Args:
-      scale_loss: wraps it into one that scales the loss, for float16.
+      config: The section of the optimizer.
+      scale_loss: Whether to wrap it into an optimizer that scales the loss, for float16.
     """
     clip = {"global_norm": "global_clipnorm", "norm": "clipnorm", "value": "clipvalue"}
     options = {clip[name]: value for name, value in (config.clip.model_dump() if config.clip else {}).items() if value is not None}
@@ -35,17 +36,21 @@ def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimiz
 
 
 def average_decay(decay: float, step: tf.Tensor) -> tf.Tensor:
-    """The share of the averaged weights that stays in a step: `min(decay, (1 + step) / (10 + step))`, and 0 in the first.
+    """The share of the averaged weights that a step keeps.
 
-    This is the rule of `tf.train.ExponentialMovingAverage`. With the plain decay of 0.999, an average of 200 steps would
-    still consist of the initial weights to 80 percent.
+    It is 0 in the first step, then `min(decay, (1 + step) / (10 + step))`, the rule of
+    `tf.train.ExponentialMovingAverage`. With a constant decay of 0.999, an average of 200 steps
+    would still consist of the initial weights to 80 percent.
     """
     number = tf.cast(step, tf.float32)
     return tf.where(number == 0, 0.0, tf.minimum(tf.constant(decay, tf.float32), (1 + number) / (10 + number)))
 
 
 def _warm_up_average(optimizer: keras.optimizers.Optimizer, decay: float) -> None:
-    """Replaces Keras's update of the averages, which knows no warm-up. A private hook, so Keras is pinned."""
+    """Replaces Keras's update of the averages, which has no warm-up.
+
+    The hook is private, so Keras is pinned.
+    """
 
     def update(variables: Sequence[keras.Variable]) -> None:
         kept = average_decay(decay, optimizer.iterations.value)
@@ -56,11 +61,14 @@ def _warm_up_average(optimizer: keras.optimizers.Optimizer, decay: float) -> Non
 
 
 def schedule_factor(schedule: AnySchedule, step: int, total_steps: int) -> float:
-    """What the learning rate is multiplied with in a step; a function of the step alone, so that a restart changes nothing.
+    """The factor of the learning rate in a step.
+
+    It depends on the step alone, so a restart changes nothing.
 
     Args:
-      step: 0 for the first.
-      total_steps: of the whole training, were it not stopped early.
+      schedule: The schedule.
+      step: The number of the step, from 0.
+      total_steps: The number of steps of the whole training without early stopping.
     """
     if step < schedule.warmup_steps:
         return (step + 1) / (schedule.warmup_steps + 1)

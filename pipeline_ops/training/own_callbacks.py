@@ -6,9 +6,10 @@
         def after_epoch(self, run, epoch): ...
         def end(self, run): ...
 
-All methods are optional. `epoch` is an `Epoch` with the reduced figures, the same on every worker. What a callback wants
-to remember it puts into `run.memory`, which is part of the checkpoint; its own attributes are gone after a restart. A
-callback that changes the training must do so on every worker alike, so one for the chief only may not.
+All methods are optional. `epoch` is an `Epoch` with the reduced metrics, the same on every worker.
+`run.memory` is part of the checkpoint. The callback's own attributes are lost in a restart. A
+callback that changes the training must do so on every worker alike, so a chief-only callback may
+not change it.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from pipeline_ops.training.checkpointing.state import TrainingState
 
 
 class Run:
-    """What a callback sees of the training.
+    """The view of the training that a callback gets.
 
     Attributes:
-      model: the Keras model; read its weights on all workers or on none.
-      folder: becomes part of the artifact, beside TensorBoard's files; for the chief to write to.
+      model: The Keras model. Read its weights on all workers or on none.
+      folder: A folder that becomes part of the artifact, next to TensorBoard's files. Only the
+        chief should write to it.
     """
 
     def __init__(self, state: TrainingState, path: str, model: keras.Model, folder: Path, may_change: bool):
@@ -48,12 +50,12 @@ class Run:
 
     @property
     def memory(self) -> dict[str, Any]:
-        """What JSON can say; survives restarts."""
+        """JSON values of this callback that survive restarts."""
         return self._state.memory.setdefault(self._path, {}) if self._may_change else dict(self._state.memory.get(self._path, {}))
 
     @property
     def learning_rate(self) -> float:
-        """Before the schedule's factor."""
+        """The learning rate before the schedule's factor."""
         return self._state.learning_rate
 
     @learning_rate.setter
@@ -62,7 +64,7 @@ class Run:
         self._state.learning_rate = float(value)
 
     def stop(self) -> None:
-        """This epoch is the last."""
+        """Ends the training after this epoch."""
         self._refuse_chief("stops the training")
         self._state.stopped_early = True
 
@@ -75,7 +77,7 @@ class OwnCallbacks:
     """All callbacks of the config, on one worker.
 
     Raises:
-      ConfigError: there is no such class or function, or it can't be made without arguments.
+      ConfigError: A class or function does not exist, or it cannot be called without arguments.
     """
 
     def __init__(self, paths: Sequence[str], config_folder: Path, model: keras.Model, folder: Path, is_chief: bool):
@@ -103,10 +105,10 @@ class OwnCallbacks:
                 continue
             try:
                 method(Run(state, path, self._model, self._folder, may_change), *arguments)
-                state.model_dump_json()  # now, where it can be said whose memory it was
+                state.model_dump_json()  # now, while it is known which callback's memory it is
             except TrainyardError:
                 raise
-            except Exception as error:  # somebody else's code may raise anything
+            except Exception as error:  # a user's code may raise any exception
                 raise ConfigError(f"train.callbacks: {path} raised {type(error).__name__} in {name}: {error}") from error
 
 
@@ -114,7 +116,10 @@ _METHODS = ("begin", "after_epoch", "end")
 
 
 def make_callback(path: str, config_folder: Path) -> Any:
-    """The callback, a function or an object. Raises ConfigError: there is none, or nothing of it would ever be called."""
+    """The callback, a function or an object.
+
+    Raises ConfigError if it does not exist or has no method that would be called.
+    """
     found = load_object(path, "train.callbacks", config_folder)
     kind = found if isinstance(found, type) else type(found)
     if issubclass(kind, keras.callbacks.Callback):

@@ -1,7 +1,8 @@
-"""Layers on named devices: a model too large for one device is spread over several of one worker, layer by layer.
+"""Layers on named devices: a large model is spread over several devices of one worker.
 
-`train.placement` maps patterns of layer names to devices. A layer's variables are made on its device, its optimizer's
-slots lie beside them, and it computes there; TensorFlow moves what goes from one layer to the next.
+`train.placement` maps patterns of layer names to devices. A layer's variables and its optimizer
+slots are created on its device, and the layer computes there. TensorFlow copies the tensors between
+layers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.name_scope import current_path  # where in the model a variable is being made; keras is pinned
+from keras.src.backend.common.name_scope import current_path  # the path of the variable being created; Keras is pinned
 
 from pipeline_ops.errors import ConfigError
 
@@ -25,10 +26,10 @@ def device_of(layer: str, placement: Mapping[str, str]) -> str | None:
 
 @contextlib.contextmanager
 def variables_on_devices(placement: Mapping[str, str]) -> Iterator[None]:
-    """While the block runs, variables are made on the devices of the layers that they belong to.
+    """Creates variables on the devices of their layers while the block runs.
 
     Raises:
-      ConfigError: there is no such device.
+      ConfigError: A device does not exist.
     """
     known = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()]
     if unknown := [device for device in placement.values() if device.strip("/").upper() not in known]:
@@ -45,10 +46,10 @@ def variables_on_devices(placement: Mapping[str, str]) -> Iterator[None]:
 
 
 def compute_on_devices(model: keras.Model, placement: Mapping[str, str]) -> None:
-    """Lets every layer of a model that has a device compute there.
+    """Makes every layer that has a device compute there.
 
     Raises:
-      ConfigError: a pattern matches no layer.
+      ConfigError: A pattern matches no layer.
     """
     layers = list(model._flatten_layers(include_self=False))
     for layer in layers:

@@ -1,8 +1,9 @@
-"""SIGTERM to one worker stops the whole gang at the same step, with nothing lost.
+"""SIGTERM to one worker stops the whole gang at the same step without loss.
 
-A machine that is about to be taken away sends SIGTERM to what runs on it. The worker that gets it says so in the numbers
-that all workers add up at every step anyway, so all of them learn of it in the same call of the compiled function, save
-the same step and leave. No message of its own is needed, and none can be late.
+A machine that is about to be taken away sends SIGTERM to its processes. The worker that gets it
+adds it to the sums that all workers reduce at every step anyway. So all workers learn of it in the
+same call of the compiled function, save the same step and leave. It needs no separate message that
+could be late.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from pipeline_ops.errors import MachineError
 
 
 class Preempted(MachineError):
-    """The gang has saved its state and left; the next one goes on exactly there."""
+    """The gang has saved its state and left. The next one goes on from the same step."""
 
     def __init__(self, step: int):
         super().__init__(f"stopped by SIGTERM after step {step}, which is saved")
 
 
 class StopRequest:
-    """Whether this process has been asked to stop. Made once, in the main thread."""
+    """The SIGTERM state of this process. Created once, in the main thread."""
 
     def __init__(self):
         self._asked = False
@@ -34,15 +35,16 @@ class StopRequest:
 
     @property
     def as_number(self) -> float:
-        """What this worker adds to the sum over all workers: a sum above 0 means that somebody was asked."""
+        """This worker's share in the sum over all workers. A sum above 0 is a request to stop."""
         return float(self._asked)
 
 
 def report_stop(report: Callable[[], None]) -> None:
-    """Has `report` called at the first SIGTERM, and lets the process live: for one that only serves.
+    """Calls `report` at the first SIGTERM and lets a process that only serves live.
 
-    Its main thread is inside TensorFlow for ever, where no handler of Python's runs, so a thread waits for what the interpreter writes when a
-    signal comes. The supervisor then asks the chief, and the process serves until the chief has saved.
+    The main thread stays inside TensorFlow, where no Python signal handler runs. So a thread waits
+    for the byte that the interpreter writes when a signal comes. The supervisor then asks the chief
+    to stop, and the process serves until the chief has saved.
     """
     asked, write = os.pipe()
     os.set_blocking(write, False)

@@ -1,7 +1,7 @@
-"""The candidate: the trained weights as a SavedModel with a serving signature, and what it must answer.
+"""The SavedModel of the trained weights, with serving signatures and reference outputs.
 
-Made by a process of its own, forked when the gang is done: the model is built anew without any strategy, so nothing of
-the gang's devices or addresses gets into what is served.
+A separate process, forked after the gang has finished, builds the model again without a strategy.
+So the gang's devices and addresses stay out of the SavedModel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUM_REFERENCES = 64
 
 
 def write_candidate(spec: CandidateSpec) -> None:
-    """Writes SavedModel, weights and references into the artifact that the train job is making."""
+    """Writes SavedModel, weights and reference outputs into the artifact of the train job."""
     request = read_request(spec.request)
     config, folder = Train.model_validate(request.config), Path(spec.folder)
     request = with_local_dataset(request, config.input, host_cache(config.input), print)
@@ -54,7 +54,10 @@ def _served(config: Train, model: keras.Model, figures: DatasetFigures) -> Serve
 
 
 def _write_references(request: Request, served: ServedImages, folder: Path) -> None:
-    """Real test examples, and what the model in memory says of them: the published model must say the same."""
+    """Writes real test examples, and the outputs of the model in memory for them.
+
+    The published model must give the same outputs.
+    """
     uri = request.inputs["preprocess"].uri
     manifest = read_manifest(uri)
     tests = read_records(shard_paths(uri, manifest, "test"), removed_positions(manifest, "test"))

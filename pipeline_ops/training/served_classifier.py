@@ -1,4 +1,4 @@
-"""A classifier as it is served: a probability for each class, and the most probable class."""
+"""A classifier for serving: a probability for each class, and the most probable class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline_ops.training.served_images import ServedImages
 
 
 class ServedClassifier(ServedImages):
-    """The model returns logits [N, K] of K classes."""
+    """A classifier whose model returns logits [N, K] of K classes."""
 
     def _answer(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
         probabilities = tf.nn.softmax(self.model(images, training=False))

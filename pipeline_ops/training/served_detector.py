@@ -1,6 +1,7 @@
-"""A detector as it is served: boxes, with decoding and the suppression of double ones inside.
+"""A detector for serving: its outputs are boxes, after decoding and non-maximum suppression.
 
-Boxes are fractions of the height and width of the image that was sent, whatever its size: it is stretched to what the model takes.
+Boxes are fractions of the height and width of the request's image, of any size, because the image
+is stretched to the model's input.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from pipeline_ops.training.served_images import ServedImages
 
 
 class ServedDetector(ServedImages):
-    """Args: as ServedImages, and the head that knows what the model's outputs mean."""
+    """A detector for serving.
+
+    Args:
+      model: As in `ServedImages`.
+      image_shape: H, W, C.
+      head: The head that decodes the model's outputs.
+    """
 
     def __init__(self, model: tf.Module, image_shape: tuple[int, int, int], head: Head):
         super().__init__(model, image_shape)
@@ -25,7 +32,11 @@ class ServedDetector(ServedImages):
 
     @property
     def signatures(self) -> dict[str, Callable]:
-        """Those of all images, and `portable`, where the head has it: as `images`, of what other formats have, too; these are made of it."""
+        """The signatures of `ServedImages`, and `portable` if the head supports it.
+
+        `portable` is like `images`, but uses only operations that other formats have, too. Exports
+        to those formats are made from it.
+        """
         return super().signatures | ({"portable": self.portable} if self.portable else {})
 
     def _answer(self, images: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -1,6 +1,7 @@
-"""A model of images as it is served: what it needs to make of an image what training saw is inside it. Made into a SavedModel by `candidate.py`.
+"""A model of images for serving, with the preprocessing of training inside.
 
-What it answers is said by `served_classifier.py` and `served_detector.py`.
+`saved_model_export.py` makes a SavedModel of it. `served_classifier.py` and `served_detector.py`
+define its outputs.
 
 Legend: N images, H W C one image as the model takes it.
 """
@@ -19,10 +20,11 @@ _DECODED_AT_ONCE = 10
 
 
 class ServedImages(tf.Module, abc.ABC):
-    """Its signatures are those of `figures.SAVED_MODEL`.
+    """A model of images with the signatures of `SAVED_MODEL` in `artifacts/results.py`.
 
     Args:
-      model: a Keras model, or a tf.Module that is called as one, of images float32 [N, H, W, C] in 0..255.
+      model: A Keras model, or a tf.Module that is called like one, of images float32 [N, H, W, C]
+        in 0..255.
       image_shape: H, W, C.
     """
 
@@ -40,7 +42,7 @@ class ServedImages(tf.Module, abc.ABC):
 
     @abc.abstractmethod
     def _answer(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Of float32 [N, H, W, C]; N first in each of the answers."""
+        """The outputs for images float32 [N, H, W, C]. Each output begins with the axis N."""
 
     def _answer_encoded(self, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
         return self.images(self.decode(image_bytes)["images"])
@@ -49,7 +51,7 @@ class ServedImages(tf.Module, abc.ABC):
         return self.serving_default(tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})[ENCODED])
 
     def _decode_all(self, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Raises InvalidArgumentError, when it runs, for images beyond the limits of `image_limits.py`."""
+        """Decodes images. Raises InvalidArgumentError at run time for those beyond the limits."""
         height, width, _ = self.image_shape
         encoded_N, pixels_N = checked(image_bytes, height * width)
         spec = tf.TensorSpec(self.image_shape, tf.float32)
@@ -62,10 +64,13 @@ class ServedImages(tf.Module, abc.ABC):
         height, width, channels = self.image_shape
         image_HWC = tf.io.decode_image(encoded, channels=channels, expand_animations=False)
         image_HWC = tf.ensure_shape(image_HWC, [None, None, channels])
-        resized = tf.image.resize(image_HWC, (height, width), antialias=True)  # float32; of equal size: the same values
+        resized = tf.image.resize(image_HWC, (height, width), antialias=True)  # float32; an image of equal size keeps its values
         return tf.ensure_shape(resized, self.image_shape)
 
 
 def _of_strings(method: Callable[[tf.Tensor], dict[str, tf.Tensor]], name: str) -> tf.types.experimental.PolymorphicFunction:
-    """A signature of a batch of strings. Its methods are TensorFlow's operations alone, which AutoGraph would only read, slowly."""
+    """A signature for a batch of strings.
+
+    The methods contain TensorFlow operations only, and AutoGraph would only slow down the tracing.
+    """
     return tf.function(method, [tf.TensorSpec([None], tf.string, name)], autograph=False)

@@ -1,8 +1,8 @@
-"""The optimizers on weights that lie in pieces: on parameter servers, or divided among the devices of a mesh.
+"""The optimizers for weights in pieces: on parameter servers, or divided among devices of a mesh.
 
-Keras binds its optimizers to variables of its own, which can't be in pieces. The formulas here are Keras's, element by
-element, so where an element lies makes no difference; the tests compare every one with Keras's. What needs a whole
-gradient, its norm, is computed before the gradient is cut.
+Keras binds its optimizers to variables of its own, which cannot be in pieces. The formulas here are
+Keras's, element by element, so the place of an element makes no difference. The tests compare all
+of them with Keras. The norm, which needs a whole gradient, is computed before the gradient is cut.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class PiecewiseOptimizer:
     """SGD, Adam or AdamW with clipping and averaged weights.
 
     Args:
-      config: of the optimizer.
-      weights: the trainable ones.
-      like: makes a variable of zeros that lies where another one lies; None stands for a scalar counter, int64.
+      config: The section of the optimizer.
+      weights: The trainable weights.
+      like: Creates a variable of zeros in the place of the given one, or a scalar int64 counter for
+        None.
     """
 
     def __init__(self, config: Optimizer, weights: Sequence[Pieces], like: Callable[[tf.Variable | None], tf.Variable]):
@@ -42,14 +43,14 @@ class PiecewiseOptimizer:
         names = {"sgd": ["momentums"] if config.momentum else [], "adam": ["_momentums", "_velocities"], "adamw": ["_momentums", "_velocities"]}
         slots = names[config.name] + ([_AVERAGES] if config.average_weights else [])
         self.slots: dict[str, list[Pieces]] = {name: [[like(piece) for piece in pieces] for pieces in weights] for name in slots}
-        """By the name of the list in which Keras's optimizer has the same."""
+        """The slots, by the name of the corresponding list in Keras's optimizer."""
 
     @property
     def averages(self) -> list[Pieces] | None:
         return self.slots.get(_AVERAGES)
 
     def apply(self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor) -> list[tf.Tensor]:
-        """One step on the gradients of whole weights. Returns what all pieces are after it."""
+        """Takes one step with the gradients of whole weights. Returns the new pieces."""
         step, after = self.iterations.read_value(), []
         for number, gradient in enumerate(clipped(self._config.clip, gradients)):
             pieces = self._weights[number]
@@ -61,7 +62,10 @@ class PiecewiseOptimizer:
         return after
 
     def _apply_to(self, weight: tf.Variable, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Each variable is read once and written once, after that: in a step that DTensor compiles, a read may come before an earlier write."""
+        """Reads each variable once, and then writes it once.
+
+        In a step that DTensor compiles, a read may come before an earlier write.
+        """
         value = weight.read_value()
         if self._config.weight_decay:
             value -= value * self._config.weight_decay * rate
@@ -81,7 +85,10 @@ class PiecewiseOptimizer:
 
 
 def _adam_step(gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """Algorithm 1 of Kingma and Ba (2015), with the corrections of the bias folded into the rate, as Keras does it."""
+    """Algorithm 1 of Kingma and Ba (2015).
+
+    The bias corrections are folded into the rate, as in Keras.
+    """
     number = tf.cast(step + 1, tf.float32)
     alpha = rate * tf.sqrt(1 - tf.pow(_BETA_2, number)) / (1 - tf.pow(_BETA_1, number))
     momentum, velocity = slots["_momentums"].read_value(), slots["_velocities"].read_value()
@@ -105,9 +112,11 @@ def clipped(config: Clip | None, gradients: Sequence[tf.Tensor]) -> Sequence[tf.
 
 
 def checkpoint_order(config: Optimizer, model: keras.Model) -> list[tuple[str, int]]:
-    """Where each of a Keras optimizer's variables is found here: the name of the list and the index in it, or the name of a scalar and 0.
+    """The place of each of a Keras optimizer's variables in `PiecewiseOptimizer`.
 
-    So a checkpoint has the same arrays in the same order under every strategy, and a training can go on under another one.
+    A place is the name of a list and an index in it, or the name of a scalar and 0. So a checkpoint
+    has the same arrays in the same order under every strategy, and a training can resume under
+    another one.
     """
     reference = make_optimizer(config)
     reference.build(model.trainable_variables)

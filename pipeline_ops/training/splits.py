@@ -1,4 +1,4 @@
-"""The training and the validation split of the data set that a request names."""
+"""The training and the validation split of the data set in a request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline_ops.jobs.request import Request
 
 
 def open_splits(request: Request) -> tuple[Split, Split, DatasetFigures]:
-    """Training and validation split, and the data set's figures."""
+    """The training split, the validation split and the data set's figures."""
     uri = request.inputs["preprocess"].uri
     manifest = read_manifest(uri)
     figures = DatasetFigures.model_validate(manifest.figures)
@@ -24,7 +24,7 @@ def open_splits(request: Request) -> tuple[Split, Split, DatasetFigures]:
 
 
 def refuse_small(split: Split, config: Train) -> None:
-    """Raises DataError where the split has less than one global batch."""
+    """Raises DataError if the split has less than one global batch."""
     if split.num_examples < config.global_batch:
         raise DataError(f"the train split has {split.num_examples} examples, fewer than one global_batch ({config.global_batch}); "
                         "lower train.global_batch or add data")

@@ -19,7 +19,10 @@ from pipeline_ops.training.collectives.ring_strategy import RingStrategy
 
 @dataclasses.dataclass(frozen=True)
 class ChosenStrategy:
-    """A strategy, its name in the config, where the config leaves the choice to us why it is this one, and this process's devices."""
+    """A strategy with its name in the config and this process's devices.
+
+    `reason` explains the choice if the config leaves it to `auto`.
+    """
 
     name: str
     reason: str
@@ -28,15 +31,15 @@ class ChosenStrategy:
 
 
 def make_strategy(config: Train, spec: WorkerSpec, token: bytes) -> ChosenStrategy:
-    """Joins the gang: returns once every worker is there. Must come before any other operation.
+    """Joins the gang and returns once every worker is there. Must precede any other operation.
 
     Args:
       config: The training section.
-      spec: Which worker this is, and the addresses of all.
+      spec: The assignment of this worker, and the addresses of all workers.
       token: The gang's secret, by which its workers know each other.
 
     Raises:
-      ConfigError: this worker has not the devices that the strategy needs.
+      ConfigError: This worker lacks the devices that the strategy needs.
     """
     use_threads(spec)
     gpus = len(tf.config.list_physical_devices("GPU"))
@@ -67,9 +70,11 @@ def use_threads(spec: WorkerSpec) -> None:
 
 
 def _let_idle_threads_sleep() -> None:
-    """At once: by itself TensorFlow lets a thread look for work in a loop for a while, which on one core is in the way of the thread that works.
+    """Makes idle threads sleep at once.
 
-    A step of the digits CNN then costs a tenth less CPU time. The switch is reached by a private name: TensorFlow is pinned, and a test looks.
+    By default TensorFlow lets a thread poll for work for a while, which on one core blocks the
+    working thread. A step of the digits CNN then takes a tenth less CPU time. The switch has a
+    private name. TensorFlow is pinned, and a test checks the name.
     """
     switches = config_pb2.ConfigProto()
     switches.experimental.disable_thread_spinning = True
@@ -77,7 +82,10 @@ def _let_idle_threads_sleep() -> None:
 
 
 def choose(config: Train, workers: int, gpus: int) -> tuple[str, str]:
-    """What `auto` stands for, and why: a strategy that needs nothing that is not there and leaves nothing idle."""
+    """Returns the strategy for `auto`, and the reason.
+
+    It needs only devices that exist, and uses all of them.
+    """
     if workers > 1:
         return "multi_worker_mirrored", f"the gang has {workers} workers"
     if gpus > 1 and config.devices_per_worker == 1:
@@ -88,10 +96,12 @@ def choose(config: Train, workers: int, gpus: int) -> tuple[str, str]:
 
 
 def local_devices(count: int, gpus: int) -> list[str]:
-    """This worker's devices; where there is no GPU, logical CPUs, so that what is meant for several devices runs anywhere.
+    """This worker's devices.
+
+    Without a GPU these are logical CPUs, so that a config for several devices runs anywhere.
 
     Raises:
-      ConfigError: there are GPUs, but not so many.
+      ConfigError: There are GPUs, but too few.
     """
     if gpus:
         if count > gpus:
@@ -104,7 +114,7 @@ def local_devices(count: int, gpus: int) -> list[str]:
 
 
 def _join(config: Train, spec: WorkerSpec, devices: list[str], token: bytes) -> tf.distribute.Strategy:
-    """By the ring where workers train on CPUs. NCCL, for GPUs, needs TensorFlow's servers."""
+    """Joins the ring if workers train on CPUs. NCCL, for GPUs, needs TensorFlow's servers."""
     if spec.workers == 1:
         return tf.distribute.MirroredStrategy(devices)
     if devices[0].startswith("/gpu"):
@@ -115,14 +125,14 @@ def _join(config: Train, spec: WorkerSpec, devices: list[str], token: bytes) -> 
 
 def _join_by_servers(config: Train, spec: WorkerSpec, devices: list[str]) -> tf.distribute.Strategy:
     os.environ["TF_CONFIG"] = spec.tf_config
-    # A step that takes longer than this is a lost peer. A killed one is noticed at once, by its closed connection.
+    # A longer step means a lost peer. A killed peer is noticed at once.
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=float(config.step_timeout_seconds))
     with _use_of(devices):
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
 def _coordinate(config: Train, spec: WorkerSpec) -> tf.distribute.Strategy:
-    """For the chief: returns once all workers and servers have answered."""
+    """Returns the chief's strategy once all workers and servers have answered."""
     partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(config.min_variable_shard_bytes, max_shards=len(spec.cluster["ps"]))
     return tf.distribute.ParameterServerStrategy(cluster_resolver(spec), variable_partitioner=partitioner)
 
@@ -133,10 +143,11 @@ def cluster_resolver(spec: WorkerSpec) -> tf.distribute.cluster_resolver.TFConfi
 
 
 class _use_of:
-    """While the block runs, a MultiWorkerMirroredStrategy takes these devices of its worker.
+    """Makes a MultiWorkerMirroredStrategy take the given devices while the block runs.
 
-    By itself it takes all GPUs, or one CPU, and leaves no choice; so the method in which it looks for them is replaced. A private one:
-    TensorFlow is pinned, and the tests train with several devices in each worker.
+    Otherwise it takes all GPUs, or one CPU, without a choice. So the private method in which it
+    looks for them is replaced. TensorFlow is pinned, and the tests train with several devices in
+    each worker.
     """
 
     def __init__(self, devices: list[str]):
@@ -155,7 +166,7 @@ class _use_of:
 
 
 def find_tpu(config: Train) -> tf.distribute.Strategy:
-    """Raises ConfigError where there is no TPU to be found."""
+    """Connects to the TPU. Raises ConfigError if none is found."""
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=config.tpu or "")
         tf.config.experimental_connect_to_cluster(resolver)

@@ -1,7 +1,7 @@
-"""What the chief writes for TensorBoard: scalars always, and what `train.tensorboard` asks for.
+"""The chief's TensorBoard files: scalars, and the parts that `train.tensorboard` selects.
 
-Nothing here exchanges anything with other workers: histograms are made of weights that were read already, and the graph
-and the predictions come from a second model that never joined the strategy.
+No exchange with other workers takes place here. Histograms are made of weights that were read
+already, and the graph and the predictions come from a second model that never joined the strategy.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ class Board:
     """Event files in a folder.
 
     Args:
-      folder: of the event files.
-      config: what is written.
-      class_names: for captions.
+      folder: The folder of the event files.
+      config: The section that selects the content.
+      class_names: The class names for captions.
       image_shape: H, W, C.
-      examples: images uint8 [N, H, W, C] and labels int64 [N] of the validation split, N as `config.images` says; called once.
-      build: makes the second model; called once, if it is needed.
+      examples: Returns `config.images` examples of the validation split, N images uint8 [N, H, W,
+        C] and labels int64 [N]. Called once.
+      build: Builds the second model. Called once, if needed.
     """
 
     folder: Path
@@ -50,7 +51,7 @@ class Board:
         self._model: keras.Model | None = None
 
     def write(self, epoch: Epoch, weights: Arrays) -> None:
-        """One epoch; `weights` are those that were evaluated, in the order of `model.weights`."""
+        """Writes one epoch. `weights` are the evaluated ones, in the order of `model.weights`."""
         with self._writer.as_default(step=epoch.step):
             for name, value in (epoch.metrics | {"learning_rate": epoch.learning_rate}).items():
                 tf.summary.scalar(name, value)
@@ -73,7 +74,7 @@ class Board:
 
     def _write_graph(self) -> None:
         model = self._second_model()
-        images = tf.TensorSpec([None, *self.image_shape], tf.float32)  # a model of the user's own class does not say what it takes
+        images = tf.TensorSpec([None, *self.image_shape], tf.float32)  # a model of the user's own class does not declare its inputs
         tf.summary.graph(tf.function(lambda images: model(images, training=False)).get_concrete_function(images).graph)
 
     def _write_images(self, weights: Arrays) -> None:
@@ -92,7 +93,7 @@ class Board:
 
 
 def _draw(image_HWC: np.ndarray, label: str, answer: str) -> np.ndarray:
-    """An image with the answer under it, and the label where they differ; green or red."""
+    """Draws an image with the answer under it, and the label if they differ, on green or red."""
     picture = Image.fromarray(image_HWC if image_HWC.shape[-1] == 3 else image_HWC[..., 0]).convert("RGB")
     scale = max(1, -(-_MIN_SIDE // min(picture.size)))
     picture = picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)

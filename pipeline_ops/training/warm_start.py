@@ -1,9 +1,11 @@
-"""The weights that a training begins with: those of a SavedModel or of a file, fitted to the model by name and shape.
+"""Initial weights from a SavedModel or a file, fitted to the model by name and shape.
 
-The head, the last layer that has weights, may be of another number of classes; it is left out then, and begins anew.
-Anything else that does not fit is refused, and the first weight that doesn't is named.
+The head, the last layer that has weights, may be of another number of classes. It then keeps its
+initial weights. Any other mismatch is refused, and the error names the first weight that does not
+fit.
 
-Weights are data: neither the graph of a SavedModel nor the layers that a Keras file describes are loaded or run.
+Weights are data. Neither the graph of a SavedModel nor the layers in a Keras file are loaded or
+run.
 """
 
 from __future__ import annotations
@@ -27,24 +29,25 @@ from pipeline_ops.training.checkpointing.state import Arrays, read_arrays
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """All weights of a model, in order, and the names of those that begin anew."""
+    """All weights of a model, in order, and the names of those that keep their initial values."""
 
     weights: Arrays
     left_out: tuple[str, ...]
 
 
 def read_warm_start(uri: str, model: keras.Model, initial: Arrays, build: Callable[[], keras.Model]) -> WarmStart:
-    """The weights at a place, for a model.
+    """Reads the weights at a place for a model.
 
     Args:
-      uri: of a SavedModel's folder, of the manifest in one, or of a file: .npz as training writes it, .weights.h5, .h5 or .keras.
-      model: the one that is trained.
-      initial: its weights, for what is left out.
-      build: makes another such model, without any strategy.
+      uri: A SavedModel's folder, the manifest in it, or a file: .npz as training writes it,
+        .weights.h5, .h5 or .keras.
+      model: The model to train.
+      initial: Its weights, for the weights that are left out.
+      build: Builds another such model without a strategy.
 
     Raises:
-      ConfigError: some weight does not fit.
-      DataError: the place can't be read.
+      ConfigError: A weight does not fit.
+      DataError: The place cannot be read.
     """
     path = Path(uri).parent if Path(uri).name == NAME else Path(uri)
     try:
@@ -64,16 +67,16 @@ def _read_npz(path: Path) -> Named:
 
 
 def fit(source: Named, names: Sequence[str], initial: Arrays, place: str) -> WarmStart:
-    """The source's weights in the model's order: by name, or by their order where they have other names.
+    """Returns the source's weights in the model's order, matched by name or else by order.
 
     Args:
-      source: what there is.
-      names: of the model's weights.
-      initial: the model's weights.
-      place: for messages.
+      source: The source's weights.
+      names: The names of the model's weights.
+      initial: The model's weights.
+      place: The place of the source, for messages.
 
     Raises:
-      ConfigError: there are more or fewer of them, or some one has another shape.
+      ConfigError: The number of weights differs, or a weight has another shape.
     """
     by_name = dict(source)
     if not set(names) <= set(by_name):
@@ -97,7 +100,10 @@ def _head(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _by_keras(path: Path, model: keras.Model) -> WarmStart:
-    """By Keras's own reader, which alone knows the layout. A file without `.weights` in its name is one of `keras.applications`: a backbone's."""
+    """Reads weights with Keras's own reader, because only Keras knows the layout.
+
+    A file without `.weights` in its name is one of `keras.applications`, the weights of a backbone.
+    """
     target = model
     if not path.name.endswith((".weights.h5", ".keras")):
         target = next((layer for layer in model.layers if isinstance(layer, keras.Model)), model)

@@ -1,6 +1,7 @@
-"""A worker's life: join the gang, go on from the last checkpoint, train epoch by epoch, say what the weights were.
+"""A worker: join the gang, resume from the last checkpoint, train, report the weights' digest.
 
-All workers run the same code on the same state; only the chief writes. Forked by `preloaded.py`.
+All workers run the same code on the same state. Only the chief writes checkpoints and results.
+`fork_server.py` forks the workers.
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ def run_worker(spec: WorkerSpec, token: bytes) -> Training:
     """Trains to the end, as one worker of the gang.
 
     Args:
-      spec: Which worker, and what it needs to know.
+      spec: The assignment of this worker.
       token: The gang's secret, by which its workers know each other.
 
     Returns:
-      The finished training. The caller must hold it until the process exits: taking it apart exchanges messages with
-      peers that may have left already, and then blocks for the ten seconds in which TensorFlow notices.
+      The finished training. The caller must hold it until the process exits. Its destruction
+      exchanges messages with peers that may have left already, and then blocks for the ten seconds
+      of TensorFlow's timeout.
     """
     progress = ProgressWriter(Path(spec.progress), spec.index)
     progress.report("joining", message=f"{spec.name} of {spec.workers} joins")
@@ -72,14 +74,14 @@ def run_worker(spec: WorkerSpec, token: bytes) -> Training:
 
 
 class Training:
-    """One process's side of a training: all workers of a gang that train in step, or the chief of one with parameter servers.
+    """One process's side of a training: a synchronous worker, or the chief of parameter servers.
 
     Args:
-      spec: which process this is.
-      request: the train job's request; its input is the data set.
-      config: the training section.
-      chosen: the strategy, joined, and why it is the one.
-      progress: where to report to; silence is taken for a hang.
+      spec: The assignment of this process.
+      request: The train job's request, whose input is the data set.
+      config: The training section.
+      chosen: The strategy that the process has joined, and the reason for the choice.
+      progress: The progress writer. A process that reports nothing counts as hung.
     """
 
     def __init__(self, spec: WorkerSpec, request: Request, config: Train, chosen: ChosenStrategy, progress: ProgressWriter):
@@ -99,11 +101,11 @@ class Training:
             self._checkpoints.remove_leftovers()
         self._state = self._restore()
         self._one_by_one_until = 0
-        """Up to this step, each is taken in a call of its own: one of them has done harm."""
+        """The step up to which each step has a call of its own, because one of them diverged."""
         self._board = make_board(self._work / TENSORBOARD, config, request, self._figures, self._validation, self._task) if spec.is_chief else None
         self._callbacks = OwnCallbacks(config.callbacks, Path(request.config_file).parent, self._loop.model, self._work / TENSORBOARD, spec.is_chief)
 
-        # Attributes, so that they live as long as the training does; `run_worker` says why.
+        # Attributes, so that they live as long as the training. `run_worker` gives the reason.
         self._source = open_source(self._train, self._task.parse, config.input, cache, digest_of(request.fingerprint.code), self._say)
         max_boxes = config.model_parameters.get("max_boxes")
         self._changes = make_changes(config.input.augment, self._figures.task, self._train.num_examples, max_boxes)
@@ -112,7 +114,7 @@ class Training:
 
     def run(self) -> None:
         if self._state.step == 0:
-            self._save()  # what a divergence goes back to
+            self._save()  # the checkpoint for a divergence in the first steps
         self._callbacks.begin(self._state)
         while not self._is_done():
             try:
@@ -131,7 +133,7 @@ class Training:
         return iter(training_batches(self._train, self._source, self._config.global_batch, part, self._config.seed, step, self._changes))
 
     def _share(self) -> tuple[int, int]:
-        """This process's number among those that read the data, and how many these are."""
+        """This process's number among the readers of the data, and the number of readers."""
         return (self._spec.index, self._spec.workers) if self._spec.is_peer else (0, 1)
 
     def _is_done(self) -> bool:
@@ -141,7 +143,7 @@ class Training:
         return self._spec.steps_limit is not None and self._state.step >= self._spec.steps_limit
 
     def _train_epoch(self) -> None:
-        """Steps to the end of the running epoch, a few in each call of the compiled function."""
+        """Trains to the end of the running epoch, a few steps per call of the compiled function."""
         state, end = self._state, self._train.end_of_epoch(len(self._state.history), self._config.global_batch)
         end = min(end, self._spec.steps_limit or end)
         reported = 0.0
@@ -160,10 +162,12 @@ class Training:
                 raise Preempted(state.step)
 
     def _take_steps(self, most: int) -> Taken:
-        """As many steps in one call of the compiled function, or fewer, counted in the state; a step that is left out counts.
+        """Takes at most the given number of steps in one call, and counts them in the state.
+
+        A skipped step counts, too.
 
         Raises:
-          DivergedError: one of them has done harm.
+          DivergedError: One of the steps diverged.
         """
         state, skipped = self._state, self._state.skipped
         while most and state.step in skipped:
@@ -184,7 +188,11 @@ class Training:
         return taken
 
     def _recover(self, error: DivergedError) -> None:
-        """Back to the last checkpoint: to find out which step it was, or, once that is known, to go on as the config says."""
+        """Goes back to the last checkpoint after a divergence.
+
+        Repeats the steps one by one until the diverged step is known, then applies the config's
+        policy.
+        """
         epoch = len(self._state.history)
         self._restore_step(self._saved_step)
         self._batches = self._batches_from(self._state.step)
@@ -196,7 +204,7 @@ class Training:
         self._one_by_one_until = 0
         batch = self._keep_batch(error, self._learning_rate(error.step), epoch)
         decide(self._config, self._state, error.step, error.loss, batch)
-        self._save()  # the decision is part of the checkpoint that it was made at
+        self._save()  # the decision is part of the checkpoint
         self._progress.report("diverged", self._state.step, unit="steps", message=self._state.warnings[-1])
 
     def _restore_step(self, step: int) -> None:
@@ -206,7 +214,7 @@ class Training:
         self._state = self._restore()
 
     def _keep_batch(self, error: DivergedError, learning_rate: float, epoch: int) -> Path:
-        """Where the batch of a step lies, which the chief has written there."""
+        """Returns the path of a step's batch. The chief writes the file."""
         folder, batch = self._work / DIVERGED, self._config.global_batch
         if self._spec.is_chief:
             source = EncodedSource(self._train, self._task.parse, self._cache)
@@ -215,7 +223,7 @@ class Training:
         return batch_file(folder, error.step)
 
     def _learning_rate(self, step: int) -> float:
-        """Of one step: what the callbacks have left of the config's, times the schedule's factor."""
+        """The learning rate of a step: the state's rate times the schedule's factor."""
         return self._state.learning_rate * schedule_factor(self._config.optimizer.schedule, step, self._total_steps)
 
     def _steps_to_checkpoint(self) -> int:
@@ -228,7 +236,7 @@ class Training:
         end_epoch(self._config, state, epoch)
         self._callbacks.after_epoch(state, epoch)
         state.epoch_sums = []
-        best = self._loop.best_weights()  # by all workers: some variables are averaged over them when they are read
+        best = self._loop.best_weights()  # all workers: some variables are averaged over them when they are read
         if state.best_epoch == epoch.epoch:
             self._best = best
             self._save(best)
@@ -243,7 +251,7 @@ class Training:
         self._saved_step = self._state.step
 
     def _restore(self) -> TrainingState:
-        """The state to go on from, the same for all workers; weights and optimizer are set to what belongs to it."""
+        """Sets weights and optimizer to the state to resume from, which all workers share."""
         warnings: list[str] = []
         restored = restore_together(self._checkpoints, self._gather, warnings.append)
         for warning in warnings:
@@ -260,7 +268,7 @@ class Training:
         return restored.state
 
     def _begin(self) -> None:
-        """With the weights of another model, where the request names one."""
+        """Starts with the weights of another model if the request names one."""
         if warm_start := warm_start_of(self._config, self._request, self._loop, self._figures):
             self._loop.assign(warm_start.weights)
             anew = f"; {', '.join(warm_start.left_out)} begin anew" if warm_start.left_out else ""
@@ -269,9 +277,10 @@ class Training:
             self._progress.report("warm start", message="there is no champion yet to begin with; begins anew")
 
     def _leave(self) -> None:
-        """Every worker says what it ended with; the chief leaves the trained weights and the state that belongs to them.
+        """Writes this worker's digest of the weights, and as the chief the weights and the state.
 
-        A worker takes the best weights from its own memory, so equal digests show that all have trained alike.
+        A worker takes the best weights from its own memory, so equal digests show that all workers
+        have trained alike.
         """
         weights = self._loop.best_weights() if self._is_limited() else self._best
         self._checkpoints.wait()

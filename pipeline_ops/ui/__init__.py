@@ -1,1 +1,4 @@
-"""The Airflow plugin: progress, reports and the model registry inside Airflow's own UI. Runs in Airflow's API server."""
+"""The Airflow plugin: progress, reports and the model registry inside Airflow's own UI.
+
+It runs in Airflow's API server.
+"""

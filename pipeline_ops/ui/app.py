@@ -1,7 +1,9 @@
-"""The plugin's pages, by address. Airflow mounts this application; its login and its permissions decide who sees what.
+"""The plugin's pages, by address.
 
-Nothing protects a route of a plugin by itself: every route here names its rule as a dependency, and a test fails for one
-that has none. Addresses inside a page are relative, so that the pages work behind a prefix and a reverse proxy.
+Airflow mounts this application, and its login and permissions decide which user sees which page.
+Airflow does not protect a plugin's routes by itself. Every route here names its rule as a
+dependency, and a test fails for a route without one. Addresses inside a page are relative, so that
+the pages work behind a prefix and a reverse proxy.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ SIGNED_IN = Depends(requires_authenticated())
 READS_THE_RUN = Depends(requires_access_dag("GET", DagAccessEntity.RUN))
 READS_THE_PIPELINE = Depends(requires_access_dag("GET"))
 CHANGES_THE_PIPELINE = Depends(requires_access_dag("PUT"))
-"""Who may pause a pipeline may say which of its models is in service."""
+"""A user who may pause a pipeline may also choose the model version that is in service."""
 
 _PAGES = ("report", "data")
 _Page = Literal["report", "data"]
@@ -83,7 +85,7 @@ def models_icon_for_the_dark() -> Response:
 
 @app.get("/pipelines/{dag_id}/progress", dependencies=[READS_THE_RUN])
 def progress(dag_id: str, run_id: str, session: SessionDep, task_id: str | None = None) -> HTMLResponse:
-    """A run as it goes, or one task of it."""
+    """A run in progress, or one task of it."""
     run, now = find_run(dag_id, run_id, session), dt.datetime.now(dt.UTC)
     tasks = [task for task in view_tasks(run, now) if task_id in (None, task.name)]
     return HTMLResponse(render("progress.html", _IN_PIPELINE, run=run, tasks=tasks, now=now.timestamp(), is_whole_run=task_id is None))
@@ -91,7 +93,7 @@ def progress(dag_id: str, run_id: str, session: SessionDep, task_id: str | None 
 
 @app.get("/pipelines/{dag_id}/report", dependencies=[READS_THE_RUN])
 def report(dag_id: str, run_id: str, session: SessionDep, page: _Page = "report") -> HTMLResponse:
-    """The pages that a run has left, in a frame that they can't get out of."""
+    """The pages that a run has left, in a sandboxed frame."""
     run = find_run(dag_id, run_id, session)
     there = [name for name in _PAGES if _file_of(run, name)]
     address = urlencode({"run_id": run_id, "page": page})
@@ -126,13 +128,14 @@ def model(dag_id: str, user: GetUserDep, session: SessionDep, done: str = "") ->
 
 
 def refuse_other_sites(request: Request) -> None:
-    """A form is only taken from a page of this Airflow: the browser sends the session's cookie along from wherever it is sent.
+    """Rejects a form that does not come from a page of this Airflow.
 
-    A program that brings its token in a header needs no page.
+    The browser sends the session's cookie along from any site. A program with its token in a header
+    needs no page.
     """
     site, origin = request.headers.get("sec-fetch-site"), urlparse(request.headers.get("origin", "")).netloc
     ours = {request.headers.get("host"), urlparse(conf.get("api", "base_url", fallback="")).netloc}
-    is_ours = site == "same-origin" if site else origin != "" and origin in ours  # the origin of a sandboxed page is "null", which has no host
+    is_ours = site == "same-origin" if site else origin != "" and origin in ours  # a sandboxed page has the origin "null", which has no host
     if not is_ours and "authorization" not in request.headers:
         raise HTTPException(403, "This form was not sent from a page of this Airflow.")
 
@@ -143,7 +146,7 @@ _Reason = Annotated[str, Form(max_length=_MAX_REASON)]
 @app.post("/pipelines/{dag_id}/models/promote", dependencies=[CHANGES_THE_PIPELINE, Depends(refuse_other_sites)])
 def promote(dag_id: str, version: Annotated[int, Form()], user: GetUserDep, session: SessionDep, expected: Annotated[str, Form()] = "",
             reason: _Reason = "") -> RedirectResponse:
-    """Puts a version in service, in the place of the one that the user has seen there."""
+    """Puts a version in service, in place of the one that the user has seen there."""
     registry = Registry(find_pipeline(dag_id, session).registry)
     registry.promote(version, _signed(reason, user), expected=_as_number(expected))
     return _done(dag_id, user, session, "promote", version)
@@ -151,7 +154,7 @@ def promote(dag_id: str, version: Annotated[int, Form()], user: GetUserDep, sess
 
 @app.post("/pipelines/{dag_id}/models/rollback", dependencies=[CHANGES_THE_PIPELINE, Depends(refuse_other_sites)])
 def roll_back(dag_id: str, user: GetUserDep, session: SessionDep, expected: Annotated[str, Form()], reason: _Reason = "") -> RedirectResponse:
-    """Puts the champion before the present one back in service."""
+    """Puts the previous champion back in service."""
     registry = Registry(find_pipeline(dag_id, session).registry)
     previous = registry.previous()
     if previous is None:
@@ -161,7 +164,7 @@ def roll_back(dag_id: str, user: GetUserDep, session: SessionDep, expected: Anno
 
 
 def _as_number(expected: str) -> int | None:
-    """Empty where no version was in service."""
+    """Parses the number of the version in service; None if there was none."""
     if expected and not expected.isdecimal():
         raise HTTPException(422, "expected must be the number of the version in service, or nothing")
     return int(expected) if expected else None
@@ -172,13 +175,17 @@ def _signed(reason: str, user: Any) -> str:
 
 
 def _done(dag_id: str, user: Any, session: SessionDep, event: str, version: int) -> RedirectResponse:
-    """Written into Airflow's audit log, and back to the page."""
+    """Writes the event into Airflow's audit log and redirects to the page."""
     session.add(Log(f"trainyard_{event}", owner=user.get_name(), dag_id=dag_id, extra=json.dumps({"version": version})))
     return RedirectResponse("../models?" + urlencode({"done": f"Version {version} is in service."}), status_code=303)
 
 
 def _model_or_problem(dag_id: str, session: SessionDep) -> tuple[ModelView | None, str]:
-    """One registry that can't be read must not hide the others. Neither, for a DAG of ours that is no pipeline."""
+    """The model of a pipeline, or the problem with it.
+
+    A registry that cannot be read must not hide the others. For a DAG of ours that is not a
+    pipeline, there is neither.
+    """
     try:
         return view_model(find_pipeline(dag_id, session)), ""
     except NotFound:
@@ -191,7 +198,8 @@ def _file_of(run: Run, page: str) -> Path | None:
     """A page of a run, from the artifacts that the run's tasks have left or found.
 
     Raises:
-      DataError: a record of the run is damaged, or names something else than an artifact of the pipeline.
+      DataError: a record of the run is damaged, or names something else than an artifact of the
+        pipeline.
     """
     def manifest_of(task: str) -> str | None:
         return recorded_manifest(run.layout, run.run_id, task, task)

@@ -1,4 +1,7 @@
-"""The drawings of the plugin's pages, made of the parts in `pages/svg.py`. Colours are CSS classes; `ui.css` has them."""
+"""The charts of the plugin's pages, made of the parts in `pages/svg.py`.
+
+Colours are CSS classes, which are in `ui.css`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _SPELLINGS = {"f1": "F1", "roc": "ROC", "auc": "AUC", "map": "mAP"}
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """One line of a chart; `style` is its CSS class."""
+    """One line of a chart. `style` is its CSS class."""
 
     name: str
     style: str
@@ -33,13 +36,13 @@ class Chart:
 
 
 def metric_title(name: str) -> str:
-    """`macro_roc_auc` becomes `Macro ROC AUC`."""
+    """Converts `macro_roc_auc` to `Macro ROC AUC`."""
     first, *others = name.replace("top_k", "top-k").split("_")
     return " ".join([_SPELLINGS.get(first, first.capitalize()), *(_SPELLINGS.get(word, word) for word in others)])
 
 
 def charts_of_metrics(by_metric: Mapping[str, Sequence[Point]], unit: str) -> list[Chart]:
-    """One chart for each metric, that of the validation data in the same one as that of the training data."""
+    """Draws one chart for each metric, with the curves of training and validation data."""
     bases = list(dict.fromkeys(name.removeprefix(_VALIDATION) for name in by_metric))
     charts = []
     for base in bases:
@@ -51,7 +54,10 @@ def charts_of_metrics(by_metric: Mapping[str, Sequence[Point]], unit: str) -> li
 
 
 def line_chart(title: str, curves: Sequence[Curve], x_label: str, dots: bool = False) -> Markup:
-    """Curves over a whole number. `title` is for those who don't see the drawing; there is at least one point."""
+    """Draws curves over a whole number, from at least one point.
+
+    `title` is for readers who do not see the drawing.
+    """
     points = [point for curve in curves for point in curve.points]
     x, y = _whole_axis([p[0] for p in points]), _value_axis([p[1] for p in points])
     rows = [line("grid", (_LEFT, y(tick)), (_WIDTH - _RIGHT, y(tick))) + text("end", _LEFT - 8, y(tick) + 4, short(tick)) for tick in y.ticks]
@@ -71,7 +77,7 @@ def _draw(curve: Curve, x: Axis, y: Axis, dots: bool) -> Markup:
 
 
 def drawable(points: Iterable[Point]) -> list[Point]:
-    """Those that an axis of floats can hold: of 1e308 and -1e308, the distance is no number."""
+    """The points that an axis of floats can hold: the distance of 1e308 and -1e308 overflows."""
     return [(x, y if abs(y) > _TINY else 0.0) for x, y in points if abs(y) < _HUGE]
 
 

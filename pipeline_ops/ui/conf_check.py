@@ -1,8 +1,9 @@
-"""Refuses a run with a conf that it may not have, when it is triggered, and not only in its first task.
+"""Rejects a run with a forbidden conf when it is triggered, before its first task.
 
-Airflow checks a conf against the fields of the form one by one, and takes any other key. Its API server makes a `DagRun` of
-every request: from the form, from a client, of an asset, of a backfill. A ValueError there is answered with its text. The
-tasks check the conf again, so this is a matter of comfort and not of safety.
+Airflow checks a conf against the fields of the form one by one, and accepts any other key. Its API
+server makes a `DagRun` of every request: from the form, from a client, for an asset event, for a
+backfill. It answers a ValueError there with its text. The tasks check the conf again, so this check
+is for comfort and not for safety.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from pipeline_ops.errors import ConfigError
 
 
 def start() -> None:
-    """For the API server, once."""
+    """Installs the check in the API server. A second call has no effect."""
     if not event.contains(DagRun, "init", refuse):
         event.listen(DagRun, "init", refuse)
 
 
 def refuse(_: DagRun, arguments: Sequence[Any], values: Mapping[str, Any]) -> None:
-    """Called before a run is made. Raises ValueError for a conf that its pipeline does not allow."""
+    """Called before a run is made. Raises ValueError for a conf that the pipeline forbids."""
     conf, dag_id = values.get("conf"), values.get("dag_id")
     if not conf or not isinstance(dag_id, str):
         return
     try:
         with create_session() as session:
             file = find_config_file(dag_id, session)
-    except NotFound:  # another's DAG
+    except NotFound:  # a DAG of another project
         return
     try:
         run_config(file, conf, values.get("run_id"))

@@ -1,7 +1,7 @@
-"""The figures of a training over its steps, from its progress file, in a size that can be drawn.
+"""The metrics of a training over its steps, from its progress file, in a size that can be drawn.
 
-A progress file of days has hundreds of thousands of lines. Each is read once, however often a page asks, and of the
-points as many are kept as a drawing can show.
+A progress file of days has hundreds of thousands of lines. Each line is read once, however often a
+page asks. Only as many points are kept as a drawing can show.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ _MAX_FILES = 64
 
 
 class Curves:
-    """Of one progress file: the newest moment, what it had to say, and each metric over the units done."""
+    """The content of one progress file: the newest event, the notes, each metric by units done."""
 
     def __init__(self) -> None:
         self.latest: Progress | None = None
         self.counted: Progress | None = None
-        """The newest that counts: what comes after training has no steps, and those that were made are still to be seen."""
+        """The newest event with a count.
+
+        Events after the training have no steps, but those of the training are still shown.
+        """
         self.notes: list[Progress] = []
         self.by_metric: dict[str, list[Point]] = defaultdict(list)
         self.problems: list[str] = []
-        """Of lines that can't be read, the first few."""
+        """The problems of the first few lines that cannot be read."""
 
     def add(self, moments: Iterable[Progress]) -> None:
         for moment in moments:
@@ -43,7 +46,7 @@ class Curves:
             self.latest = moment
 
     def copy(self) -> Curves:
-        """As it is now, for a reader who does not hold the lock."""
+        """Returns a copy for a reader who does not hold the lock."""
         copied = Curves()
         copied.latest, copied.counted, copied.notes = self.latest, self.counted, list(self.notes)
         copied.problems = list(self.problems)
@@ -52,7 +55,7 @@ class Curves:
 
     def _add_points(self, moment: Progress) -> None:
         is_back = self.counted is not None and moment.done < self.counted.done
-        if is_back:  # a gang that was restarted goes on from its last checkpoint, and tells those steps again
+        if is_back:  # a restarted gang continues from its last checkpoint and reports those steps again
             for points in self.by_metric.values():
                 points[:] = [point for point in points if point[0] < moment.done]
         for name, value in moment.metrics.items():
@@ -82,7 +85,7 @@ _followers_lock = threading.Lock()
 
 
 def curves_of(attempt: Attempt) -> Curves:
-    """All that the progress file of a job says by now; empty where there is none yet."""
+    """The present content of a job's progress file; empty if there is no file yet."""
     path = attempt.progress
     with _followers_lock:
         follower = _followers.setdefault(path, _Follower(path, attempt.root or attempt.folder))

@@ -1,4 +1,8 @@
-"""The registry of a model, for its page: versions with aliases and metrics, how the metrics went over the versions, and every move."""
+"""The registry of a model, for its page.
+
+It has the versions with their aliases and metrics, charts of the metrics over the versions, and
+every move.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,13 @@ from pipeline_ops.registry.registry import Registry, Version
 from pipeline_ops.ui.charts import Chart, Curve, drawable, line_chart, metric_title
 
 _MAX_VERSIONS = 200
-"""The newest so many; a version whose manifest lies in an object store costs a request each."""
+"""The number of newest versions to show. A manifest in an object store costs a request each."""
 _MAX_MOVES = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class VersionView:
-    """One version; `figures` is None where its manifest can't be read, and `problem` says why."""
+    """One version. `figures` is None if its manifest cannot be read, for the reason `problem`."""
 
     number: int
     folder: str
@@ -31,7 +35,7 @@ class VersionView:
 
 @dataclasses.dataclass(frozen=True)
 class ModelView:
-    """A model; the newest version and the newest move come first."""
+    """A model. The newest version and the newest move come first."""
 
     name: str
     place: str
@@ -43,7 +47,7 @@ class ModelView:
     charts: list[Chart]
     moves: list[Move]
     problems: list[str]
-    """Of records that can't be read."""
+    """The problems of records that cannot be read."""
 
     @property
     def in_service(self) -> VersionView | None:
@@ -51,7 +55,7 @@ class ModelView:
 
 
 def view_model(config: PipelineConfig) -> ModelView:
-    """Raises MachineError or OSError where the registry can't be reached."""
+    """Reads a model's registry. Raises MachineError or OSError if it cannot be reached."""
     registry = Registry(config.registry)
     aliases, versions, records = registry.aliases(), registry.versions(), registry.records()
     shown = versions[-_MAX_VERSIONS:]
@@ -64,7 +68,7 @@ def view_model(config: PipelineConfig) -> ModelView:
 
 
 def describe_move(move: Move) -> str:
-    """As the end of "at that time, ...": `version 3 came into service`."""
+    """Describes a move as the end of "at that time, ...": `version 3 came into service`."""
     if move.retired:
         return f"retired {', '.join(map(str, move.retired))}"
     if move.alias == CHAMPION:

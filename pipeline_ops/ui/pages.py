@@ -1,4 +1,7 @@
-"""Renders the plugin's pages. All text is escaped by the templates; what a browser may do with a page is said in its headers."""
+"""Renders the plugin's pages.
+
+The templates escape all text. The headers restrict what a browser may do with a page.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,14 @@ _FILES = _HERE / "templates"
 
 POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; frame-src 'self'; form-action 'self'; "
           "base-uri 'none'; frame-ancestors 'self'")
-"""Of our own pages: nothing inline, nothing from elsewhere."""
+"""The policy for our own pages: nothing inline, nothing from elsewhere."""
 
 SANDBOX = "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
-"""Of a report, which a job has written, and a job's code is not ours: an origin of its own, no script, no request. So it can neither read
-the session's cookie nor act with it, however it is opened."""
+"""The policy for a report, which the code of a job has written and is not trusted.
+
+A report has an origin of its own, no script and no request. It can neither read the session's
+cookie nor act with it, however it is opened.
+"""
 
 HEADERS: Mapping[str, str] = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin",
                               "Cache-Control": "no-store"}
@@ -34,16 +40,19 @@ _ICON = (_FILES / "models.svg").read_text(encoding="utf-8")
 
 
 def icon(colour: str, rim: str) -> str:
-    """The rim makes it visible on what is chosen in the navigation, where Airflow draws everything else in the other colour."""
+    """The icon. The rim makes it visible on a selected entry of the navigation.
+
+    There Airflow draws everything else in the other colour.
+    """
     return _ICON.replace("currentColor", colour).replace("rimColor", rim)
 
 
 def render(template: str, base: str, **values: Any) -> str:
-    """The page as text.
+    """Renders a page as text.
 
     Args:
       base: the way from the page's address to the plugin's root, such as `../../`.
-      values: what the template needs; a name that it lacks is an error.
+      values: the variables of the template. A missing one is an error.
     """
     return _environment.get_template(template).render(base=base, **values)
 

@@ -1,7 +1,9 @@
-"""What Airflow finds through the entry point `airflow.plugins`: our pages, as tabs of a run and of a task and as an entry of the navigation.
+"""The Airflow plugin behind the entry point `airflow.plugins`.
 
-Airflow puts each of them into an iframe; the addresses are relative, so that they follow an Airflow behind a prefix. Every process
-of Airflow imports this file, each task among them, so it imports nothing but the base class: the pages come with their first request.
+Its pages are tabs of a run and of a task, and an entry of the navigation. Airflow puts each of them
+into an iframe. The addresses are relative, so that they follow an Airflow behind a prefix. Every
+process of Airflow imports this file, each task among them, so it imports only the base class. The
+pages are imported with their first request.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ async def pages(scope, receive, send) -> None:
 
 
 class WithCustodian:
-    """Starts the custodian and the check of confs together with the API server. Airflow has no other hook that is called only there."""
+    """Starts the orphan reaper and the check of confs together with the API server.
+
+    Airflow has no other hook that is called only there.
+    """
 
     def __init__(self, app):
         self._app = app

@@ -1,6 +1,7 @@
-"""What a run is doing, for its page: each task with its progress, the curves of its training, its workers, shards and quarantine.
+"""The state of a run, for its page.
 
-Read from the run's folder, as the jobs leave it; nothing is asked of a job.
+It has each task with its progress, the curves of its training, its workers, shards and quarantine.
+It is read from the files that the jobs leave in the run's folder, without a request to any job.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from pipeline_ops.ui.curves import Curves, curves_of
 _Value = TypeVar("_Value")
 _MAX_PROBLEM = 500
 _MAX_WORKERS = 64
-"""More than this is no table for people; the rest is counted."""
+"""The limit on workers in a table for people. The page shows only the number of the others."""
 _WAITING = ("", "scheduled", "queued", "none")
 _ACTIVE = ("running", "deferred", "queued", "scheduled", "restarting", "up_for_retry")
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerView:
-    """One process of a gang; `silent_seconds` are those since its last sign of life."""
+    """One process of a gang. `silent_seconds` counts from its last sign of life."""
 
     name: str
     moment: Progress
@@ -42,7 +43,7 @@ class WorkerView:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetView:
-    """What a preprocessing has left: examples and shards by split, and the quarantine by reason."""
+    """The result of a preprocessing: examples and shards by split, and the quarantine by reason."""
 
     splits: list[tuple[str, int, int]]
     num_rejected: int
@@ -57,7 +58,7 @@ class TaskView:
     name: str
     state: str
     count: str
-    """Of a task that was mapped, how many of them are in which state."""
+    """The number of mapped tasks in each state, for a task that was mapped."""
     seconds: float | None
     tries: int
     record: TaskRecord | None
@@ -69,7 +70,7 @@ class TaskView:
     num_hidden_workers: int
     dataset: DatasetView | None
     problems: list[str]
-    """Files of the task that can't be read, each with its place. The others are shown."""
+    """The files of the task that cannot be read, each with its place. The others are shown."""
 
     @property
     def is_waiting(self) -> bool:
@@ -81,13 +82,13 @@ class TaskView:
 
     @property
     def share(self) -> float | None:
-        """Of the work that is done, 0 to 1."""
+        """The share of the work that is done, 0 to 1."""
         moment = self.counted
         return None if moment is None or not moment.total else min(1.0, moment.done / moment.total)
 
 
 def view_tasks(run: Run, now: dt.datetime) -> Iterator[TaskView]:
-    """One for each task, in the order of the DAG."""
+    """Yields one view for each task, in the order of the DAG."""
     for task_id, mapped in itertools.groupby(run.tasks, key=lambda task: task.task_id):
         yield _view(run, task_id, list(mapped), now)
 
@@ -111,7 +112,7 @@ def _view(run: Run, task_id: str, instances: list[TaskState], now: dt.datetime) 
 
 
 def _read(reader: Callable[..., _Value], problems: list[str], *arguments: Any) -> _Value | None:
-    """What a reader returns; None, and a problem more, where it finds a damaged file."""
+    """Calls a reader. For a damaged file, it adds a problem and returns None."""
     try:
         return reader(*arguments)
     except (TrainyardError, OSError, ValueError) as problem:
@@ -126,7 +127,7 @@ def _view_workers(attempt: Attempt, now: dt.datetime) -> Iterator[WorkerView]:
 
 
 def _view_dataset(run: Run, record: TaskRecord) -> DatasetView | None:
-    """None where there is none, or where it has been removed since."""
+    """The data set of a preprocessing; None if there is none, or if it has been removed since."""
     if record.manifest is None or not Path(run.layout.check_manifest("preprocess", record.manifest)).exists():
         return None
     manifest = read_manifest(record.manifest)
@@ -150,7 +151,7 @@ def _seconds(instances: list[TaskState], now: dt.datetime) -> float | None:
 
 
 def as_duration(seconds: float | None) -> Any:
-    """`7 s`, `3 min 20 s`, `2 h 05 min`."""
+    """Formats a duration as `7 s`, `3 min 20 s` or `2 h 05 min`."""
     if seconds is None:
         return ""
     whole = round(seconds)

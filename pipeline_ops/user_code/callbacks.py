@@ -1,4 +1,4 @@
-"""The code of the user's own callbacks, as far as it belongs into a fingerprint: it can change what is trained."""
+"""The code of the user's own callbacks, for the fingerprint, because it can change the result."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pipeline_ops.artifacts.fingerprint import digest_code
 
 
 def callback_code(paths: Iterable[str], folder: Path) -> dict[str, str]:
-    """Digests of the source files of callbacks, by module; found as Python finds them, or beside the config in `folder`.
+    """Returns digests of the source files of callbacks, by module.
 
-    What can't be found is left to the worker, which says so.
+    Modules are found as Python finds them, or next to the config in `folder`. The worker reports
+    those that cannot be found.
     """
     digests = {}
     for module in sorted({path.partition(":")[0] for path in paths}):

@@ -1,7 +1,8 @@
-"""The Python that a task's job runs in, where it is not Airflow's own: what is installed there, which belongs into the fingerprint.
+"""The Python of a task's job if it is not Airflow's own, and the package versions in it.
 
-Airflow's environment then needs neither TensorFlow nor Beam. The code that runs is the same in any case, that of Airflow's side;
-`operators/process.py` brings it along.
+The versions belong to the fingerprint. Airflow's environment then needs neither TensorFlow nor
+Beam. The code that runs is always that of Airflow's side, and `operators/process.py` brings it
+along.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ print(json.dumps(found))
 
 
 def versions_in(python: Path | None, packages: Iterable[str]) -> dict[str, str]:
-    """As `versions_of`, for another interpreter; None is this one.
+    """Returns the versions like `versions_of`, for another interpreter or, with None, this one.
 
     Raises:
-      ConfigError: it can't be started.
+      ConfigError: it cannot be started.
     """
     return versions_of(packages) if python is None else dict(_ask(python, tuple(packages)))
 
 
 @functools.lru_cache(256)
 def _ask(python: Path, packages: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Asked once in the life of a process, which is that of one task."""
+    """Asks the interpreter once per process, which is the process of one task."""
     try:
         answer = subprocess.run([python, "-c", _QUESTION, *packages], cwd="/", env=os.environ | SAFE_PATH, stdin=subprocess.DEVNULL,
                                 capture_output=True, text=True, check=True, timeout=_ASK_SECONDS)

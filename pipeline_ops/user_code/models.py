@@ -1,10 +1,11 @@
-"""Models, losses and metrics of the user's own: where their code is, and what of it belongs into a fingerprint.
+"""Models, losses and metrics of the user's own: the place and the fingerprint of their code.
 
     train:
       model: my_package.my_module:build
 
-A module is found as Python finds any, or beside the config file. Of a module in a package, every source file of that package counts:
-a model is seldom in one file. Nothing here runs that code, beyond the packages around a module; `pipeline_ops/models/own.py` does.
+A module is found as Python finds any module, or next to the config file. If it is in a package,
+every source file of that package counts, because a model is seldom in one file. This module does
+not run that code, except for the packages around a module. `pipeline_ops/models/own.py` runs it.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from pipeline_ops.config.yaml_source import nearest
 from pipeline_ops.errors import ConfigError
 
 _FRAMEWORKS = ("tf-slim", "tf-keras")
-"""What a model may be made with beside Keras."""
+"""Packages besides Keras that a model may be made with."""
 
 
 def code_of(train: Train, folder: Path) -> dict[str, str]:
-    """Digests of the source files of the user's own modules, by path below the folder that Python finds them in.
+    """Returns digests of the source files of the user's own modules.
+
+    The key is the path below the folder in which Python finds the module.
 
     Args:
       train: the training section.
-      folder: of the config file.
+      folder: the folder of the config file.
 
     Raises:
       ConfigError: there is no such module.
@@ -50,7 +53,9 @@ def code_of(train: Train, folder: Path) -> dict[str, str]:
 
 
 def validate_names(train: Train, folder: Path) -> None:
-    """Checks that the modules define what `train` names, without running them. A module that is not found is left to others.
+    """Checks that the modules define the names in `train`, without running them.
+
+    A module that is not found passes. Other checks report it.
 
     Raises:
       ConfigError: there is no such name in the module, or the module is not valid Python.
@@ -64,13 +69,16 @@ def validate_names(train: Train, folder: Path) -> None:
 
 
 def _names_in(file: Path, key: str) -> set[str] | None:
-    """The names that a module binds at its top level; None where they cannot be told without running it."""
+    """Returns the names that a module binds at its top level.
+
+    None if they are not known without running the module.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{key}: {file}:{getattr(error, 'lineno', 0)}: not valid Python: {error}") from None
     names: set[str] = set()
-    for node in ast.walk(tree):  # those of inner scopes too: better one too many than a refusal that is wrong
+    for node in ast.walk(tree):  # includes inner scopes: an additional name is better than a wrong refusal
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 names.add(name)
@@ -82,7 +90,10 @@ def _names_in(file: Path, key: str) -> set[str] | None:
 
 
 def versions_of_own(train: Train) -> dict[str, str]:
-    """Versions of the installed distributions that the modules come with, and of what they may be made with."""
+    """Returns the versions of the installed distributions that the modules come with.
+
+    The packages that the modules may be made with are included.
+    """
     modules = _modules(train)
     if not modules:
         return {}
@@ -92,7 +103,7 @@ def versions_of_own(train: Train) -> dict[str, str]:
 
 
 def find(module: str, folder: Path) -> Path | None:
-    """The source file of a module, or None."""
+    """Returns the source file of a module, or None."""
     try:
         spec = importlib.util.find_spec(module)
     except Exception:  # a package around it can't be imported, or there is none
@@ -104,12 +115,12 @@ def find(module: str, folder: Path) -> Path | None:
 
 
 def _modules(train: Train) -> dict[str, str]:
-    """The modules of models, losses and metrics, by the key of the config that names one of them."""
+    """The modules of models, losses and metrics, by the key of the config that names each."""
     return {key: path.partition(":")[0] for key, path in _named(train).items() if not key.startswith("train.callbacks")}
 
 
 def _named(train: Train) -> dict[str, str]:
-    """`module:name` by the key of the config."""
+    """The paths `module:name` by the key of the config."""
     paths = {"train.model": train.model if is_own(train.model) else None, "train.loss": train.loss}
     for name in ("metrics", "callbacks"):
         paths |= {f"train.{name}.{index}": path for index, path in enumerate(getattr(train, name))}

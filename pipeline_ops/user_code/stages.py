@@ -1,9 +1,10 @@
-"""Stages that live in somebody else's package: where their code is, and what of it belongs into a fingerprint.
+"""Stages in packages of other authors: the place and the fingerprint of their code.
 
     - my_package.my_module:my_stage: {...}     a module path, as Python's entry points write it
-    - my_stage: {...}                          where an installed package has an entry point of that name in `trainyard.stages`
+    - my_stage: {...}                          an entry point of that name in `trainyard.stages`
 
-This imports none of that code, beyond the packages around a module; `beam_jobs.stages` does.
+The second form needs an installed package with the entry point. This module imports none of that
+code, except for the packages around a module. `beam_jobs.stages` imports it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from pipeline_ops.artifacts.fingerprint import CODE_ROOT, digest_code, versions_
 from pipeline_ops.errors import ConfigError
 
 GROUP = "trainyard.stages"
-"""The group of entry points that stages are published in."""
+"""The group of entry points in which stages are published."""
 
 
 def module_path(name: str) -> str | None:
-    """`module:attribute` of a stage that is none of ours; None if there is no such name.
+    """Returns `module:attribute` of a stage that is none of ours, or None for an unknown name.
 
     Raises:
       ConfigError: two installed packages offer a stage of this name.
@@ -36,12 +37,15 @@ def module_path(name: str) -> str | None:
 
 
 def published_names() -> list[str]:
-    """The names of all stages in installed packages."""
+    """Returns the names of all stages in installed packages."""
     return sorted({entry.name for entry in importlib.metadata.entry_points(group=GROUP)})
 
 
 def code_of(names: Iterable[str]) -> dict[str, str]:
-    """Digests of the source files of foreign stages, by module; what can't be found is left to the check of the config."""
+    """Returns digests of the source files of foreign stages, by module.
+
+    The check of the config reports a module that cannot be found.
+    """
     found = {}
     for module in _modules_of(names):
         origin = _origin_of(module)
@@ -51,7 +55,7 @@ def code_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def distributions_of(names: Iterable[str]) -> dict[str, str]:
-    """Versions of the installed distributions that foreign stages come with, by distribution."""
+    """Returns versions of the installed distributions that foreign stages come with."""
     names = _foreign(names)
     published = [entry.dist.name for name in names for entry in importlib.metadata.entry_points(group=GROUP, name=name) if entry.dist]
     modules = _modules_of(name for name in names if ":" in name)
@@ -71,6 +75,6 @@ def _modules_of(names: Iterable[str]) -> list[str]:
 def _origin_of(module: str) -> Path | None:
     try:
         spec = importlib.util.find_spec(module)
-    except Exception:  # a package around it can't be imported: the check of the config says so, with its place
+    except Exception:  # a package around it cannot be imported: the check of the config reports it, with its place
         return None
     return Path(spec.origin) if spec and spec.origin else None

@@ -1,4 +1,7 @@
-"""`trainyard compare RUN RUN`: two runs side by side, as a table in the terminal and as a page. Runs nothing."""
+"""`trainyard compare RUN RUN`: two runs side by side, as a table in the terminal and as a page.
+
+It starts no job.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def _folder_of(run: str, config_file: Path | None) -> Path:
-    """Raises ConfigError where there is no such run."""
+    """The folder of a run. Raises ConfigError if there is no such run."""
     folder = Path(run)
     if config_file is not None and not folder.is_dir():
         config = load_config(config_file)

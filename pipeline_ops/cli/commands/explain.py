@@ -1,4 +1,4 @@
-"""`trainyard explain CONFIG`: what a run would do now, task by task, and why. Runs nothing."""
+"""`trainyard explain CONFIG`: the actions of a run, task by task, with reasons. Starts no job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_RUN = "explain"  # the run id takes no part in a fingerprint
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """What would become of one task: `runs`, `cached` or `skipped`; of `approve`, `asks` or `skipped`."""
+    """The action of one task: `runs`, `cached` or `skipped`; for `approve`, `asks` or `skipped`."""
 
     task: str
     verdict: str
@@ -42,10 +42,10 @@ def explain(arguments: argparse.Namespace) -> int:
 
 
 def forecasts(config: PipelineConfig) -> Iterator[Forecast]:
-    """One for each task, in order.
+    """Yields a forecast for each task, in order.
 
-    A task whose inputs are still to be made can't be planned; it is said to run, though it may find its result cached
-    if the inputs come out as they were.
+    A task whose inputs do not exist yet cannot be planned. Its forecast is `runs`, though it may
+    find its result cached if the inputs turn out to be unchanged.
 
     Raises:
       DataError: the raw data, or an artifact, is missing.
@@ -65,7 +65,7 @@ def forecasts(config: PipelineConfig) -> Iterator[Forecast]:
 
 
 def _forecast_approval(approval: Approval, export: Forecast, if_passed: bool) -> Forecast:
-    """A person is asked only where something is to be published."""
+    """Forecasts the approval. A person is asked only if there is a model to publish."""
     if export.verdict == "cached":
         return Forecast("approve", "skipped", "nothing to ask: this model is published already")
     if export.verdict == "skipped":
@@ -75,7 +75,7 @@ def _forecast_approval(approval: Approval, export: Forecast, if_passed: bool) ->
 
 
 def _forecast_trials(config: PipelineConfig, manifests: dict[str, str], runs: list[str]) -> Iterator[Forecast]:
-    """One for each trial, and one for the choice between them."""
+    """Yields a forecast for each trial, and one for the choice between them."""
     trials, monitor, made = plan_trials(config), monitor_of(config), []
     for trial in trials:
         of_trial = dict(manifests)

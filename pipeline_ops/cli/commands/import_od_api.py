@@ -1,7 +1,8 @@
-"""`trainyard import-od-api PIPELINE_CONFIG`: a pipeline of ours out of a `pipeline.config` of the TensorFlow Object Detection API.
+"""`trainyard import-od-api PIPELINE_CONFIG`: converts a config of the Object Detection API.
 
-What has no counterpart stands in the YAML's head, field by field, and with `--out` in the terminal as well. The records stay where
-they are. Nothing is overwritten.
+It makes a pipeline's YAML from a `pipeline.config` of the TensorFlow Object Detection API. Fields
+without a counterpart are listed in the head of the YAML, and with `--out` also in the terminal. The
+records stay where they are. No existing file is overwritten.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def import_od_api(arguments: argparse.Namespace) -> int:
 
 
 def _check(text: str, origin: Path) -> None:
-    """Raises ConfigError: a value is none that ours may have."""
+    """Raises ConfigError for a value that our config does not allow."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{origin.stem}.yaml"
         file.write_text(text, encoding="utf-8")

@@ -1,11 +1,14 @@
-"""`trainyard models`: the published versions of a model, and what each of them is for.
+"""`trainyard models`: the published versions of a model, and their aliases.
 
-    trainyard models CONFIG                         lists; so does `--registry PLACE --model NAME`
-    trainyard models promote CONFIG VERSION         puts a version in service
-    trainyard models rollback CONFIG                puts the champion before the present one back in service
-    trainyard models alias CONFIG NAME [VERSION]    lets any other alias name a version; without VERSION, none
-    trainyard models retire CONFIG --keep N         removes all but the newest N, and those that an alias names
-    trainyard models fetch CONFIG VERSION FOLDER    copies a version, by number or alias, into FOLDER/<number>, for a server
+    trainyard models CONFIG                       lists the versions; so does
+                                                  `--registry PLACE --model NAME`
+    trainyard models promote CONFIG VERSION       puts a version in service
+    trainyard models rollback CONFIG              puts the previous champion back in service
+    trainyard models alias CONFIG NAME [VERSION]  sets another alias; without VERSION, removes it
+    trainyard models retire CONFIG --keep N       removes all versions but the newest N and those
+                                                  that an alias names
+    trainyard models fetch CONFIG VERSION FOLDER  copies a version, by number or alias, into
+                                                  FOLDER/<number>, for a server
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ def _add_action(actions: argparse._SubParsersAction, name: str, command, text: s
 
 
 def with_default_action(words: list[str]) -> list[str]:
-    """`models CONFIG` means `models list CONFIG`."""
+    """Reads `models CONFIG` as `models list CONFIG`."""
     if words[:1] == ["models"] and not {*words[1:2]} & {*ACTIONS, "-h", "--help"}:
         return ["models", "list", *words[1:]]
     return words

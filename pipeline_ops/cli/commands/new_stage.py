@@ -1,7 +1,8 @@
-"""`trainyard new-stage NAME`: writes a stage that works, its test, and its line in the catalogue, for a person to change.
+"""`trainyard new-stage NAME`: writes a working stage, its test and its line in the catalogue.
 
-In this repository the stage goes to `beam_jobs/stages/`. With `--package` it goes into the person's own package, and is
-published as an entry point in the `pyproject.toml` beside it. Nothing is overwritten.
+You then change them. In this repository the stage goes to `beam_jobs/stages/`. With `--package` it
+goes into your own package, and is published as an entry point in the `pyproject.toml` next to it.
+No existing file is overwritten.
 """
 
 from __future__ import annotations
@@ -102,13 +103,13 @@ def new_stage(arguments: argparse.Namespace) -> int:
 
 
 def _as_typed(program: str) -> str:
-    """The path of a program as one would type it here."""
+    """The path of a program as a user would type it here."""
     path = Path(program)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else program
 
 
 def _files_in_repository(root: Path, name: str) -> dict[Path, str]:
-    """What to write, by path; nothing is written yet."""
+    """The texts to write, by path."""
     if not (root / _CATALOGUE).exists():
         raise ConfigError(f"there is no {_CATALOGUE} here; go to the root of the repository, "
                           "or give the stage to a package of yours: --package PACKAGE")
@@ -148,7 +149,10 @@ def _texts(stage: Path, test: Path, module: str, name: str) -> dict[Path, str]:
 
 
 def _sorted_imports(test: str, module: str) -> str:
-    """The linter wants `beam_jobs.stages.<a name before "stage">` above `beam_jobs.stages.stage`."""
+    """Sorts the imports for the linter.
+
+    It wants `beam_jobs.stages.<a name before "stage">` above `beam_jobs.stages.stage`.
+    """
     ours = "from beam_jobs.stages.stage import Example\n"
     if module.startswith("beam_jobs.") and module < "beam_jobs.stages.stage":
         line = next(line for line in test.splitlines(keepends=True) if line.startswith(f"from {module} "))
@@ -176,7 +180,11 @@ def add_to_catalogue(text: str, name: str) -> str:
 
 
 def add_entry_point(text: str, name: str, path: str) -> str:
-    """A pyproject.toml with one more entry point for stages. Raises ConfigError if there is one of that name."""
+    """A pyproject.toml with one more entry point for stages.
+
+    Raises:
+      ConfigError: it has an entry point of that name.
+    """
     header = '[project.entry-points."trainyard.stages"]\n'
     if re.search(rf'^{name}\s*=\s*"[\w.]+:\w+"', text, re.MULTILINE):
         raise ConfigError(f"pyproject.toml: has an entry point {name} already; choose another name")

@@ -1,4 +1,7 @@
-"""`trainyard plan CONFIG`: which process of a training would run where, in which role. Starts nothing and reaches no host."""
+"""`trainyard plan CONFIG`: the host and the role of each process of a training.
+
+It starts no process and reaches no host.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def describe(config: PipelineConfig) -> str:
-    """The plan for the case that all hosts are there; where a host chooses its ports and counts its cores itself, it says so."""
+    """The plan for the case that all hosts are there.
+
+    It names each value that a host determines itself: its ports and its number of cores.
+    """
     from pipeline_ops.launch.plan import build_launch_plan, gang_size, needs_ports, seats_of
 
     places = _places(config.hosts)
@@ -62,7 +68,7 @@ def _places(hosts: Hosts | None) -> list:
 
 
 def _requests(hosts: Hosts | None, attempt: Attempt, config: PipelineConfig) -> list[str]:
-    """What would be asked of a cluster."""
+    """The requests to a cluster."""
     from pipeline_ops.launch.kubernetes import manifest
     from pipeline_ops.launch.slurm import batch_script, sbatch_command
 

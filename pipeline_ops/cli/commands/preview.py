@@ -1,4 +1,7 @@
-"""`trainyard preview CONFIG [--stage NAME]`: one picture of what the stages do to real raw examples. Runs no pipeline."""
+"""`trainyard preview CONFIG [--stage NAME]`: a picture of raw examples before and after the stages.
+
+It runs no pipeline.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def preview(arguments: argparse.Namespace) -> int:
 
 
 def _count(text: str) -> int:
-    """Raises ArgumentTypeError."""
+    """Parses a number of examples. Raises ArgumentTypeError."""
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_EXAMPLES:
         raise argparse.ArgumentTypeError(f"must be a number of 1 to {_MOST_EXAMPLES}, got {text}")
     return int(text)

@@ -1,6 +1,8 @@
-"""`trainyard reference`: every key of a pipeline's YAML, as Markdown, from the declarations of the config's classes.
+"""`trainyard reference`: every key of a pipeline's YAML, as Markdown.
 
     trainyard reference > configs/REFERENCE.md
+
+The keys come from the declarations of the config's classes.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def reference_page() -> str:
 
 
 def _part_of(leaf: Leaf) -> str:
-    """The heading: the key's first section. Keys of the whole pipeline have one heading together."""
+    """The heading of a key: its first section. Keys of the whole pipeline share one heading."""
     return leaf.key.partition(".")[0].removesuffix("[]") if "." in leaf.key else "pipeline"
 
 
@@ -68,7 +70,7 @@ def _row(leaf: Leaf) -> str:
 
 
 def _types_of(annotation: Any) -> Iterator[str]:
-    """The names of the types that an annotation allows; of a choice, its values."""
+    """The names of the types that an annotation allows, or the values of a choice."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _TYPES:
         yield _TYPES[annotation]

@@ -1,7 +1,8 @@
-"""`trainyard run CONFIG`: one run of a pipeline, from start to end, watched in the terminal.
+"""`trainyard run CONFIG`: one run of a pipeline, from start to end, shown in the terminal.
 
-Starts an embedded Airflow, or joins the one that runs, and triggers the pipeline's DAG in it. The exit status is 0 only if
-the run succeeded; a model that did not pass the gate is a success that publishes nothing.
+It starts an embedded Airflow, or joins the one that runs, and triggers the pipeline's DAG in it.
+The exit status is 0 only if the run succeeded. A model that did not pass the gate is a success that
+publishes nothing.
 """
 
 from __future__ import annotations
@@ -74,20 +75,26 @@ def _run_embedded(config: PipelineConfig, overrides: Mapping[str, Any], console:
 
 
 def print_address(console: Console, home: Home, server: Server) -> None:
-    """The password is for a person at a terminal. Elsewhere it would stay in a log, so the file that holds it is named."""
+    """Prints the address, the user and, at a terminal, the password.
+
+    Elsewhere the password would stay in a log, so only the file that holds it is named.
+    """
     password = server.password if console.is_terminal else f"in {home.passwords}"
     console.print(f"Airflow   {server.url}   user {USER}   password {password}", soft_wrap=True)
 
 
 @contextlib.contextmanager
 def _unpaused(api: AirflowApi, dag: Mapping[str, Any]) -> Iterator[None]:
-    """A paused DAG is paused again afterwards: whether the clock may start it is not for this command to say."""
+    """Unpauses a DAG for a while. A paused one is paused again afterwards.
+
+    This command does not decide whether a schedule may start the DAG.
+    """
     api.pause(dag["dag_id"], paused=False)
     try:
         yield
     finally:
         if dag["is_paused"]:
-            with contextlib.suppress(TrainyardError):  # then Airflow is gone, and the error that ended it is on its way
+            with contextlib.suppress(TrainyardError):  # then Airflow is gone, and the error that ended it follows
                 api.pause(dag["dag_id"], paused=True)
 
 
@@ -117,7 +124,7 @@ def _run_once(api: AirflowApi, home: Home, server: Server, config: PipelineConfi
 
 
 def task_names(config: PipelineConfig) -> list[str]:
-    """Of all tasks that have something to show, in the order in which they run."""
+    """The tasks that have a state to show, in the order in which they run."""
     trials = ["search", *(trial.name for trial in plan_trials(config))] if config.search else []
     position = JOBS.index("train")
     return [*JOBS[:position], *trials, *JOBS[position:]]
@@ -135,7 +142,7 @@ def _follow(watcher: RunWatcher, home: Home, server: Server, console: Console) -
 
 
 def print_failures(console: Console, config: PipelineConfig, home: Home, view: RunView) -> None:
-    """Why each failed task failed, and the logs to read."""
+    """Prints the reason of each failed task, and the logs to read."""
     for task in view.tasks:
         if task.state != "failed" or (task.name.startswith("trial-") and view.task("train").state == "success"):
             continue
@@ -148,7 +155,7 @@ def print_failures(console: Console, config: PipelineConfig, home: Home, view: R
 
 
 def exit_status(view: RunView) -> int:
-    """0 for a run that succeeded, the job's own exit code for one that failed, 1 where there is none."""
+    """Returns 0 for a run that succeeded, the job's own exit code for one that failed, else 1."""
     if view.state == "success":
         return ExitCode.SUCCESS
     codes = [task.record.exit_code for task in view.tasks if task.state == "failed" and task.record and task.record.exit_code]

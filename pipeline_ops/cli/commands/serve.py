@@ -1,10 +1,12 @@
-"""`trainyard serve`: a small HTTP server for a published model, in TensorFlow Serving's REST form, with a page to try it.
+"""`trainyard serve`: a small HTTP server for a published model.
 
-    trainyard serve configs/digits.yaml                    the champion, as the pipeline publishes it
-    trainyard serve configs/digits.yaml@canary             what another alias names, and follows it
+    trainyard serve configs/digits.yaml                    the champion of the pipeline
+    trainyard serve configs/digits.yaml@canary             the version of another alias, and its
+                                                           successors
     trainyard serve digits@3 --registry s3://bucket/models a version by its number, without a config
 
-It is for smoke tests and demos, and listens on this machine alone unless --host says otherwise.
+It has TensorFlow Serving's REST form, and a page to try the model. It is for smoke tests and demos,
+and listens on this machine alone unless --host says otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Becomes the server: what comes after this is its process."""
+    """Replaces this process with the server."""
     if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"serve needs {' and '.join(missing)}; install Trainyard with its extra serving: pip install '.[serving]'")
     wanted, _, alias = arguments.model.rpartition("@") if "@" in arguments.model else (arguments.model, "", CHAMPION)

@@ -1,4 +1,4 @@
-"""`trainyard stages [NAME]`: the preprocessing stages that a config may list, or all there is to know about one of them."""
+"""`trainyard stages [NAME]`: the preprocessing stages for a config, or a description of one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stages(arguments: argparse.Namespace) -> int:
     for name in [*CATALOGUE, *(name for name in published_names() if name not in CATALOGUE)]:
         try:
             stage = find_stage(name)
-        except ConfigError as error:  # of one package; the stages of the others are still there
+        except ConfigError as error:  # of one package; the stages of the others are still listed
             print(f"{name:<12}{error}")
             continue
         print(f"{name:<12}{_docstring(stage).partition(chr(10))[0]}")
@@ -54,14 +54,14 @@ def _docstring(stage: Any) -> str:
 
 
 def _parameters(stage: Any) -> Iterator[tuple[str, str]]:
-    """A line for each parameter, with type, bounds and default; and its meaning."""
+    """Yields a line for each parameter, with type, bounds and default, and its meaning."""
     for name, field in stage.parameters.__pydantic_fields__.items():
         default = ", required" if field.is_required() else f" = {_value(field.get_default(call_default_factory=True))}"
         yield f"{name}: {', '.join([_type(field.annotation), *_bounds(field.metadata)])}{default}", field.description or ""
 
 
 def _type(annotation: Any) -> str:
-    """As a person who writes YAML would say it."""
+    """The name of a type in the words of a person who writes YAML."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return ", ".join([_type(arguments[0]), *_bounds(getattr(arguments[1], "metadata", ()))])
@@ -84,7 +84,7 @@ def _bounds(metadata: Any) -> Iterator[str]:
 
 
 def _value(value: Any) -> str:
-    """As it stands in the YAML."""
+    """A value as it stands in the YAML."""
     match value:
         case None:
             return "null"

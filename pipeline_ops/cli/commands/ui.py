@@ -1,4 +1,4 @@
-"""`trainyard ui`: keeps an embedded Airflow up, to click around in."""
+"""`trainyard ui`: keeps an embedded Airflow up, for its UI."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def ui(arguments: argparse.Namespace) -> int:
 
 
 def schedule_lines(dags: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Which of some DAGs, as the API describes them, start runs by themselves, and which would if they were not paused."""
+    """Yields the DAGs that start runs by themselves, and those that would if they were not paused.
+
+    The DAGs are given as the API describes them.
+    """
     scheduled = [dag for dag in dags if dag["timetable_summary"]]
     running = [f"{dag['dag_id']} ({dag['timetable_summary']})" for dag in scheduled if not dag["is_paused"]]
     paused = [dag["dag_id"] for dag in scheduled if dag["is_paused"]]
@@ -65,10 +68,12 @@ def schedule_lines(dags: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def usable_pipelines(places: Iterable[Path], console: Console) -> list[str]:
-    """The pipelines of all configs; one that can't be used is shown, and does not take the others down.
+    """The pipelines of all configs.
+
+    A config that cannot be used is shown and does not affect the others.
 
     Raises:
-      ConfigError: there is none at all.
+      ConfigError: there is no usable pipeline.
     """
     found, problems = [], 0
     for file in config_files(places):

@@ -1,4 +1,4 @@
-"""`trainyard validate CONFIG...`: everything that is wrong with some configs, or what they will do."""
+"""`trainyard validate CONFIG...`: all errors in some configs, or their pipelines in short."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 
 def validate(arguments: argparse.Namespace) -> int:
-    """Checks each of the files, also after one that is wrong. Returns the exit status of the first error."""
+    """Checks each of the files, even after an error. Returns the exit status of the first error."""
     overrides, status = parse_overrides(arguments.overrides), ExitCode.SUCCESS
     files = list(config_files(arguments.configs))
     if not files:
@@ -64,7 +64,7 @@ def _validate_deeply(config: PipelineConfig) -> dict[str, str]:
 
 
 def describe(config: PipelineConfig) -> dict[str, str]:
-    """The pipeline in a line for each task."""
+    """Describes the pipeline in a line for each task."""
     train = config.train
     searched = {"search": _search(config)} if config.search else {}
     return {
@@ -80,7 +80,7 @@ def describe(config: PipelineConfig) -> dict[str, str]:
 
 
 def start_of(schedule: Schedule) -> str:
-    """Describes what starts runs, in plain words."""
+    """Describes the triggers of runs in plain words."""
     starts = []
     if schedule.cron:
         starts.append(f"by the clock, {schedule.cron} ({schedule.timezone})")

@@ -1,6 +1,7 @@
 """The few calls of Airflow's REST API that the commands need.
 
-A server that is busy or restarting is asked again for a while; what it refuses is an error with its own words.
+A busy or restarting server is asked again for a while. A refusal is an error with the server's own
+words.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class AirflowApi:
     """One user's session with one Airflow. Closes its connections when used as a context.
 
     Args:
-      meanwhile: called between two attempts of a call; it may raise, if it knows that waiting is in vain.
+      meanwhile: called between two attempts of a call. It may raise if waiting is pointless.
     """
 
     def __init__(self, url: str, user: str, password: str, meanwhile: Callable[[], None] = lambda: None):
@@ -44,7 +45,10 @@ class AirflowApi:
         self._client.close()
 
     def warm_up(self) -> None:
-        """Lets the server build the interface that tasks talk to, which takes seconds and else happens inside the first task."""
+        """Lets the server build the interface for the tasks.
+
+        That takes seconds, and would otherwise happen inside the first task.
+        """
         self._call("GET", "/execution/health")
 
     def log_in(self) -> None:
@@ -54,25 +58,31 @@ class AirflowApi:
         return self._call("GET", "/api/v2/monitor/health")
 
     def import_errors(self, since: float, without: str | None = None) -> list[str]:
-        """Why DAG files could not be read, of those that were read since a moment in seconds since 1970, without one file."""
+        """The errors of the DAG files that were read since a time, without those of one file.
+
+        The time is in seconds since 1970.
+        """
         errors = self._call("GET", "/api/v2/importErrors")["import_errors"]
         return [f"{error['filename']}:\n{error['stack_trace']}" for error in errors
                 if seconds_since_1970(error["timestamp"]) >= since and error["filename"] != without]
 
     def dag(self, dag: str) -> dict[str, Any] | None:
-        """None where there is none, or only the memory of one."""
+        """The DAG; None if there is none, or only a stale one."""
         found = self._call("GET", f"/api/v2/dags/{dag}", accepted=(404,))
         return None if found is None or found["is_stale"] else found
 
     def parse_again(self, file_token: str) -> None:
-        """Asks for a DAG file to be read soon."""
-        self._call("PUT", f"/api/v2/parseDagFile/{quote(file_token, safe='')}", accepted=(409,))  # 409: has been asked for already
+        """Asks Airflow to read a DAG file soon."""
+        self._call("PUT", f"/api/v2/parseDagFile/{quote(file_token, safe='')}", accepted=(409,))  # 409: has been requested already
 
     def pause(self, dag: str, paused: bool) -> None:
         self._call("PATCH", f"/api/v2/dags/{dag}?update_mask=is_paused", {"is_paused": paused})
 
     def trigger(self, dag: str, conf: Mapping[str, Any], run_id: str | None = None) -> str:
-        """Returns the run id. It is chosen here, so that asking twice, because an answer was lost, makes one run."""
+        """Triggers a run and returns its id.
+
+        The id is chosen here, so that a call that is repeated after a lost answer makes one run.
+        """
         run_id = run_id or new_run_id()
         due = datetime.now(UTC) - timedelta(seconds=1)  # SQLite has whole seconds: a run that is due now would wait for the next one
         self._call("POST", f"/api/v2/dags/{dag}/dagRuns",
@@ -105,7 +115,7 @@ class AirflowApi:
         return answer.json() if answer.content else None
 
     def _patiently(self, method: str, path: str, body: Any) -> httpx.Response:
-        """Every call here may be made twice without harm."""
+        """Repeats a call while the server does not answer. Every call here may be made twice."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
@@ -121,12 +131,12 @@ class AirflowApi:
 
 
 def new_run_id() -> str:
-    """The id of a run by hand, as Airflow would choose it."""
+    """A run id for a manual run, as Airflow would choose it."""
     return f"manual__{datetime.now(UTC).isoformat()}"
 
 
 def seconds_since_1970(text: str) -> float:
-    """Of a moment as the API writes it."""
+    """Converts a time of the API to seconds since 1970."""
     return datetime.fromisoformat(text).timestamp()
 
 

@@ -1,7 +1,8 @@
-"""`trainyard run --set`: values that the author gives a single run, also for fields that a run cannot set by its conf.
+"""`trainyard run --set`: the author's values for a single run.
 
-They reach the embedded Airflow in a file of its home, which only this command writes; `config/run_config.py` reads it.
-Values that a run may set are in the run's conf as well, where Airflow's UI shows them.
+They may set fields that a run cannot set by its conf. They reach the embedded Airflow in a file of
+its home, which only this command writes and `config/run_config.py` reads. Values that a run may set
+are also in the run's conf, where Airflow's UI shows them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from pipeline_ops.config.run_config import write_author_overrides
 from pipeline_ops.errors import ConfigError
 
 _SAME_DAG = ("search.", "evaluate.approval.")
-"""Tasks read their numbers in each run. Only whether there is a search or an approval is a matter of the DAG."""
+"""Sections whose values tasks read in each run.
+
+Only the presence of a search or an approval is part of the DAG.
+"""
 
 
 def refuse_changes_of_the_dag(plain: PipelineConfig, config: PipelineConfig) -> None:
-    """Raises ConfigError for overrides that a single run cannot follow, because they are part of the DAG."""
+    """Raises ConfigError for overrides of the DAG itself, which a single run cannot follow."""
     for key, leaf in leaves_of(PipelineConfig).items():
         plain_key = key.partition("[]")[0]
         if not key.startswith(_SAME_DAG) and (leaf.fixed == READ_WITH_THE_DAG or key == "pipeline") and \
@@ -50,7 +54,7 @@ def split_overrides(plain: PipelineConfig, overrides: Mapping[str, Any]) -> tupl
 
 
 def keep_overrides(home: Home, file: Path, run_id: str, overrides: Mapping[str, Any]) -> None:
-    """Must be called before the run is triggered."""
+    """Stores the overrides of a run. Must be called before the run is triggered."""
     if overrides:
         write_author_overrides(home.author_overrides, file, run_id, overrides)
 

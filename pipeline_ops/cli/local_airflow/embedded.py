@@ -1,14 +1,19 @@
-"""What the embedded Airflow is: its folder, its secrets, its settings and its programs. Starts nothing.
+"""The embedded Airflow: its folder, its secrets, its settings and its programs.
 
     <home>/airflow.db, airflow.cfg, logs/     Airflow's own
-    <home>/secrets.json, passwords.json       random, made before the first start, readable by the owner only
-    <home>/lock                               held by the supervisor, for as long as anything of this Airflow runs
-    <home>/holders                            locked by every command that uses it; it ends with the last one (`holders.py`)
-    <home>/author-overrides/                  what `trainyard run --set` gave single runs (`author_overrides.py`)
-    <home>/server.json                        where it is, who may log in, which configs it serves
+    <home>/secrets.json, passwords.json       random, made before the first start, readable by the
+                                              owner only
+    <home>/lock                               held by the supervisor while any process of this
+                                              Airflow runs
+    <home>/holders                            locked by every command that uses it; it ends with
+                                              the last one (`usage_lock.py`)
+    <home>/author-overrides/                  the values of `trainyard run --set` for single runs
+                                              (`author_overrides.py`)
+    <home>/server.json                        its address, its password and its configs
 
-One embedded Airflow per home. It is for one person on one machine: SQLite, a few local workers, loopback only. A real
-installation takes the folder `dags/` and needs nothing of this.
+This module starts nothing. There is one embedded Airflow per home. It is for one person on one
+machine: SQLite, a few local workers, loopback only. A real installation takes the folder `dags/`
+and needs nothing of this.
 """
 
 from __future__ import annotations
@@ -38,7 +43,10 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "dag-processor": ("dag-processor",),
     "triggerer": ("triggerer", "--skip-serve-logs"),
 }
-"""Arguments of `airflow`. The log servers would listen on every address of the machine; on one host nobody needs them."""
+"""Arguments of `airflow`.
+
+The log servers would listen on every address of the machine, and are not needed on one host.
+"""
 
 MIGRATE = ("db", "migrate")
 
@@ -46,7 +54,7 @@ _SETTINGS = {
     "core": {
         "executor": "LocalExecutor",
         "load_examples": "False",
-        "dags_are_paused_at_creation": "False",  # a schedule that stands in the YAML runs; another Airflow follows its own setting
+        "dags_are_paused_at_creation": "False",  # a schedule in the YAML runs; another Airflow follows its own setting
         "parallelism": "4",  # each worker is a forked process, busy or not
         "simple_auth_manager_users": f"{USER}:admin",
         "min_serialized_dag_update_interval": "0",  # a YAML changed twice within half a minute must show both times
@@ -55,13 +63,16 @@ _SETTINGS = {
     "scheduler": {"scheduler_idle_sleep_time": "0.2"},  # the gap between two tasks; the default of 1 s is for busy clusters
     "dag_processor": {"parsing_processes": "1"},
     "workers": {
-        "min_heartbeat_interval": "1",  # so long may a task that ended hold its slot, and one that was marked failed go on
+        "min_heartbeat_interval": "1",  # how long a finished task may hold its slot, and one that was marked failed may continue
         "max_failed_heartbeats": "15",  # by default it is 3 of 5 s each
     },
     "usage_data_collection": {"enabled": "False"},
 }
 _READING_SECONDS, _READING_SECONDS_PER_PIPELINE = 10.0, 0.3
-"""Until a changed YAML shows. A pipeline costs about 30 ms each time: with many of them, more often would keep a core busy with nothing else."""
+"""The time until Airflow reads a changed YAML.
+
+A pipeline costs about 30 ms each time. With many of them, a shorter time would keep a core busy.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +83,7 @@ class Home:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Home:
-        """Below TRAINYARD_HOME, or below `.trainyard` in the repository."""
+        """The home below TRAINYARD_HOME, or below `.trainyard` in the repository."""
         return cls(Path(environment.get("TRAINYARD_HOME") or CODE_ROOT / ".trainyard").resolve() / "airflow")
 
     @property
@@ -93,12 +104,12 @@ class Home:
 
     @property
     def author_overrides(self) -> Path:
-        """The folder of what `trainyard run --set` gave single runs."""
+        """The folder of the values of `trainyard run --set` for single runs."""
         return self.folder / "author-overrides"
 
     @property
     def migrated(self) -> Path:
-        """Says for which Airflow the database was made; there is none while that is being done."""
+        """The file with the Airflow version of the database. It is absent during a migration."""
         return self.folder / "database-version"
 
     @property
@@ -109,21 +120,24 @@ class Home:
         return self.folder / "logs" / f"{program}.log"
 
     def task_logs(self, dag_id: str, run_id: str, task: str) -> Path:
-        """The folder of Airflow's own logs of a task, a file for each try."""
+        """The folder of Airflow's own logs of a task, with a file for each try."""
         return self.folder / "logs" / f"dag_id={dag_id}" / f"run_id={run_id}" / f"task_id={task}"
 
     def needs_migration(self) -> bool:
         return not self.database.exists() or not self.migrated.exists() or self.migrated.read_text() != airflow_version()
 
     def make(self) -> None:
-        """The folder, for the owner only, and that of the logs."""
+        """Makes the folder, for the owner only, and the folder of the logs."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.log("").parent.mkdir(exist_ok=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Secrets:
-    """Made once per home, so that a browser stays logged in and stored values stay readable."""
+    """The secrets of a home.
+
+    They are made once, so that a browser stays logged in and stored values stay readable.
+    """
 
     password: str
     jwt: str
@@ -132,7 +146,10 @@ class Secrets:
 
     @classmethod
     def of(cls, home: Home) -> Secrets:
-        """Reads them, or makes them, together with the password file that Airflow wants before its first start."""
+        """Reads or makes the secrets, and writes the password file.
+
+        Airflow needs that file before its first start.
+        """
         kept = read_json(home.folder / "secrets.json")
         made = cls(**kept) if kept else cls._random()
         write_private(home.folder / "secrets.json", dataclasses.asdict(made))
@@ -147,7 +164,10 @@ class Secrets:
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """An embedded Airflow as its users see it. `state` is starting, up, stopping or failed; `started` is seconds since 1970."""
+    """An embedded Airflow as its users see it.
+
+    `state` is starting, up, stopping or failed. `started` is in seconds since 1970.
+    """
 
     state: str
     process: ProcessIdentity
@@ -164,13 +184,13 @@ class Server:
 
     @classmethod
     def read(cls, home: Home) -> Server | None:
-        """Of the file, whether its process still lives or not."""
+        """Reads the file, even if its process has ended."""
         value = read_json(home.server)
         return cls(**{**value, "process": ProcessIdentity.from_json(value["process"])}) if value else None
 
     @classmethod
     def alive(cls, home: Home) -> Server | None:
-        """The one that runs in this home."""
+        """The server that runs in this home."""
         server = cls.read(home)
         return server if server and server.process.is_alive() else None
 
@@ -178,7 +198,7 @@ class Server:
         write_private(home.server, dataclasses.asdict(self))
 
     def serves(self, config: Path) -> bool:
-        """Whether the config is one of those that it makes DAGs of."""
+        """Returns whether the server makes a DAG of the config."""
         return bool({str(config), str(config.parent)} & set(self.configs))
 
 
@@ -194,8 +214,9 @@ def airflow_environment(inherited: Mapping[str, str], home: Home, dags: Path, co
                         schedules: bool) -> dict[str, str]:
     """The environment of every program of the embedded Airflow.
 
-    Settings that the caller's shell has for another Airflow are left out: with them, `db migrate` would work on that one's
-    database. So are the proxies for loopback addresses, and the variable that would keep Python from writing bytecode.
+    Settings that the caller's shell has for another Airflow are left out: with them, `db migrate`
+    would change the other one's database. So is the variable that would keep Python from writing
+    bytecode. Loopback addresses are exempt from proxies.
     """
     bundle = [{"name": "trainyard", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle", "kwargs": {"path": str(dags)}}]
     url = f"http://127.0.0.1:{port}"
@@ -220,12 +241,12 @@ def airflow_environment(inherited: Mapping[str, str], home: Home, dags: Path, co
 
 
 def _reading_interval(configs: Sequence[str]) -> int:
-    """Whole seconds."""
+    """Returns the interval in whole seconds."""
     return round(max(_READING_SECONDS, _READING_SECONDS_PER_PIPELINE * len(list(config_files(configs)))))
 
 
 def write_private(path: Path, value: Any) -> None:
-    """Writes JSON by rename, for the owner's eyes only, at no moment for others'."""
+    """Writes JSON by rename. Only the owner can read it at any moment."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -1,7 +1,8 @@
-"""Ports on the loopback address: find a free one, and see who really listens on it.
+"""Ports on the loopback address: find a free one, and identify the process that listens on it.
 
-A port that was free a moment ago may be somebody else's now. Whoever starts a server therefore asks `listener` before
-it talks to that port, and takes any process but its own for an error.
+A port that was free a moment ago may belong to another process now. The starter of a server
+therefore calls `listener` before it connects to that port, and treats any process but its own as an
+error.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ _ADDRESS, _STATE, _INODE = 1, 3, 9
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens at this moment."""
+    """A port of 127.0.0.1 on which no process listens at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def is_listening(port: int) -> bool:
-    """Whether any process listens on this port, on any IPv4 or IPv6 address."""
+    """Returns whether any process listens on this port, on any IPv4 or IPv6 address."""
     return bool(_inodes(port))
 
 
@@ -48,6 +49,6 @@ def _descriptors(pid: int) -> set[str]:
     found = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # closed since the listing
                 found.add(os.readlink(folder / name))
     return found

@@ -1,4 +1,4 @@
-"""Waiting until an embedded Airflow can run a DAG as it is written now."""
+"""Waits until an embedded Airflow can run a DAG in its present version."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ _PROGRAMS = {"scheduler": "latest_scheduler_heartbeat", "dag_processor": "latest
 _POLL_SECONDS = 0.1
 _READY_SECONDS = 180.0
 _REPORT = "trainyard_broken.py"
-"""The DAG file whose import error lists broken pipelines; it says nothing about the others."""
+"""The DAG file whose import error lists broken pipelines. It does not concern the others."""
 
 
 def wait_until_healthy(api: AirflowApi, home: Home, server: Server) -> None:
-    """Waits for every program to have given a sign of life since this start: a stopped one looks healthy for half a minute.
+    """Waits until every program has sent a heartbeat since this start.
+
+    A stopped program looks healthy for half a minute.
 
     Raises:
       MachineError: one of them has died, or the time is up.
@@ -34,13 +36,13 @@ def wait_until_healthy(api: AirflowApi, home: Home, server: Server) -> None:
 
 
 def wait_for_dag(api: AirflowApi, home: Home, server: Server, dag: str, since: float) -> dict[str, Any]:
-    """Waits until the DAG is there, as it was read after `since` (seconds since 1970).
+    """Waits until Airflow has read the DAG after `since` (seconds since 1970).
 
     Returns:
       The DAG as the API describes it.
 
     Raises:
-      ConfigError: the DAG file can't be imported; with Airflow's words.
+      ConfigError: the DAG file cannot be imported. The message is Airflow's.
       MachineError: the time is up.
     """
     asked, deadline = False, time.monotonic() + _READY_SECONDS

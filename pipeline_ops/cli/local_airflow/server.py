@@ -1,9 +1,9 @@
-"""A command's side of the embedded Airflow: start it or join the one that runs, hold it, let it go.
+"""A command's side of the embedded Airflow: start or join it, hold it, release it.
 
     with embedded_airflow(home, configs, say=print) as server:
         ...                                  # server.url answers, from a process of ours
 
-Knows nothing about what is in that Airflow. The processes themselves are `supervisor.py`'s.
+This module knows nothing about the content of that Airflow. `supervisor.py` runs the processes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pipeline_ops.system.processes import SAFE_PATH
 DAGS = CODE_ROOT / "dags"
 _POLL_SECONDS = 0.05
 _START_SECONDS = 300.0
-_LAST_SECONDS = 5.0  # so long may a supervisor take to see that it is not used any more
-_NOT_LAST_SECONDS = 0.3  # it may have seen that before the command that asked
+_LAST_SECONDS = 5.0  # the time in which a supervisor notices that it is unused
+_NOT_LAST_SECONDS = 0.3  # it may have noticed that before the command that asked
 _STOP_SECONDS = 30.0
 
 
@@ -38,14 +38,16 @@ def embedded_airflow(home: Home, configs: Sequence[Path], say: Callable[[str], N
     """Holds an embedded Airflow, a new one or the one that runs in this home already.
 
     Args:
-      configs: files, or folders of files, that a new one makes DAGs of; one that runs must serve them.
+      configs: files, or folders of files, of which a new one makes DAGs. A running one must serve
+        them.
       say: called with a line for the user.
       schedules: whether a new one starts the runs that are due by the clock.
 
-    This process becomes the parent of orphans below it. If the supervisor is killed, it ends all of its own descendants.
+    This process becomes the parent of orphans below it. If the supervisor is killed, it ends all of
+    its own descendants.
 
     Raises:
-      MachineError: it did not start, or the one that runs serves other configs.
+      MachineError: it did not start, or the running one serves other configs.
     """
     adopt_orphans()
     home.make()
@@ -61,7 +63,7 @@ def embedded_airflow(home: Home, configs: Sequence[Path], say: Callable[[str], N
 
 
 def check_alive(home: Home, server: Server) -> None:
-    """Raises MachineError, with the reason, if that Airflow is not up any more."""
+    """Raises MachineError, with the reason, if that Airflow is not up."""
     now = Server.read(home)
     if now and now.process == server.process and now.state == "failed":
         raise MachineError(now.message)
@@ -71,7 +73,7 @@ def check_alive(home: Home, server: Server) -> None:
 
 @dataclasses.dataclass
 class _Start:
-    """Starting an Airflow, or joining one. `child` is the supervisor, if it is ours."""
+    """The start of an Airflow, or the joining of one. `child` is the supervisor, if it is ours."""
 
     home: Home
     configs: Sequence[Path]
@@ -113,7 +115,10 @@ def _start_supervisor(home: Home, configs: Sequence[Path], schedules: bool, dags
 
 
 def _explain(home: Home, child: subprocess.Popen) -> None:
-    """Raises MachineError with what a supervisor that ended has left to say; returns if it only came second."""
+    """Raises MachineError with the message of a supervisor that ended.
+
+    Returns if another supervisor was faster.
+    """
     server = Server.read(home)
     if server and server.process.pid == child.pid:
         raise MachineError(server.message or f"the embedded Airflow ended while it was starting; see {home.log('supervisor')}")
@@ -139,11 +144,11 @@ def _wait_for_end(home: Home, child: subprocess.Popen | None, was_last: bool, sa
             return
         time.sleep(_POLL_SECONDS)
     if child and _killed(child):
-        end_descendants(grace_seconds=1.0)  # the supervisor's orphans have become ours
+        end_descendants(grace_seconds=1.0)  # the supervisor's orphans are our children now
 
 
 def _killed(child: subprocess.Popen) -> bool:
-    """Whether the supervisor itself ended by a signal, which it does not do by itself."""
+    """Returns whether the supervisor was killed by a signal. It never ends itself by one."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return child.wait(timeout=_STOP_SECONDS) < 0
     return False

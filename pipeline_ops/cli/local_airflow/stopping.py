@@ -1,4 +1,4 @@
-"""Signals that ask a command to stop, all as one exception, so that one `finally` serves them all."""
+"""Signals that stop a command, all as one exception, so that one `finally` serves them all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
-    """Somebody asked us to stop. Not an Exception, as KeyboardInterrupt is none."""
+    """A request to stop. Like KeyboardInterrupt, it is not an Exception."""
 
     def __init__(self, number: int):
         super().__init__(number)
@@ -20,9 +20,10 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[None]:
-    """Within, SIGINT, SIGTERM and SIGHUP raise Stopped. Whoever clears up need not fear the second one: it is ignored.
+    """Raises Stopped for SIGINT, SIGTERM and SIGHUP within the context.
 
-    What the caller has us ignore, as nohup does, stays ignored.
+    A second signal is ignored, so that the cleanup is not interrupted. Signals that the caller has
+    set to be ignored, as nohup does, stay ignored.
     """
     before = {number: signal.signal(number, _stop) for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}
     try:

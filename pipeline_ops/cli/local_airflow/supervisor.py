@@ -1,11 +1,12 @@
-"""The process that runs the embedded Airflow, and that leaves nothing behind when it ends.
+"""The process that runs the embedded Airflow and cleans up after it.
 
     python -m pipeline_ops.cli.local_airflow.supervisor --home H --dags D [--schedules] CONFIG...
 
-It lives in a session of its own, so Ctrl-C in a terminal doesn't reach it. It runs for as long as a command uses it, which
-`holders.py` tells, also of a command that was killed. It adopts every orphan below it, jobs in
-sessions of their own among them, and ends all of them before it lets go of the home's lock; then it removes their temporary files. What
-it has to say is in `<home>/server.json`. Started by `server.py` only.
+It lives in a session of its own, so Ctrl-C in a terminal does not reach it. It runs while a command
+uses it. `usage_lock.py` detects the end of the last command, even of a killed one. The supervisor
+adopts every orphan below it, including jobs in sessions of their own, and ends all of them before
+it releases the home's lock. Then it removes their temporary files. Its state and messages are in
+`<home>/server.json`. Only `server.py` starts it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from pipeline_ops.system.processes import ProcessIdentity
 from pipeline_ops.system.temp_dirs import own_temporary_folder
 
 LOCKED = ExitCode.RETRY
-"""Exit status if another supervisor has the home."""
+"""The exit status if another supervisor has the home."""
 
 _GRACE_SECONDS = 2.5
 _LOCK_SECONDS = 0.5
@@ -49,7 +50,7 @@ _POLL_SECONDS = 0.1
 
 
 class _Stop(Exception):
-    """Nobody uses it any more, or a signal came."""
+    """Stops the supervisor: its last user has gone, or a signal came."""
 
 
 class Supervisor:
@@ -66,7 +67,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._stop)
 
     def run(self) -> int:
-        """Returns the exit status, once nothing that was started is left."""
+        """Runs until the end, and returns the exit status once all started processes are gone."""
         try:
             self._say("starting")
             self._prepare_database()
@@ -102,7 +103,7 @@ class Supervisor:
         self._sessions.add(process.pid)
 
     def _watch(self, until: Callable[[], bool]) -> None:
-        """Waits. Raises _Stop when nobody needs us any more, and MachineError when a program has died."""
+        """Waits. Raises _Stop after the last user has gone, and MachineError if a program dies."""
         while not until():
             if is_unused(self._holders):
                 raise _Stop
@@ -126,7 +127,10 @@ class Supervisor:
         return True
 
     def _is_job(self, pid: int) -> bool:
-        """Whether it is in a session of its own. Jobs have temporary files to remove; Airflow has nothing that its database does not hold."""
+        """Returns whether a process is a job, in a session of its own.
+
+        Jobs have temporary files to remove. The whole state of Airflow is in its database.
+        """
         try:
             return os.getsid(pid) not in self._sessions
         except ProcessLookupError:
@@ -141,10 +145,10 @@ class Supervisor:
 
 
 def close_interrupted_runs(database: Path) -> None:
-    """Marks runs failed that a killed Airflow left unfinished; nothing of them runs any more.
+    """Marks runs failed that a killed Airflow left unfinished. None of their processes runs now.
 
-    Otherwise the scheduler would take them up again, and the next run would wait for them. Written to the database
-    directly, because it has to be done before a scheduler sees it.
+    Otherwise the scheduler would continue them, and the next run would wait for them. They are
+    written to the database directly, because a scheduler must not see them before.
     """
     now = time.strftime("%Y-%m-%d %H:%M:%S.000000", time.gmtime())
     connection = sqlite3.connect(database)

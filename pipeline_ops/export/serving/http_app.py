@@ -1,6 +1,7 @@
-"""The server's answers over HTTP: a Starlette application around a `Service`, with limits on what is under way at once.
+"""The HTTP application of the server: Starlette around a `Service`, with limits.
 
-The limits of a connection are in `http_protocol.py`; those of an image are in the model itself.
+The limits here are on the work that is under way at once. The limits of a connection are in
+`http_protocol.py`. Those of an image are in the model itself.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ _log = logging.getLogger(__name__)
 
 
 class Application:
-    """Answers requests with what a service says.
+    """Answers requests with the responses of a service.
 
     Args:
-      allowed_names: names by which clients may address the server, beside addresses, localhost and this machine's name.
-        A browser can be made to take a foreign name for this machine (DNS rebinding); then its pages could read answers.
+      allowed_names: names by which clients may address the server, besides addresses, localhost and
+        this machine's name. A browser can be made to take a foreign name for this machine (DNS
+        rebinding). Then pages of that site could read answers.
     """
 
     def __init__(self, service: Service, limits: Limits, allowed_names: Collection[str] = ()):
@@ -58,8 +60,8 @@ class Application:
         except BadRequest as error:
             return _response(_refused(error), closes=request.method == "POST" and error.status in _UNREAD)
         except ClientDisconnect:
-            return Response()  # goes nowhere
-        except Exception:  # the client does not learn internals; the log does
+            return Response()  # the client is gone
+        except Exception:  # internals go to the log, not to the client
             _log.exception("%s %s", request.method, request.url.path)
             error = BadRequest("internal error; the server's log says more", HTTPStatus.INTERNAL_SERVER_ERROR)
             return _response(_refused(error), closes=True)
@@ -79,7 +81,11 @@ class Application:
             self._predictions -= 1
 
     def _check_names(self, request: Request) -> None:
-        """Raises BadRequest for a name that is not this server's, and for a page of another site that posts."""
+        """Checks the names in the headers.
+
+        Raises:
+          BadRequest: the host is not a name of this server, or a page of another site posts.
+        """
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         name = _hostname(f"//{host}")
         if host and not self._is_known(name):
@@ -96,7 +102,11 @@ class Application:
 
     @contextlib.asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytearray]:
-        """The body, which counts as under way until the block ends. Raises BadRequest as `_read`."""
+        """Yields the body, which counts as under way until the block ends.
+
+        Raises:
+          BadRequest: the body is too large or too slow, or too many bytes are under way.
+        """
         body = bytearray()
         try:
             async with asyncio.timeout(self._limits.body_seconds):
@@ -110,7 +120,11 @@ class Application:
             self._bytes_under_way -= len(body)
 
     async def _read(self, request: Request, body: bytearray) -> None:
-        """Raises BadRequest for a body that is too large, and for any while there are too many."""
+        """Reads the body.
+
+        Raises:
+          BadRequest: the body is too large, or too many bytes are under way.
+        """
         most = self._limits.body_bytes
         too_large = BadRequest(f"the body may have {most} bytes at most", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         if int(request.headers.get("content-length", 0)) > most:
@@ -126,7 +140,10 @@ class Application:
 
 _UNREAD = {HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.SERVICE_UNAVAILABLE,
            HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST}
-"""Answers that are given before the body was read. The connection is closed, so that no more of it is read."""
+"""Answers that are given before the body was read.
+
+The connection is closed, so that no more of the body is read.
+"""
 
 
 def _hostname(url: str) -> str:

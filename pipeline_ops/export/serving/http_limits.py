@@ -1,4 +1,4 @@
-"""What the HTTP server lets its clients take of time and memory."""
+"""Limits on the time and memory that clients of the HTTP server may use."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ import os
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The defaults are for one small machine. A proxy in front can have narrower ones."""
+    """The limits. The defaults suit one small machine. A proxy in front can have narrower ones."""
 
     connections: int = 100
-    """Open at once. One more gets 503."""
+    """Open connections. One more gets 503."""
     head_bytes: int = 16 << 10
-    """Request line and headers. More gets 431."""
+    """The size of request line and headers. More gets 431."""
     head_seconds: float = 10
-    """For a head to arrive, from the start of the connection or from its first byte after an answer. Then 408."""
+    """The time for a head to arrive. A later head gets 408.
+
+    It starts with the connection, or with the first byte of the head after an answer.
+    """
     body_bytes: int = 64 << 20
-    """One body. More gets 413."""
+    """The size of one body. More gets 413."""
     body_seconds: float = 60
-    """For a body to arrive. Then 408."""
+    """The time for a body to arrive. A later body gets 408."""
     bytes_under_way: int = 256 << 20
-    """The bodies of all requests that are read or answered. More gets 503."""
+    """The size of the bodies of all requests that are being read or answered. More gets 503."""
     threads: int = max(2, min(8, os.cpu_count() or 1))
     """Predictions at the same time."""
     waiting: int = 32
     """Predictions that wait for a thread. One more gets 503."""
     unread_seconds: float = 30
-    """For a client to take some of its answer. Then the connection is closed."""
+    """The time for a client to take some of its answer. Then the connection is closed."""
     idle_seconds: int = 15
-    """For a connection without a request. Then it is closed."""
+    """The time of a connection without a request. Then it is closed."""
     stop_seconds: int = 10
-    """For the requests that are under way when the server stops."""
+    """The time for the requests that are under way when the server stops."""

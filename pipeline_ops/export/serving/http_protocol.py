@@ -1,8 +1,9 @@
-"""HTTP/1.1 on a connection, as strict as a server behind a proxy has to be: uvicorn's protocol, with limits.
+"""HTTP/1.1 on a connection, strict enough for a server behind a proxy.
 
-A request whose end can be understood in two ways is refused, and its connection is closed. Otherwise the bytes that one
-program takes for a body could be another request for the next program. Connections that send or read too slowly are
-closed, and only so many are open at once.
+This is uvicorn's protocol with limits. A request with an ambiguous end is refused, and its
+connection is closed. Otherwise the bytes that one program takes for a body could be another request
+for the next program. Connections that send or read too slowly are closed, and the number of open
+connections is limited.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _CONTENT_LENGTH = re.compile(rb"^content-length[ \t]*:(.*)$", re.IGNORECASE | re
 
 
 class StrictConnection(h11.Connection):
-    """Refuses what h11 takes: a body where none belongs, and a length that is given twice."""
+    """Refuses requests that h11 accepts: an unexpected body, or a length that is given twice."""
 
     def __init__(self, max_head_bytes: int):
         super().__init__(h11.SERVER, max_head_bytes)
@@ -31,7 +32,11 @@ class StrictConnection(h11.Connection):
         self._max_head_bytes = max_head_bytes
 
     def next_event(self) -> Any:
-        """Raises RemoteProtocolError, and keeps it as `refusal`."""
+        """Returns the next event.
+
+        Raises:
+          RemoteProtocolError: the request is refused. The error is kept as `refusal`.
+        """
         received = self.trailing_data[0] if self.their_state is h11.IDLE else b""
         try:
             event = super().next_event()
@@ -59,7 +64,7 @@ def _check_head(request: h11.Request, head: bytes, max_bytes: int) -> None:
 
 
 class StrictProtocol(H11Protocol):
-    """A connection. `options` are uvicorn's."""
+    """A connection with limits. `options` are uvicorn's."""
 
     def __init__(self, limits: Limits, **options: Any):
         super().__init__(**options)
@@ -72,7 +77,7 @@ class StrictProtocol(H11Protocol):
         milliseconds = int(1000 * self._limits.unread_seconds)
         accepted = transport.get_extra_info("socket")
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or a body waits 40 ms for its head's receipt
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # otherwise a body waits 40 ms for the ACK of its head
         if len(self.connections) > self._limits.connections:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections; try again later")
         else:
@@ -88,7 +93,10 @@ class StrictProtocol(H11Protocol):
             self._stop_head_timer()
 
     def eof_received(self) -> bool:
-        """A client that closes its sending side still gets the answer. Then the connection is closed."""
+        """Finishes the answer to a client that closes its sending side.
+
+        Then the connection is closed.
+        """
         is_answering = self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
         if is_answering:
             self.cycle.keep_alive = False
@@ -99,7 +107,10 @@ class StrictProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn for a request that h11 refuses; `msg` is the same for all of them."""
+        """Answers a request that h11 refuses.
+
+        uvicorn calls this method, with the same `msg` for all such requests.
+        """
         refusal = self.conn.refusal
         self._refuse(HTTPStatus(refusal.error_status_hint), str(refusal))
 
@@ -114,7 +125,7 @@ class StrictProtocol(H11Protocol):
             self._head_timer = None
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
-        """Says why, unless an answer is under way, and closes the connection."""
+        """Sends the reason, unless an answer is under way, and closes the connection."""
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             content = json.dumps({"error": reason}).encode()
             head = (f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"

@@ -1,7 +1,8 @@
-"""Which version a server has loaded: it follows an alias of a registry, or stays with one folder.
+"""Loads the version that a server has: an alias of a registry, or one fixed folder.
 
-A new version is loaded beside the old one and takes its place at once; requests that are under way end on the one they
-began with. If the new one can't be had, the old one goes on, and the reason can be asked for.
+A new version is loaded next to the old one and replaces it at once. Requests that are under way end
+on the version they began with. If the new version cannot be loaded, the old one stays, and
+`problem` has the reason.
 """
 
 from __future__ import annotations
@@ -32,13 +33,16 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class AliasSource:
-    """What an alias names, or a version that was named by its number."""
+    """The version that an alias names, or a version that is given by its number."""
 
     registry: Registry
     alias: str
     cache: Path
     key: PublicKey | None = None
-    """Versions that are not signed by it are refused; those that are, are served from a copy that was checked while it was made."""
+    """The key that versions must be signed with. Others are refused.
+
+    Signed versions are served from a copy that was verified while it was made.
+    """
 
     @property
     def poll_seconds(self) -> float:
@@ -68,16 +72,16 @@ class AliasSource:
 
 
 class LoadedModel:
-    """A SavedModel of any signatures, ready to be asked.
+    """A SavedModel with any signatures, ready for requests.
 
     Args:
-      number: of the version.
+      number: the number of the version.
       folder: the SavedModel.
-      class_names: of its classes; none where nobody has said them.
-      loaded: what `tf.saved_model.load` made of the folder, where that has been done.
+      class_names: the names of its classes, empty if they are unknown.
+      loaded: the result of `tf.saved_model.load` for the folder, if it is already there.
 
     Raises:
-      DataError: it can't be loaded.
+      DataError: the SavedModel cannot be loaded.
     """
 
     def __init__(self, number: int, folder: Path, class_names: list[str], loaded: Any = None):
@@ -91,7 +95,12 @@ class LoadedModel:
         self.signatures = {name: _specs(function) for name, function in self._model.signatures.items()}
 
     def ask(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Raises ValueError for what the model itself can't take, such as bytes that are no image."""
+        """Runs a signature.
+
+        Raises:
+          ValueError: the model itself cannot process the inputs, such as bytes that are not an
+            image.
+        """
         tf = import_tensorflow()
         tensors = {name: tf.constant(value.tolist() if value.dtype == object else value) for name, value in inputs.items()}
         try:
@@ -103,14 +112,18 @@ class LoadedModel:
 
 @dataclasses.dataclass(frozen=True)
 class StillModel:
-    """In place of a follower: a model that nothing replaces."""
+    """A fixed model in place of a follower."""
 
     model: LoadedModel
     problem: str = ""
 
 
 class Follower(threading.Thread):
-    """Loads what an alias names, again and again. `model` is None until the first one is there; `problem` says why not, or why not a newer one."""
+    """Loads the version that an alias names, and polls for changes.
+
+    `model` is None until the first version is loaded. `problem` says why there is none, or no newer
+    one.
+    """
 
     def __init__(self, source: AliasSource):
         super().__init__(name="follower", daemon=True)
@@ -123,7 +136,7 @@ class Follower(threading.Thread):
             try:
                 self._follow()
                 self.problem = ""
-            except Exception as error:  # whatever it is, what is loaded goes on serving; the next look may do better
+            except Exception as error:  # the loaded version stays in service; the next poll may succeed
                 if str(error) != self.problem:
                     _log.warning("%s", error)
                 self.problem = str(error) or type(error).__name__
@@ -146,7 +159,7 @@ def _specs(function: Any) -> dict[str, Spec]:
 
 
 def _signature_def(folder: Path) -> dict[str, Any]:
-    """As TensorFlow Serving's metadata has it."""
+    """Returns the signatures as in TensorFlow Serving's metadata."""
     from google.protobuf import json_format
     from tensorflow.core.protobuf import saved_model_pb2
 

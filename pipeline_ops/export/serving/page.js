@@ -1,5 +1,5 @@
-// Asks the server what it says of a picture, and draws it: bars for classes, boxes for detections. Text is only ever set as text,
-// because names of classes come from whoever named a folder.
+// Requests a prediction for a picture and draws it: bars for classes, boxes for detections.
+// Text is only set as text, because class names come from untrusted folder names.
 "use strict";
 
 const MOST_BARS = 10, LEAST_SCORE = 0.3, LOOK_MILLISECONDS = 2000;
@@ -67,7 +67,7 @@ function showClasses(probabilities) {
   ranked.slice(0, MOST_BARS).forEach(({ name, share }) => addBar(name, share));
 }
 
-// Boxes are [top, left, bottom, right], in parts of the picture's height and width.
+// Boxes are [top, left, bottom, right], as fractions of the picture's height and width.
 function showBoxes({ boxes, scores, classes }) {
   const found = boxes.map((box, index) => ({ box, share: scores[index], name: nameOf(classes[index]) })).filter((each) => each.share >= LEAST_SCORE);
   at("headline").textContent = found.length === 1 ? "1 object" : `${found.length} objects`;

@@ -1,7 +1,8 @@
-"""TensorFlow Serving's REST form: what a request asks, as arrays, and what arrays answer, as JSON. No server and no TensorFlow here.
+"""TensorFlow Serving's REST form: parses requests into arrays, and turns arrays into JSON.
 
-A request has `instances`, a list of rows, or `inputs`, columns by name; either may leave the name out where a signature has one
-input. Bytes are `{"b64": "..."}`. The form is that of www.tensorflow.org/tfx/serving/api_rest.
+No server and no TensorFlow here. A request has `instances`, a list of rows, or `inputs`, columns by
+name. Either may leave the name out if a signature has one input. Bytes are `{"b64": "..."}`. The
+form is that of www.tensorflow.org/tfx/serving/api_rest.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import numpy as np
 
 DEFAULT_SIGNATURE = "serving_default"
 MAX_VALUES = 4_000_000
-"""Lists, objects and texts of a request. Each takes twenty times the memory that it takes in the body."""
+"""The maximum of lists, objects and texts in a request.
+
+Each takes twenty times the memory that it takes in the body.
+"""
 
 
 class BadRequest(Exception):
-    """What the one who asked must change; `status` is the HTTP status."""
+    """A refused request, with a message for the client. `status` is the HTTP status."""
 
     def __init__(self, message: str, status: int = 400):
         super().__init__(message)
@@ -30,7 +34,10 @@ class BadRequest(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A tensor of a signature: the NumPy dtype (object for strings) and the shape, None where any size will do."""
+    """A tensor of a signature: its NumPy dtype and its shape.
+
+    The dtype is object for strings. A size of None allows any size.
+    """
 
     dtype: np.dtype
     shape: tuple[int | None, ...]
@@ -38,7 +45,7 @@ class Spec:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A predict request. `is_row` says which form the answer has."""
+    """A predict request. `is_row` selects the form of the answer."""
 
     signature: str
     inputs: dict[str, np.ndarray]
@@ -46,7 +53,11 @@ class Question:
 
 
 def parse_question(body: bytes, signatures: Mapping[str, Mapping[str, Spec]]) -> Question:
-    """Raises BadRequest for whatever the signature, of which `signatures` has the inputs by name, can't be asked."""
+    """Parses a predict request. `signatures` has the inputs of each signature by name.
+
+    Raises:
+      BadRequest: the request does not fit a signature.
+    """
     value = _parse_json(body)
     if not isinstance(value, dict):
         raise BadRequest("the body must be a JSON object with instances or inputs")
@@ -77,7 +88,10 @@ def _parse_json(body: bytes) -> Any:
 
 
 def answer(outputs: Mapping[str, np.ndarray], is_row: bool) -> dict[str, Any]:
-    """`predictions`, a row for each instance, or `outputs`, a column for each name; a single output goes without its name."""
+    """Returns `predictions`, a row for each instance, or `outputs`, a column for each name.
+
+    A single output has no name.
+    """
     columns = {name: _as_json(name, array) for name, array in outputs.items()}
     single = next(iter(columns.values())) if len(columns) == 1 else None
     if not is_row:

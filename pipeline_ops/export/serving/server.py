@@ -1,8 +1,9 @@
-"""The HTTP server of `trainyard serve`, and of the last check of the export job: for smoke tests and demos.
+"""The HTTP server of `trainyard serve` and of the export job's last check.
 
-It speaks TensorFlow Serving's REST form and follows an alias without a restart. It does not replace TensorFlow Serving:
-it has no batching of requests, no gRPC, no TLS and no login. That is why it listens on this machine alone unless
-`--host` says otherwise. `service.py` has the paths, `http_app.py` and `http_protocol.py` the limits.
+It is for smoke tests and demos. It speaks TensorFlow Serving's REST form and follows an alias
+without a restart. It does not replace TensorFlow Serving: it has no batching of requests, no gRPC,
+no TLS and no login. For this reason, it listens on this machine alone unless `--host` says
+otherwise. `service.py` has the paths, `http_app.py` and `http_protocol.py` the limits.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Server:
     """Listens from the start and answers while `run` runs. Port 0 takes a free one.
 
     Raises:
-      OSError: the address can't be had.
+      OSError: the address is not available.
     """
 
     def __init__(self, host: str, port: int, service: Service, allowed_names: Collection[str] = (),
@@ -50,7 +51,10 @@ class Server:
             timeout_graceful_shutdown=limits.stop_seconds))
 
     def run(self) -> None:
-        """Returns when `stop` was called; in the main thread, SIGTERM and Ctrl-C are handled as if nothing was here."""
+        """Serves until `stop` is called.
+
+        In the main thread, SIGTERM and Ctrl-C have the same effect as without a server.
+        """
         self._server.run(sockets=[self._socket])
 
     def stop(self) -> None:
@@ -68,7 +72,7 @@ def main() -> int:
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the folder of copies goes with the server
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that the folder of copies is removed
     key = arguments.verify and read_public_key(arguments.verify)
     with own_temporary_folder("serve") as folder:
         return _serve(arguments, Follower(AliasSource(Registry(arguments.model), arguments.alias, folder / "copies", key)))

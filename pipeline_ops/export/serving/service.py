@@ -1,9 +1,9 @@
-"""What a server says of a model, whatever the transport: from a path and a body to an answer.
+"""The service of one model, for any transport: from a path and a body to an answer.
 
-    GET  /                                                      a page: drop a picture, see the prediction
-    GET  /health                                                200 when a model is loaded, 503 before
-    GET  /v1/models/NAME[/versions/N|/labels/ALIAS]             state
-    GET  /v1/models/NAME[/versions/N|/labels/ALIAS]/metadata    signatures
+    GET  /                                                    a page for predictions of a picture
+    GET  /health                                              200 when a model is loaded, 503 before
+    GET  /v1/models/NAME[/versions/N|/labels/ALIAS]           state
+    GET  /v1/models/NAME[/versions/N|/labels/ALIAS]/metadata  signatures
     POST /v1/models/NAME[/versions/N|/labels/ALIAS]:predict
 """
 
@@ -40,10 +40,11 @@ class Answer:
 
 
 class Service:
-    """Answers requests for one model. Its methods may be called by several threads at once.
+    """Answers requests for one model. Several threads may call its methods at once.
 
     Raises:
-      BadRequest: each method, for what the client must change, or for what is not there yet.
+      BadRequest: each method, for a request that the client must change, or before a model is
+        loaded.
     """
 
     def __init__(self, name: str, alias: str, follower: Follower | StillModel):
@@ -75,7 +76,7 @@ class Service:
             raise BadRequest(f"only :predict is served, got {match['verb'] or 'nothing'}",
                              HTTPStatus.NOT_IMPLEMENTED)
         model = self._model(match)
-        with self._parsing:  # JSON as Python's objects takes ten times the memory of the body
+        with self._parsing:  # JSON as Python objects takes ten times the memory of the body
             question = parse_question(body, model.signatures)
         try:
             outputs = model.ask(question.signature, question.inputs)

@@ -1,12 +1,12 @@
-"""Checkpoints: copied on the training's own thread, written by another.
+"""Checkpoints: copied on the training thread, written by a background thread.
 
-A checkpoint is one file: the model's weights, the optimizer's variables, and everything that the loop itself
-remembers. It does not know how many workers there were, so a gang of any size goes on from it. It is written by the
-chief alone, under a temporary name and renamed; a file that does not read back is passed over for the one before, and
-a person is told.
+A checkpoint is one file with the model's weights, the optimizer's variables and the state of the
+loop. It does not depend on the number of workers, so a gang of any size can resume from it. The
+chief alone writes it, under a temporary name, and then renames it. A damaged file is skipped with a
+warning, and the previous one is used.
 
-A training waits for the copy alone, and for the file before only if that is still being written. What goes wrong in the
-writing thread is raised by the next call here.
+Training waits for the copy, and for the previous file if that is still being written. The next call
+here raises an error of the background thread.
 
     checkpoint-000000200.npz   w0000.. weights, o0000.. optimizer, state
     best-00003.npz             the weights of an epoch that was the best when it ended
@@ -32,7 +32,10 @@ _POLL_SECONDS = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What a checkpoint held, and the digest of all that. `best` are the weights of the state's best epoch; None where there is none yet."""
+    """The contents of a checkpoint, and a digest of all of it.
+
+    `best` holds the weights of the state's best epoch. It is None before the first best epoch.
+    """
 
     state: TrainingState
     weights: Arrays
@@ -45,9 +48,9 @@ class Checkpoints:
     """The checkpoints in a folder, by step.
 
     Args:
-      folder: nothing else writes into it.
-      keep: how many of the newest stay; the best weights that they refer to stay with them.
-      keep_best: how many of the best weights stay at least.
+      folder: The folder of the checkpoints. Only this class writes into it.
+      keep: The number of newest checkpoints to keep, with the best weights that they refer to.
+      keep_best: The minimum number of best weights to keep.
     """
 
     def __init__(self, folder: Path, keep: int = 2, keep_best: int = 1):
@@ -57,18 +60,19 @@ class Checkpoints:
         self._writing.set_result(None)
         self._weights, self._optimizer = Buffers(), Buffers()
         self.blocked_seconds: list[float] = []
-        """For every save: how long the training has waited for it."""
+        """The time that training waited for each save."""
 
     def save(self, state: TrainingState, weights: Sequence, optimizer: Sequence, best: Arrays | None = None) -> None:
-        """Copies what is to be saved, and returns; it is written meanwhile.
+        """Copies the given values and returns. A background thread writes the copy.
 
         Args:
-          state: it is copied as well.
-          weights: arrays or eager tensors; so are those of the optimizer.
-          best: where the state's best epoch is a new one, its weights. Nobody may change them.
+          state: The state. It is copied, too.
+          weights: Arrays or eager tensors.
+          optimizer: Arrays or eager tensors.
+          best: The weights of a new best epoch. They must not change afterwards.
 
         Raises:
-          MachineError: the one before could not be written.
+          MachineError: The previous checkpoint could not be written.
         """
         begin = time.perf_counter()
         self.wait()
@@ -79,32 +83,35 @@ class Checkpoints:
         self.blocked_seconds.append(time.perf_counter() - begin)
 
     def wait(self) -> None:
-        """Returns once what was saved last is on the disk. Raises MachineError if it can't be written."""
+        """Waits until the last save is on the disk. Raises MachineError if it cannot be written."""
         self._writing.result()
 
     def raise_failure(self) -> None:
-        """Raises what has gone wrong with the last one, if it is known already. Costs nothing."""
+        """Raises the error of the last save if it is known already. Does not wait."""
         if self._writing.done():
             self._writing.result()
 
     def restore(self, warn: Callable[[str], None], at_most: int | None = None) -> Restored | None:
-        """The newest one that is whole, or None where there is none.
+        """Returns the newest undamaged checkpoint, or None if there is none.
 
         Args:
-          warn: is told of each that is damaged.
-          at_most: newer ones than that of this step are left alone.
+          warn: Called with a message for each damaged checkpoint.
+          at_most: The latest step to consider.
         """
         for file in self._newest_first():
             if at_most is not None and file.stem > _stem(at_most):
                 continue
             try:
                 return self._read(file)
-            except Exception as error:  # a damaged file can raise nearly anything: BadZipFile, zlib.error, RuntimeError, KeyError ...
+            except Exception as error:  # a damaged file can raise almost anything: BadZipFile, zlib.error, RuntimeError, KeyError ...
                 warn(f"the checkpoint {file} is damaged ({type(error).__name__}: {error}); going back to the one before it")
         return None
 
     def wait_for(self, step: int, timeout_seconds: float) -> None:
-        """Returns once the checkpoint of a step, which another worker may still be writing, can be read. Raises MachineError."""
+        """Waits until the checkpoint of a step is readable. Raises MachineError after the timeout.
+
+        Another worker may still be writing it.
+        """
         file, deadline = self.folder / f"{_stem(step)}.npz", time.monotonic() + timeout_seconds
         while not file.exists():
             if time.monotonic() > deadline:
@@ -112,7 +119,7 @@ class Checkpoints:
             time.sleep(_POLL_SECONDS)
 
     def remove_leftovers(self) -> None:
-        """Removes what a killed writer has left. For the chief, before the first save."""
+        """Removes the temporary files of a killed writer. Called by the chief before any save."""
         for file in self.folder.glob(".*.npz.*.tmp"):
             file.unlink(missing_ok=True)
 
@@ -120,9 +127,12 @@ class Checkpoints:
         return self.folder / f"best-{epoch:05d}.npz"
 
     def _write(self, step: int, arrays: dict[str, np.ndarray], best_epoch: int, best: Arrays | None) -> None:
-        """The best weights come before the state that refers to them: a restart between the two finds the epoch not done, and does it again."""
+        """Writes the best weights, then the state that refers to them.
+
+        After a restart between the two, the epoch counts as unfinished and runs again.
+        """
         for file in self._newest_first():
-            if file.stem > _stem(step):  # a future that was given up: damaged, or rolled back
+            if file.stem > _stem(step):  # an abandoned future: damaged, or rolled back
                 file.unlink(missing_ok=True)
         if best is not None:
             write_arrays(self.best_file(best_epoch), best)
@@ -135,7 +145,7 @@ class Checkpoints:
 
     def _read(self, file: Path) -> Restored:
         with open(file, "rb") as opened, np.load(opened) as stored:  # opened here, because numpy leaves a damaged file open
-            arrays = {name: stored[name] for name in stored.files}  # reading checks the CRC of each
+            arrays = {name: stored[name] for name in stored.files}  # reading checks the CRC of each array
         state = TrainingState.model_validate(json.loads(arrays[_STATE_KEY].tobytes()))
         best = read_arrays(self.best_file(state.best_epoch)) if state.best_epoch >= 0 else None
         named = sorted(arrays.items())
@@ -147,14 +157,17 @@ class Checkpoints:
 
 
 class Buffers:
-    """Memory that is used again and again: the first touch of fresh memory costs twenty times as much as the copy."""
+    """Reusable memory: the first touch of fresh memory takes twenty times as long as the copy."""
 
     def __init__(self) -> None:
         self._arrays: Arrays = []
 
     def copy(self, values: Sequence) -> Arrays:
-        """The values; valid until the next call. What has the shapes of the last call costs no new memory."""
-        views = [np.asarray(value) for value in values]  # of an eager tensor: no copy yet
+        """Copies the values into memory that stays valid until the next call.
+
+        Values with the shapes of the last call need no new memory.
+        """
+        views = [np.asarray(value) for value in values]  # no copy of an eager tensor yet
         if [(a.shape, a.dtype) for a in views] != [(a.shape, a.dtype) for a in self._arrays]:
             self._arrays = [np.empty_like(view) for view in views]
         for buffer, view in zip(self._arrays, views, strict=True):

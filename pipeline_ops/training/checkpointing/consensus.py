@@ -1,8 +1,9 @@
-"""All workers of a gang go on from the same checkpoint, or none of them does.
+"""Checkpoint consensus: all workers of a gang resume from the same checkpoint, or none does.
 
-Each worker reads the checkpoints for itself, from a folder that all share. But what is whole for one may be damaged, or not there
-yet, for another: a bad disk under a cache, a share that shows an older state. Workers that began with different weights would train
-nonsense without an error, so they tell each other what they have read before they use it, and go back together.
+Each worker reads the checkpoints from a shared folder. A file that is complete for one worker may
+be damaged or missing for another, because of a bad disk under a cache, or a share with an older
+state. Workers with different weights would train nonsense without an error. So they exchange step
+and digest of their checkpoint before they use it, and go back together.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _NOTHING = -1
 
 @dataclasses.dataclass(frozen=True)
 class _Read:
-    """What one worker has read: a step, and a digest of all that belongs to it."""
+    """The checkpoint that one worker has read: its step, and a digest of its contents."""
 
     step: int
     digest: str
@@ -34,19 +35,21 @@ class _Read:
         return cls(int(step), digest)
 
     def say(self) -> bytes:
-        return f"{self.step:019d} {self.digest}".ljust(64).encode()  # all workers say equally many bytes
+        return f"{self.step:019d} {self.digest}".ljust(64).encode()  # all workers send the same number of bytes
 
 
 def restore_together(checkpoints: Checkpoints, gather: Gather, warn: Callable[[str], None]) -> Restored | None:
-    """The newest checkpoint that is whole for all workers, or None where there is none for any. Called by all workers at once.
+    """Returns the newest checkpoint that all workers can read, or None if no worker finds one.
+
+    All workers call it at the same time.
 
     Args:
-      checkpoints: as this worker sees them.
-      gather: tells all workers what each has read.
-      warn: is told of each checkpoint that is damaged here, and of one that is not whole for others.
+      checkpoints: The checkpoints as this worker sees them.
+      gather: Sends each worker's message to all workers.
+      warn: Called for each checkpoint that is damaged here or unreadable for other workers.
 
     Raises:
-      MachineError: some workers find none where others do, or one and the same checkpoint has different contents.
+      MachineError: Only some workers find a checkpoint, or its contents differ between workers.
     """
     at_most = None
     while True:

@@ -1,7 +1,7 @@
 """The variables of a SavedModel, read from its checkpoint.
 
-The graph is neither loaded nor run: a SavedModel is a program, and its initializers alone can
-write files. Only tensors that fit the model are read, so a shape in a file allocates no memory.
+The graph is neither loaded nor run, because a SavedModel is a program, and even its initializers
+can write files. Only tensors that fit the model are read, so a shape in a file allocates no memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 Named = list[tuple[str, np.ndarray]]
-"""Weights in order; without a name where a file has none."""
+"""Weights in order. A name is empty if the file has none."""
 _OBJECT_GRAPH, _VALUE = "_CHECKPOINTABLE_OBJECT_GRAPH", "VARIABLE_VALUE"
 
 
@@ -22,15 +22,16 @@ def read_variables(folder: Path, wanted: Mapping[str, np.ndarray]) -> Named:
     """The variables of a SavedModel that a model needs, under the model's names.
 
     Args:
-      folder: of the SavedModel.
-      wanted: the model's weights by name; only their shapes and types count.
+      folder: The folder of the SavedModel.
+      wanted: The model's weights by name. Only their shapes and types count.
 
     Returns:
-      A variable for each wanted name that is there. The name of the whole model, the first part
-      of a name, may be another one in the SavedModel. A variable of another shape has no values.
+      A variable for each wanted name that the SavedModel has. The first part of a name is the name
+      of the whole model, and may differ in the SavedModel. A variable of another shape comes with
+      zeros instead of its values.
 
     Raises:
-      ValueError, tf.errors.OpError: there is no readable checkpoint.
+      ValueError, tf.errors.OpError: There is no readable checkpoint.
     """
     reader = tf.train.load_checkpoint(str(folder / "variables" / "variables"))
     keys = _keys_by_name(reader.get_tensor(_OBJECT_GRAPH))
@@ -47,7 +48,7 @@ def read_variables(folder: Path, wanted: Mapping[str, np.ndarray]) -> Named:
 
 
 def _keys_by_name(serialized: bytes) -> dict[str, str]:
-    """The key in the checkpoint of each variable, by the variable's own name."""
+    """The checkpoint key of each variable, by the variable's own name."""
     try:
         graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(serialized)
     except Exception as error:  # protobuf's own DecodeError, which is not imported here
@@ -60,7 +61,7 @@ def _keys_by_name(serialized: bytes) -> dict[str, str]:
 
 
 def _match(wanted: Iterable[str], stored: Iterable[str]) -> dict[str, str]:
-    """Which stored name stands for each wanted one, where that is certain."""
+    """Maps each wanted name to the stored name, where the match is unambiguous."""
     stored, wanted = set(stored), list(wanted)
     if stored.issuperset(wanted):
         return {name: name for name in wanted}

@@ -1,6 +1,6 @@
-"""Where a training stands, beside its weights; and arrays as files.
+"""The state of a training besides its weights, and arrays as files.
 
-`checkpoints.py` writes and reads it, together with the weights. It is the same on every worker.
+`checkpoints.py` writes and reads the state together with the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Arrays = list[np.ndarray]
 
 
 class Diverged(BaseModel):
-    """A step that did harm. `loss` is text, because JSON has no word for what is no number."""
+    """A step that diverged. `loss` is text, because JSON has no NaN."""
 
     step: int
     loss: str
@@ -28,9 +28,10 @@ class Diverged(BaseModel):
 
 
 class TrainingState(BaseModel):
-    """What the loop remembers beside weights and optimizer. It is the same on every worker.
+    """The state of the loop besides weights and optimizer. It is the same on every worker.
 
-    `epoch_sums` are those of the running epoch; `patience` counts, by callback, the epochs without improvement.
+    `epoch_sums` belongs to the running epoch. `patience` counts, by callback, the epochs without
+    improvement.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
@@ -45,18 +46,18 @@ class TrainingState(BaseModel):
     stopped_early: bool = False
     divergences: list[Diverged] = []
     memory: dict[str, dict[str, Any]] = {}
-    """What the user's own callbacks remember, by callback."""
+    """The memory of the user's own callbacks, by callback."""
     warnings: list[str] = []
-    """What a person should hear of at the end: a checkpoint that was damaged, a batch that was left out."""
+    """Warnings to show at the end, such as a damaged checkpoint or a skipped batch."""
 
     @property
     def skipped(self) -> set[int]:
-        """Steps whose batches are left out."""
+        """Steps whose batches are skipped."""
         return {diverged.step for diverged in self.divergences if diverged.is_skipped}
 
 
 def read_arrays(path: Path) -> Arrays:
-    """Weights as `write_arrays` wrote them."""
+    """Reads weights that `write_arrays` wrote."""
     with open(path, "rb") as file, np.load(file) as stored:  # opened here, because numpy leaves a damaged file open
         return [stored[name] for name in sorted(stored.files) if name.startswith("w")]
 
@@ -66,18 +67,18 @@ def write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> None:
 
 
 def name_arrays(letter: str, arrays: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
-    """Names whose order as text is that of the arrays."""
+    """Names the arrays so that the names sort in the order of the arrays."""
     return {f"{letter}{i:04d}": array for i, array in enumerate(arrays)}
 
 
 def write_named(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """One .npz, written to the disk as it is packed: it is never in memory a second time."""
+    """Writes one .npz file, array by array, without a second copy in memory."""
     with whole_file(path) as file:
         np.savez(file, **arrays)
 
 
 def digest_of_weights(weights: Sequence[np.ndarray]) -> str:
-    """32 hex digits over shapes, types and bytes, in order."""
+    """A digest of 32 hex digits over shapes, types and bytes, in order."""
     digest = hashlib.blake2b(digest_size=16)
     for array in weights:
         digest.update(f"{array.dtype}{array.shape}".encode())

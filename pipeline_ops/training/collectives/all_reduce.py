@@ -1,4 +1,4 @@
-"""What the replicas of a step and the workers of a gang tell each other, by their strategy."""
+"""Exchange between the replicas of a step and between the workers of a gang, by strategy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from pipeline_ops.training.collectives.ring import Gather
 from pipeline_ops.training.collectives.ring_strategy import RingStrategy
 
 AllReduce = Callable[[list[tf.Tensor]], list[tf.Tensor]]
-"""Called in a replica: the sums of its tensors over all replicas, in the same order. Their shapes must be known."""
+"""Returns the sums of a replica's tensors over all replicas, in the same order.
+
+It is called in a replica. The shapes of the tensors must be known.
+"""
 
 _ROW_BYTES = 128
-"""What is said is made this long, or a multiple, so that a gather is traced once."""
+"""Messages are padded to a multiple of this length, so that a gather is traced once."""
 
 
 def all_reduce(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -23,10 +26,10 @@ def all_reduce(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def make_gather(strategy: tf.distribute.Strategy) -> Gather:
-    """Tells all workers what each has said.
+    """Returns a function that sends each worker's message to all workers.
 
-    Over TensorFlow's collectives this is a sum, to which each worker brings a matrix with its own
-    row in it. A single worker has nobody to ask.
+    TensorFlow's collectives do this as a sum. Each worker contributes a matrix with its message in
+    its own row. A single worker gets its own message back.
     """
     if isinstance(strategy, RingStrategy):
         return strategy.ring.gather

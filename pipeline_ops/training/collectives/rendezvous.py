@@ -1,10 +1,10 @@
-"""How the workers of a gang find one another without telling strangers anything.
+"""The rendezvous of a gang's workers.
 
-Each worker waits for the one before it and calls the next one. Both prove that they know the token
-of the gang, which the launcher draws for each incarnation and sends through its pipes. Neither says
-it aloud: each answers the other's random challenge with a digest. Workers on one host meet at a
-Unix socket and open no port. Other connections (a port scan, a monitor, an attacker) are closed
-after a second and disturb nothing.
+Each worker waits for the previous one and connects to the next one. Both prove that they know the
+gang's token, which the launcher draws for each incarnation and sends through its pipes. The token
+itself never travels: each side answers the other's random challenge with a digest. Workers on one
+host meet at a Unix socket and open no port. Other connections (a port scan, a monitor, an attacker)
+are closed after a second and disturb nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PROOF_BYTES = 32
 _ANSWER_BYTES = _PROOF_BYTES + _CHALLENGE_BYTES
 _HANDSHAKE_SECONDS = 1.0
 _MOST_CALLERS = 200
-"""Handshakes at a time. A caller beyond them takes the place of the oldest one."""
+"""The limit of simultaneous handshakes. Another caller takes the place of the oldest one."""
 _BACKLOG = 1024
 _RETRY_SECONDS = 0.02
 
 
 def listen(worker: int, token: bytes, address: str, has_far_peers: bool) -> list[socket.socket]:
-    """The sockets on which a worker waits: a Unix one, and one with a port for peers on other hosts.
+    """Opens a Unix socket, and one with a port for a previous worker on another host.
 
     Args:
       worker: This worker's number.
@@ -50,8 +50,8 @@ def listen(worker: int, token: bytes, address: str, has_far_peers: bool) -> list
 def _listen_at(address: str) -> socket.socket:
     """Listens at the planned address.
 
-    The address may not be the host's own (address translation), and Debian gives a host's name a
-    loopback address on the host itself. Then it listens at all addresses.
+    The host itself may not have this address (address translation), and Debian maps a host's name
+    to a loopback address on the host itself. In both cases it listens at all addresses.
     """
     host, port = split_address(address)
     family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -70,7 +70,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def _near(worker: int, token: bytes) -> str:
-    """A name in the kernel's own space. Other users see it, so it does not give the token away."""
+    """An address in the kernel's own namespace. Other users see it, so it hides the token."""
     return f"\0trainyard-ring-{_proof(token, f'name of {worker}').hex()}"
 
 
@@ -79,22 +79,22 @@ def _proof(token: bytes, words: str, challenge: bytes = b"") -> bytes:
 
 
 def call(worker: int, peer: int, address: str | None, token: bytes, deadline: float) -> socket.socket:
-    """Connects to the next worker, as soon as that one is there.
+    """Connects to the next worker as soon as it listens.
 
     Args:
       worker: This worker's number.
       peer: The next worker's number.
       address: `host:port` of the next worker. None if it is on this host.
       token: The gang's secret.
-      deadline: Of `time.monotonic`.
+      deadline: The deadline, on the clock of `time.monotonic`.
 
     Raises:
-      OSError: It has not come in time.
+      OSError: There was no connection before the deadline.
     """
     while True:
         try:
             return _call_once(worker, peer, address, token, deadline)
-        except (OSError, EOFError) as error:  # not there yet, or a stranger has its port
+        except (OSError, EOFError) as error:  # not there yet, or another program has its port
             if time.monotonic() > deadline:
                 raise OSError(str(error)) from error
         time.sleep(_RETRY_SECONDS)
@@ -128,17 +128,17 @@ def _read_exactly(connection: socket.socket, count: int) -> bytes:
 
 
 def hear(worker: int, peer: int, listeners: list[socket.socket], token: bytes, deadline: float) -> socket.socket:
-    """The connection of the previous worker, out of all that come.
+    """Returns the connection of the previous worker, out of all incoming connections.
 
     Args:
       worker: This worker's number.
       peer: The previous worker's number.
-      listeners: What `listen` gave.
+      listeners: The sockets from `listen`.
       token: The gang's secret.
-      deadline: Of `time.monotonic`.
+      deadline: The deadline, on the clock of `time.monotonic`.
 
     Raises:
-      TimeoutError: It has not come in time.
+      TimeoutError: The previous worker has not called before the deadline.
     """
     callers: dict[socket.socket, _Caller] = {}
     for listener in listeners:
@@ -167,7 +167,7 @@ def hear(worker: int, peer: int, listeners: list[socket.socket], token: bytes, d
 
 
 def _accept(listener: socket.socket) -> _Caller | None:
-    """None for a caller that is gone again."""
+    """Accepts one connection. Returns None if the caller is gone again."""
     with contextlib.suppress(OSError):
         connection, _ = listener.accept()
         try:
@@ -178,7 +178,7 @@ def _accept(listener: socket.socket) -> _Caller | None:
 
 
 class _Caller:
-    """Someone who has connected, and has a second to prove to be the previous worker."""
+    """A connection that has a second to prove that it comes from the previous worker."""
 
     def __init__(self, connection: socket.socket):
         connection.setblocking(False)
@@ -187,7 +187,7 @@ class _Caller:
         connection.send(self._challenge)
 
     def read(self) -> bool:
-        """False once there is nothing more to hope for."""
+        """Reads more of the answer. Returns False once the connection is closed."""
         try:
             more = self.connection.recv(_ANSWER_BYTES - len(self._said))
         except OSError:
@@ -196,7 +196,7 @@ class _Caller:
         return bool(more)
 
     def is_peer(self, worker: int, peer: int, token: bytes) -> bool:
-        """Whether the answer is complete and right. If so, the caller is told the same of this worker."""
+        """Returns whether the answer is complete and right. If so, sends this worker's proof."""
         wanted = _proof(token, f"{peer} calls {worker}", self._challenge)
         if len(self._said) < _ANSWER_BYTES or not hmac.compare_digest(self._said[:_PROOF_BYTES], wanted):
             return False

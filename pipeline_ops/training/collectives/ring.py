@@ -1,16 +1,18 @@
-"""The all-reduce of workers that train on a CPU: one vector goes round a ring of plain sockets, or of shared memory.
+"""The all-reduce of workers that train on CPUs: a ring of plain sockets or shared memory.
 
-TensorFlow's own collectives send every tensor through gRPC, which for a small network takes as long as half of a step. Its servers
-also listen on all interfaces and ask for no credentials. `ring_strategy.py` makes a strategy of the ring, and `rendezvous.py` says
-how the workers meet. On GPUs, NCCL adds up, and this is not used.
+TensorFlow's own collectives send every tensor through gRPC, which for a small network takes as long
+as half of a step. Its servers also listen on all interfaces and ask for no credentials.
+`ring_strategy.py` makes a strategy of the ring, and `rendezvous.py` connects the workers. GPUs use
+NCCL instead of the ring.
 
-Neighbours on one host don't send the vector: each adds it up in memory that the next one reads, and sends a byte when a part
-of it is ready. So a peer shows in the same way, by its socket, that it is gone or silent: that raises, and the supervisor
-then restarts the gang.
+Neighbours on one host do not send the vector. Each adds it up in memory that the next one reads,
+and sends a byte when a part of it is ready. A peer that is gone or silent therefore shows at its
+socket here, too. The error makes the supervisor restart the gang.
 
-Every part of the vector is added up by one worker, in the order of the ring, and passed on as it is: all workers end
-with the same bytes, wherever they are. Two workers that read each other's memory both add up the whole, so that they meet once
-in a step and not twice: of two numbers the sum is the same in either order.
+One worker adds up each part of the vector, in the order of the ring, and passes the sum on
+unchanged. So all workers end with the same bytes, on any host. Two workers that read each other's
+memory both add up the whole vector, so that they meet once in a step instead of twice. The sum of
+two numbers is the same in either order.
 """
 
 from __future__ import annotations
@@ -33,24 +35,31 @@ from pipeline_ops.training.collectives.rendezvous import call, hear, listen
 _TOKEN_BYTES = 16
 _READY = b"r"
 _WATCH_SECONDS = 0.0005
-"""How long a neighbour on this host is looked for before this thread sleeps. Workers that step together are seldom further apart, and to be
-woken takes longer than what they then do; whoever else wants the core gets it meanwhile."""
+"""Time to poll for a neighbour on this host before this thread sleeps.
+
+Workers in step are seldom further apart, and waking a thread takes longer than its next work.
+Polling yields the core to other threads.
+"""
 _ALIGNMENT = 16
-"""Numbers, of what TensorFlow asks of memory that it takes over as it is and does not copy."""
+"""The alignment, in numbers, of memory that TensorFlow adopts without a copy."""
 
 Gather = Callable[[bytes], list[bytes]]
-"""Gives every worker what each has said, in the order of the workers; all must say equally many bytes."""
+"""Returns the messages of all workers, in the order of the workers.
+
+All messages must have the same number of bytes.
+"""
 
 
 class Ring:
-    """This worker's place in the ring: it sends to the next worker and receives from the one before.
+    """This worker's place in the ring. It sends to the next worker and hears the previous one.
 
     Args:
-      worker: this worker's number.
-      workers: how many there are; two or more.
-      to_next: a connected socket; a Unix one where the next worker is to read this one's memory.
-      from_previous: likewise.
-      timeout_seconds: how long a peer may be silent.
+      worker: This worker's number.
+      workers: The number of workers, at least two.
+      to_next: A connected socket. A Unix socket if the next worker reads this worker's memory.
+      from_previous: A connected socket. A Unix socket if this worker reads the previous one's
+        memory.
+      timeout_seconds: The longest silence of a peer.
     """
 
     def __init__(self, worker: int, workers: int, to_next: socket.socket, from_previous: socket.socket, timeout_seconds: float):
@@ -67,10 +76,13 @@ class Ring:
             peer.setblocking(False)
 
     def all_reduce(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        """The sums over what all workers bring, float32 arrays of the same shapes; the same bytes on every worker.
+        """The sums of all workers' float32 arrays, the same bytes on every worker.
+
+        Args:
+          arrays: Arrays with the same shapes on all workers.
 
         Raises:
-          MachineError: a peer has closed its connection, or is silent.
+          MachineError: A peer has closed its connection, or is silent.
         """
         ends = list(accumulate((array.size for array in arrays), initial=0))
         places = [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
@@ -86,17 +98,18 @@ class Ring:
         return [total.reshape(array.shape) for total, array in zip(sums, arrays, strict=True)]
 
     def gather(self, said: bytes) -> list[bytes]:
-        """What each worker has said, in the order of the workers. All say equally many bytes."""
+        """The messages of all workers, in order. All have the same number of bytes."""
         rows = np.zeros((self.workers, len(said)), np.float32)
         rows[self.worker] = np.frombuffer(said, np.uint8)
         [total] = self.all_reduce(rows)
         return [row.astype(np.uint8).tobytes() for row in total]
 
     def _room_for(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where this worker adds up, and where the previous one does, if that can be read.
+        """The vector of this worker, and that of the previous worker if it is readable.
 
-        The same memory every time, because fresh memory costs more than what is done with it; and two vectors in turn, because the next
-        worker may still read what the last call has left. It has finished with the call before that one: it took part in the last.
+        Calls reuse the same memory, because fresh memory costs more than the work on it. Two
+        vectors alternate, because the next worker may still read the result of the last call. It
+        has finished with the call before that one, because it took part in the last.
         """
         if self._totals.shape[1] < length:
             self._make_room(length)
@@ -104,7 +117,7 @@ class Ring:
         return self._totals[self._calls % 2, :length], self._previous[self._calls % 2, :length]
 
     def _make_room(self, length: int) -> None:
-        """All workers do so in the same call, because all bring equally much."""
+        """Allocates memory. All workers do so in the same call, because their lengths are equal."""
         self._received = np.empty(0 if self._borrows else -(-length // self.workers), np.float32)
         if self._lends:
             memory = os.memfd_create("trainyard-ring")
@@ -117,13 +130,14 @@ class Ring:
             self._previous = _mapped(self._borrow(), length)
 
     def _add_up(self, total: np.ndarray, previous: np.ndarray) -> None:
-        """Makes of this worker's vector the sum of all. In both rounds it comes to the parts one after the other, each time the one before.
+        """Turns this worker's vector into the sum over all workers.
 
-        Nobody changes a part that its neighbour has yet to read: a part's sum comes back only when all have added to it.
+        Both rounds visit the parts in descending order. A part stays unchanged until the neighbour
+        has read it, because its sum returns only after all workers have added to it.
         """
         ends = [len(total) * part // self.workers for part in range(self.workers + 1)]
         parts = [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
-        for turn in range(self.workers - 1):  # adds up: in the end, this worker has the whole sum of the part after its own
+        for turn in range(self.workers - 1):  # adds up: at the end, this worker has the whole sum of the part after its own
             outgoing, incoming = parts[(self.worker - turn) % self.workers], parts[(self.worker - turn - 1) % self.workers]
             received = previous[incoming] if self._borrows else self._received[: incoming.stop - incoming.start]
             self._exchange(total[outgoing], received)
@@ -135,9 +149,10 @@ class Ring:
                 total[incoming] = previous[incoming]
 
     def _exchange(self, outgoing: np.ndarray, incoming: np.ndarray) -> None:
-        """Gives one array to the next worker and fills another, both at once: two workers that only send would wait for each other for ever.
+        """Sends one array to the next worker and receives another at the same time.
 
-        Of an array in shared memory, no more travels than that it is ready.
+        Two workers that only send would wait for each other forever. An array in shared memory is
+        not sent: one byte says that it is ready.
         """
         unsent = memoryview(_READY) if self._lends else memoryview(outgoing).cast("B")
         missing = memoryview(bytearray(len(_READY))) if self._borrows else memoryview(incoming).cast("B")
@@ -165,7 +180,7 @@ class Ring:
         return memories[0]
 
     def _wait_for(self, sources: list[socket.socket], targets: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
-        """Those that can be read, and those that can be written."""
+        """Returns the sockets that can be read and those that can be written."""
         readable, writable = self._watch(sources, targets) if self._borrows else ([], [])
         if not readable and not writable:
             readable, writable, _ = select.select(sources, targets, [], self._timeout_seconds)
@@ -176,7 +191,7 @@ class Ring:
 
     @staticmethod
     def _watch(sources: list[socket.socket], targets: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
-        """As `_wait_for`, for a moment, and without sleep; none where the moment has passed."""
+        """Polls for `_WATCH_SECONDS`. Returns the same as `_wait_for`, or empty lists."""
         end = time.perf_counter() + _WATCH_SECONDS
         while True:
             readable, writable, _ = select.select(sources, targets, [], 0)
@@ -206,7 +221,10 @@ def _unless_closed(count: int) -> int:
 
 
 def _mapped(memory: int, length: int) -> np.ndarray:
-    """Two vectors in the memory of a file, which is closed: whoever has mapped it keeps it, and nothing is left of it when all have ended."""
+    """Two vectors in the memory of a file, which is closed.
+
+    The memory lives as long as a process maps it.
+    """
     try:
         return np.frombuffer(mmap.mmap(memory, 2 * length * np.float32().itemsize), np.float32).reshape(2, length)
     finally:
@@ -214,24 +232,24 @@ def _mapped(memory: int, length: int) -> np.ndarray:
 
 
 def _room_of_its_own(length: int) -> np.ndarray:
-    """Memory that TensorFlow takes over and does not copy once more."""
+    """Allocates memory that TensorFlow adopts without a copy."""
     room = np.empty(length + _ALIGNMENT, np.float32)
     first = -(room.ctypes.data // room.itemsize) % _ALIGNMENT
     return room[first:first + length]
 
 
 def join_ring(worker: int, addresses: Sequence[str], token: bytes, join_seconds: float, timeout_seconds: float) -> Ring:
-    """Connects the workers, each with the next one. Called by all at once.
+    """Connects each worker with the next one. All workers call it at the same time.
 
     Args:
       worker: This worker's number.
       addresses: `host:port` of all workers. Those with the same host meet without a port.
       token: The gang's secret, at least 16 bytes.
-      join_seconds: How long to wait for the others here.
-      timeout_seconds: How long to wait for them in every exchange.
+      join_seconds: The timeout for the other workers to join.
+      timeout_seconds: The timeout for the other workers in every exchange.
 
     Raises:
-      MachineError: A worker has not come.
+      MachineError: A worker has not joined.
     """
     if len(token) < _TOKEN_BYTES:
         raise ValueError(f"the gang's token has {len(token)} bytes and needs {_TOKEN_BYTES}")

@@ -1,12 +1,12 @@
-"""A `tf.distribute` strategy whose workers add up in the ring, without a server of TensorFlow's.
+"""A `tf.distribute` strategy whose workers add up in the ring, without TensorFlow's servers.
 
 It gives the results of MultiWorkerMirroredStrategy: the same replica numbers, the same initial
-values on all workers, and sums over all replicas wherever Keras or a user's code asks for them. It
-opens no port on one host. It is for workers that train on CPUs. On GPUs the sums would go through
-the host's memory, and NCCL is faster.
+values on all workers, and sums over all replicas wherever Keras or a user's code asks for them.
+Workers on one host open no port. The strategy is for workers that train on CPUs. On GPUs the sums
+would go through the host's memory, and NCCL is faster.
 
-TensorFlow is pinned: a strategy is made by overriding methods that are not public. The tests train
-with this one and compare weights.
+TensorFlow is pinned, because a custom strategy overrides private methods. The tests train with this
+strategy and compare weights.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class RingStrategy(tf.distribute.Strategy):
 
     Args:
       devices: The devices of this worker, one for each of its replicas.
-      ring: The worker's place among the others.
+      ring: The worker's place in the ring.
     """
 
-    _collective_key_base = 0  # MirroredExtended asks for it
+    _collective_key_base = 0  # MirroredExtended needs it
 
     def __init__(self, devices: Sequence[str], ring: Ring):
         super().__init__(_RingExtended(self, devices, ring))
@@ -40,7 +40,7 @@ class RingStrategy(tf.distribute.Strategy):
 
 
 class _RingExtended(MirroredExtended):
-    """Numbers the replicas through all workers, and reduces by the ring."""
+    """Numbers the replicas of all workers, and reduces through the ring."""
 
     def __init__(self, strategy: RingStrategy, devices: Sequence[str], ring: Ring):
         self._ring = ring
@@ -71,7 +71,7 @@ class _RingExtended(MirroredExtended):
         return self._cross_device_ops.reduce(reduce_op, value, destinations)
 
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: tf.Variable | None, **kwargs) -> Any:
-        """What worker 0 begins with: all workers have the same, whatever the initializer draws."""
+        """Gives all workers the initial value of worker 0, whatever the initializer draws."""
         value = super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
         return (lambda: self._of_first_worker(value, kwargs.get("dtype"))) if replica_id == 0 else value
 
@@ -117,7 +117,8 @@ class RingOps(tf.distribute.CrossDeviceOps):
     def _in_turn(self, exchange: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
         """Keeps exchanges in the order of the program, which is the same on all workers.
 
-        Operations on one variable keep their order. Two exchanges in one graph have no other relation.
+        Operations on one variable keep their order. Two exchanges in a graph have no other
+        dependency.
         """
         if tf.executing_eagerly():
             return exchange()
@@ -137,7 +138,7 @@ class RingOps(tf.distribute.CrossDeviceOps):
 
 
 def _total(of_replica: Sequence[Any]) -> tf.Tensor:
-    """Of the replicas of this worker. Gradients of embeddings come as slices."""
+    """The sum over the replicas of this worker. Gradients of embeddings come as slices."""
     if len(of_replica) == 1:
         return tf.convert_to_tensor(of_replica[0])
     with tf.device("/cpu:0"):

@@ -1,8 +1,9 @@
-"""Wide layers divided among the devices of one worker: weights as DTensors on a mesh of those devices.
+"""Wide layers divided among the devices of one worker: weights as DTensors on a device mesh.
 
-`train.sharding` says along which axis which weights are divided; all others, and the batches, are on every device.
-DTensor's compiler inserts the exchange between the devices. Keras's own `ModelParallel` is without effect on
-TensorFlow, so the model is called as a function of its weights.
+`train.sharding` maps weights to the axis along which they are divided. All other weights and the
+batches are on every device. DTensor's compiler inserts the exchange between the devices. Keras's
+own `ModelParallel` has no effect on TensorFlow, so the model is called as a function of its
+weights.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ _AXIS = "devices"
 
 
 def sharding_specs(shapes: Mapping[str, Sequence[int]], sharding: Mapping[str, int], num_devices: int) -> dict[str, list[str]]:
-    """For each weight: along which of its axes it is divided.
+    """The DTensor sharding spec of each weight, by path.
 
     Args:
-      shapes: of the weights, by path: `sequential/hidden/kernel`.
-      sharding: axis by pattern; the first that matches a path counts.
+      shapes: The shapes of the weights, by path, such as `sequential/hidden/kernel`.
+      sharding: The axis by pattern. The first pattern that matches a path counts.
+      num_devices: The number of devices.
 
     Raises:
-      ConfigError: a pattern matches nothing, or a weight can't be divided along the axis.
+      ConfigError: A pattern matches no weight, or a weight cannot be divided along its axis.
     """
     specs = {}
     for path, shape in shapes.items():
@@ -54,13 +56,13 @@ def sharding_specs(shapes: Mapping[str, Sequence[int]], sharding: Mapping[str, i
 
 
 class ShardedLoop:
-    """The loop of `sharded_layers`; it has the methods of `loop.Loop`.
+    """The loop of `sharded_layers`, with the methods of `Loop` in `synchronous.py`.
 
     Args:
-      model: built as for one device. It serves as a function, and for its initial weights.
-      task: what the model is trained for.
-      config: the training section.
-      devices: of this worker.
+      model: The model, built for one device. It serves as a function, and for its initial weights.
+      task: The task to train for.
+      config: The training section.
+      devices: The devices of this worker.
     """
 
     def __init__(self, model: keras.Model, task: Task, config: Train, devices: Sequence[str]):
@@ -84,7 +86,7 @@ class ShardedLoop:
         return dtensor.DVariable(self._put(np.zeros(variable.shape, np.float32), variable.layout))
 
     def _put(self, value: Any, layout: dtensor.Layout | None = None) -> tf.Tensor:
-        """From the host to all devices, and divided there."""
+        """Copies a value from the host to all devices, and divides it there."""
         everywhere = dtensor.Layout.replicated(self._mesh, np.ndim(value) if layout is None else layout.rank)
         copied = dtensor.copy_to_mesh(value, everywhere)
         return copied if layout is None else dtensor.relayout(copied, layout)
@@ -107,7 +109,11 @@ class ShardedLoop:
         return Taken(sums, bool(self._get(is_finite)), False, float(sums[0] / sums[-1]))
 
     def _refused(self, error: tf.errors.UnknownError) -> Exception:
-        """The error to raise: DTensor's compiler does not know every operation in every layout, and says so when a step is compiled."""
+        """Turns an error of DTensor's compiler into the error to raise.
+
+        The compiler does not support every operation in every layout, and fails when a step is
+        compiled.
+        """
         text = " ".join(str(error).split())
         if "layout" not in text:
             return error
@@ -119,7 +125,7 @@ class ShardedLoop:
     @tf.function(reduce_retracing=True)
     def _step(self, features: Any, labels: Any, states: list[tf.Tensor], learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         sums, gradients = self._differentiate(features, labels, states)
-        after = self._optimizer.apply(gradients, learning_rate)  # not read again: that might come before it was written
+        after = self._optimizer.apply(gradients, learning_rate)  # not read again, because a read may come before the write
         return sums, tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in after])
 
     def _differentiate(self, features: Any, labels: Any, states: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -135,7 +141,7 @@ class ShardedLoop:
         return sums, tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
     def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
-        unused = self._generators.states_of(0, 0)  # nothing is drawn, but the model as a function takes all of its variables
+        unused = self._generators.states_of(0, 0)  # draws no numbers, but the model as a function takes all of its variables
         return np.sum([self._get(self._evaluate_batch(*tf.nest.map_structure(self._put, (*batch, unused)))) for batch in batches], axis=0)
 
     @tf.function(reduce_retracing=True)

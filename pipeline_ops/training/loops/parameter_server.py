@@ -1,11 +1,12 @@
-"""Training with parameter servers: the chief deals out batches, workers compute gradients and update the weights on the servers.
+"""Training with parameter servers: workers compute gradients and update weights on the servers.
 
-Workers don't wait for one another, so with several of them the order of the updates, and with it the result, is not
-the same in every run; with one worker it is that of one device. Each step still takes one global batch, every example
-comes once per epoch, and a step that a lost worker had begun is given to another one.
+The chief schedules one global batch per step. Workers do not wait for one another. With several of
+them, the order of the updates, and with it the result, differs between runs. With one worker, the
+result is that of one device. Every example comes once per epoch, and another worker takes over the
+step of a lost one.
 
-A large weight lies in pieces on several servers. Checkpoints hold it whole, so a training goes on with any number of
-servers, or under another strategy.
+A large weight lies in pieces on several servers. Checkpoints hold the whole weight, so a training
+can resume with any number of servers, or under another strategy.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from pipeline_ops.training.sharded_optimizer import Pieces, PiecewiseOptimizer, 
 
 
 class ParameterServerLoop:
-    """The chief's loop; it has the methods of `loop.Loop`.
+    """The chief's loop, with the methods of `Loop` in `synchronous.py`.
 
     Args:
-      strategy: with the workers and the servers of the cluster.
-      model: built on the chief. It serves as a function, for its initial weights, and to evaluate.
-      task: what the model is trained for.
-      config: the training section.
+      strategy: The strategy with the workers and the servers of the cluster.
+      model: The model, built on the chief. It serves as a function, for its initial weights, and
+        for evaluation.
+      task: The task to train for.
+      config: The training section.
     """
 
     def __init__(self, strategy: tf.distribute.ParameterServerStrategy, model: keras.Model, task: Task, config: Train):
@@ -59,7 +61,7 @@ class ParameterServerLoop:
                 return tf.Variable(tf.zeros(piece.shape))
 
     def train(self, batches: Iterator, step: int, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
-        """Returns when all steps are done, wherever: what is saved or evaluated then is complete."""
+        """Schedules the steps and waits for all of them, so a save or an evaluation can follow."""
         steps = [self._coordinator.schedule(self._step, args=(*next(batches), tf.constant(step + number), tf.constant(rate, tf.float32)))
                  for number, rate in enumerate(learning_rates)]
         self._coordinator.join()
@@ -96,7 +98,7 @@ class ParameterServerLoop:
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(piece.read_value())) for pieces in self._trainable for piece in pieces])
 
     def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
-        """By the chief alone, on its own copy of the weights."""
+        """Evaluates on the chief alone, with its own copy of the weights."""
         for variable, value in zip(self.model.weights, self.best_weights(), strict=True):
             variable.assign(value)
         return np.sum([self._evaluate_batch(*batch).numpy() for batch in batches], axis=0)
@@ -135,6 +137,9 @@ def _assign(pieces: Pieces, value: Any) -> None:
 
 
 def serve(tf_config_resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
-    """Does what the chief asks for, as a worker or as a parameter server. Never returns: the launcher ends it with the gang."""
+    """Serves the chief, as a worker or as a parameter server.
+
+    Never returns. The launcher ends the process with the gang.
+    """
     tf.distribute.Server(tf_config_resolver.cluster_spec(), job_name=tf_config_resolver.task_type, task_index=tf_config_resolver.task_id,
                          protocol="grpc", start=True).join()

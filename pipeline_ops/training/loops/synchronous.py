@@ -1,13 +1,14 @@
 """The compiled steps: one loop for every synchronous strategy.
 
-Keras's `fit` does not run under MultiWorkerMirroredStrategy, and its optimizers clip each replica's gradient before
-the all-reduce, which silently makes the result depend on the number of workers. So the all-reduce is ours: each
-replica divides its summed loss by the *global* batch, gradients and metric sums are added up over all replicas in one
-collective, and the optimizer sees the gradient of the global batch. Where a loss is a mean over something else than examples, over
-boxes say, their number is among the sums, and the gradient is divided by it after the collective.
+Keras's `fit` does not run under MultiWorkerMirroredStrategy, and its optimizers clip each replica's
+gradient before the all-reduce, which silently makes the result depend on the number of workers.
+This loop therefore has its own all-reduce. Each replica divides its summed loss by the *global*
+batch. One collective adds up gradients and metric sums over all replicas. The optimizer sees the
+gradient of the global batch. A loss may be a mean over boxes, say, instead of examples. Then the
+number of boxes is among the sums, and the gradient is divided by it after the collective.
 
-Strategies whose steps are not taken by all replicas together have loops of their own with the same methods:
-`parameter_server.py` and `sharded.py`.
+Other strategies, whose replicas do not take all steps together, have their own loops with the same
+methods: `parameter_server.py` and `dtensor.py`.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ _SUM = tf.distribute.ReduceOp.SUM
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """Some steps that were taken.
+    """The result of one or more steps, the same on every worker.
 
-    `sums` are those of `Task.batch_sums` over all workers; `is_finite` says whether every weight is still a number;
-    `is_asked_to_stop` whether some worker said so; `worst_loss` is the largest mean loss of a step, None where steps are not
-    looked at one by one. All are the same on every worker.
+    Attributes:
+      sums: The sums of `Task.batch_sums` over all workers.
+      is_finite: Whether every weight is finite.
+      is_asked_to_stop: Whether some worker was asked to stop.
+      worst_loss: The largest mean loss of a step, or None if the steps are not looked at one by
+        one.
     """
 
     sums: np.ndarray
@@ -51,23 +55,33 @@ class Taken:
 
 
 class Loop(Protocol):
-    """A model, its optimizer, and what can be done with them. All workers of a gang call the same methods in the same order."""
+    """A model and its optimizer.
+
+    All workers of a gang call the same methods in the same order.
+    """
 
     model: keras.Model
 
     def train(self, batches: Iterator, step: int, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
-        """Takes a step for each learning rate, from the given one on, in one call of a compiled function.
+        """Takes a step for each learning rate in one call of a compiled function.
 
-        `stop` is 1 where this worker is asked to stop.
+        Args:
+          batches: The training batches.
+          step: The number of the first step.
+          learning_rates: The learning rate of each step.
+          stop: 1 if this worker was asked to stop.
         """
         ...
 
     def train_on(self, batch: Any, step: int, learning_rate: float) -> Taken:
-        """Takes one step on a batch that `next(batches)` gave: to find out which one of several did the harm."""
+        """Takes one step on a batch from `batches`, to find out which of several steps diverged."""
         ...
 
     def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
-        """The sums of `Task.batch_sums` over this worker's batches and then over all workers; with averaged weights where they are kept."""
+        """Adds up `Task.batch_sums` over this worker's batches and then over all workers.
+
+        Uses the averaged weights if the optimizer keeps them.
+        """
         ...
 
     def weights(self) -> Arrays:
@@ -75,25 +89,25 @@ class Loop(Protocol):
         ...
 
     def best_weights(self) -> Arrays:
-        """The weights that are evaluated: the averaged ones where they are kept, else `weights`."""
+        """The weights to evaluate: the averaged ones if they are kept, else `weights`."""
         ...
 
     def optimizer_values(self) -> Arrays: ...
 
     def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
-        """Sets what `weights` and `optimizer_values` gave; None leaves the optimizer as it is."""
+        """Sets weights and optimizer values. None leaves the optimizer as it is."""
         ...
 
 
 class SynchronousLoop:
-    """All replicas take each step together.
+    """The loop in which all replicas take each step together.
 
     Args:
-      strategy: the strategy in whose scope `model` was built.
-      model: returns what the task's `batch_sums` takes.
-      task: what the model is trained for.
-      config: the training section.
-      add_up: adds up what the replicas have in a step.
+      strategy: The strategy in whose scope `model` was built.
+      model: The model. Its outputs go to the task's `batch_sums`.
+      task: The task to train for.
+      config: The training section.
+      add_up: Adds up the tensors of all replicas in a step.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, task: Task, config: Train, add_up: AllReduce = all_reduce):
@@ -104,14 +118,14 @@ class SynchronousLoop:
         self._variables = [v.value for v in model.weights], [v.value for v in self.optimizer.variables]
         self._generators = Generators(model)
         self._inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        # The gradients that reach `apply_gradients` are summed already. A private hook, so keras is pinned.
+        # `apply_gradients` gets summed gradients. A private hook, so Keras is pinned.
         self._inner._all_reduce_sum_gradients = lambda gradients: gradients
         self._local_replicas = len(strategy.extended.worker_devices) if strategy.extended._in_multi_worker_mode() else strategy.num_replicas_in_sync
         self._gradients = tf.function(self._sum_gradients, jit_compile=True) if config.xla == "gradients" else self._sum_gradients
         self._step = tf.function(self._replica_step, jit_compile=True) if config.xla == "step" else self._replica_step
 
     def train(self, batches: Iterator, step: int, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
-        # Of one length always: another length would be traced anew.
+        # Always of one length, because another length would be traced again.
         padded = np.zeros(max(self._config.steps_per_call, len(learning_rates)), np.float32)
         padded[:len(learning_rates)] = learning_rates
         return _taken(*self._train(batches, tf.constant(step), tf.constant(padded), tf.constant(len(learning_rates)), tf.constant(stop)))
@@ -135,20 +149,22 @@ class SynchronousLoop:
         return sums, self._are_finite(), _mean_loss(sums)
 
     def _take(self, batch: Any, step: tf.Tensor, learning_rate: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
-        """One step: the sums over all replicas, and how many of them are asked to stop."""
+        """Takes one step. Returns the sums over all replicas, and how many were asked to stop."""
         self._inner._learning_rate.value.assign(learning_rate)
         replicas = self._strategy.run(self._step, args=(*batch, step, stop))
         return self._strategy.experimental_local_results(replicas)[0]  # the same on every replica
 
     def _share_averages(self, taken: tf.Tensor) -> None:
-        """Gives all replicas the mean of what each has measured of its own share: the moving averages of batch normalisation.
+        """Gives all replicas the mean of their moving averages of batch normalization.
 
-        Keras lets every replica keep its own for ever, so each worker would evaluate, and save, another model. A moving average is linear, so
-        it makes no difference how often this is done.
+        In Keras every replica keeps its own averages, so each worker would evaluate and save a
+        different model. A moving average is linear, so the frequency of the exchange makes no
+        difference.
 
         Args:
-          taken: what the steps before have given. Where statistics are frozen no step writes them, and nothing else would keep this exchange
-            from overtaking one of theirs: each worker would add to its gradients what another one means for averages.
+          taken: The sums of the preceding steps. With frozen statistics no step writes the
+            averages, and only this dependency keeps the exchange from overtaking that of a step.
+            Otherwise a worker would add another worker's averages to its gradients.
         """
         averages = [variable.value for variable in self.model.non_trainable_variables if variable.value.dtype.is_floating]
         count = self._strategy.num_replicas_in_sync
@@ -164,7 +180,7 @@ class SynchronousLoop:
         self._strategy.run(share)
 
     def _are_finite(self) -> tf.Tensor:
-        """Of the first replica; the others have the same weights."""
+        """Returns whether the weights of the first replica are finite. The others have the same."""
         values = [self._strategy.experimental_local_results(variable.value)[0] for variable in self.model.trainable_variables]
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
 
@@ -179,7 +195,7 @@ class SynchronousLoop:
         return sums
 
     def _part_of_replica(self, *batch: Any) -> Any:
-        """This replica's share of what the worker has: the devices of one worker share its batches."""
+        """This replica's share of the worker's batch, which the worker's devices divide."""
         return part_of(batch, _replica_number() % self._local_replicas, self._local_replicas)
 
     def _sum_gradients(self, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -191,14 +207,17 @@ class SynchronousLoop:
         with tf.GradientTape() as tape:
             sums = self._task.batch_sums(self.model(as_floats(features), training=True), labels, training=True)
             loss = sums[0] / self._config.global_batch
-            if self.model.losses:  # regularisers: every replica and every micro-batch has the same ones
+            if self.model.losses:  # regularizers: every replica and every micro-batch has the same ones
                 loss += tf.add_n(self.model.losses) / (self._strategy.num_replicas_in_sync * self._config.micro_batches)
             scaled = self.optimizer.scale_loss(loss)
         variables = [variable.value for variable in self.model.trainable_variables]
         return sums, tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
     def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
-        """Workers may have different numbers of batches: nothing is exchanged until each has gone through its own."""
+        """Adds up the sums of this worker's batches, then those of all workers.
+
+        Workers may have different numbers of batches, so they exchange only the final sums.
+        """
         raw = self.weights() if self._config.optimizer.average_weights else None
         if raw:
             self.assign(self.best_weights())
@@ -219,11 +238,14 @@ class SynchronousLoop:
 
     @tf.function
     def _sum_over_workers(self, sums: tf.Tensor) -> tf.Tensor:
-        """Every local replica brings an equal share of what this worker has."""
+        """The sum over workers. Each local replica adds an equal share of its worker's sums."""
         return self._strategy.reduce(_SUM, self._strategy.run(lambda values: values / self._local_replicas, args=(sums,)), axis=None)
 
     def weights(self) -> Arrays:
-        """To be called by all workers at the same step: some variables are averaged over the workers when they are read."""
+        """All weights. All workers must call it at the same step.
+
+        Some variables are averaged over the workers when they are read.
+        """
         return [variable.numpy() for variable in self.model.weights]
 
     def best_weights(self) -> Arrays:
@@ -237,7 +259,7 @@ class SynchronousLoop:
         return [variable.numpy() for variable in self.optimizer.variables]
 
     def views(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """What `weights` and `optimizer_values` give, not copied: good until the next step."""
+        """The values of `weights` and `optimizer_values`, not copied, valid until the next step."""
         weights, optimizer_values = self._variables
         return [*map(_view_of, weights)], [*map(_view_of, optimizer_values)]
 
@@ -250,19 +272,25 @@ class SynchronousLoop:
 
 
 def snapshot(loop: Loop) -> tuple[Sequence, Sequence]:
-    """Weights and optimizer values, good until the next step. Loops whose variables lie in pieces gather them, which is a copy."""
+    """Weights and optimizer values, valid until the next step.
+
+    Loops with variables in pieces gather them, which is a copy.
+    """
     return loop.views() if isinstance(loop, SynchronousLoop) else (loop.weights(), loop.optimizer_values())
 
 
 def _view_of(variable: tf.Variable) -> tf.Tensor:
-    """Where there is one replica, the operation itself: what `tf.convert_to_tensor` does around it takes as long, and a checkpoint waits for it."""
+    """The value of a variable, read by the bare operation if there is one replica.
+
+    The overhead of `tf.convert_to_tensor` takes as long as the read, and a checkpoint waits for it.
+    """
     if isinstance(variable, tf.distribute.DistributedValues):
         return tf.convert_to_tensor(variable)
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
 def _mean_loss(sums: tf.Tensor) -> tf.Tensor:
-    """Of the sums of one step, behind which is the number of those who are asked to stop."""
+    """The mean loss of one step. The last of the sums counts the replicas asked to stop."""
     return sums[0] / tf.maximum(sums[-2], 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Leads another interpreter to the package `beam_jobs` that Airflow's side runs, and to nothing beside it."""
+"""Leads another interpreter to Airflow's package `beam_jobs`, and to nothing else."""
 
 from pathlib import Path
 

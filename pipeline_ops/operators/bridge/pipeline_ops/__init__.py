@@ -1,4 +1,4 @@
-"""Leads another interpreter to the package `pipeline_ops` that Airflow's side runs, and to nothing beside it."""
+"""Leads another interpreter to Airflow's package `pipeline_ops`, and to nothing else."""
 
 from pathlib import Path
 

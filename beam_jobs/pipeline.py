@@ -21,10 +21,10 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_jobs.beam_log import keep_warnings_only
-from beam_jobs.output.shard import Order
+from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.processes import workers_for
-from beam_jobs.progress_counter import Tally, stop_workers
+from beam_jobs.progress_counter import ProgressCounter, stop_workers
 from beam_jobs.runner import engine_of, threads_of
 from beam_jobs.statistics.summary import ShardSummary
 from beam_jobs.work import SUMMARY, TALLY, Done, Work, raise_what_workers_left, write_plans
@@ -44,7 +44,7 @@ class BuildShards(beam.PTransform):
       threads: the number of plans that each Beam worker builds at once.
     """
 
-    def __init__(self, order: Order, scratch: Path, threads: int = 1):
+    def __init__(self, order: ShardBuildSpec, scratch: Path, threads: int = 1):
         super().__init__()
         self._do_fn = _BuildShard(order, scratch, threads)
 
@@ -61,7 +61,7 @@ class _BuildShard(beam.DoFn):
     servers on all interfaces, which serve any file of the host to any client.
     """
 
-    def __init__(self, order: Order, scratch: Path, threads: int):
+    def __init__(self, order: ShardBuildSpec, scratch: Path, threads: int):
         self._order, self._scratch, self._threads = order, scratch, threads
         self._examples = Metrics.counter("preprocess", "examples")
         self._rejected = Metrics.counter("preprocess", "rejected")
@@ -92,7 +92,7 @@ class _BuildShard(beam.DoFn):
         self._pool.shutdown()
 
 
-def build_shards(plans: Sequence[ShardPlan], order: Order, runner: BeamRunner, scratch: Path,
+def build_shards(plans: Sequence[ShardPlan], order: ShardBuildSpec, runner: BeamRunner, scratch: Path,
                  report: Callable[[int, int], None]) -> list[ShardSummary]:
     """Builds all shards.
 
@@ -116,7 +116,7 @@ def build_shards(plans: Sequence[ShardPlan], order: Order, runner: BeamRunner, s
     """
     engine, options = engine_of(runner)
     threads = threads_of(runner, len(plans))
-    tally = Tally(scratch / TALLY)
+    tally = ProgressCounter(scratch / TALLY)
     write_plans(plans, scratch)
     build = BuildShards(order, scratch, threads)
     with _Background(lambda: _run(plans, build, engine, options),

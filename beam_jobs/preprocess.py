@@ -22,7 +22,7 @@ from beam_jobs.beam_log import quiet_import
 from beam_jobs.io.raw import file_of, read_beginning, read_raw
 from beam_jobs.output.describe import describe, read_reference
 from beam_jobs.output.quarantine import MAX_BYTES, FragmentWriter, check_rejects, write_quarantine
-from beam_jobs.output.shard import Order
+from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning.balance import class_weights
 from beam_jobs.planning.delta import Delta, plan_delta
 from beam_jobs.planning.duplicates import Decision, decide_collection, is_removed_copy
@@ -83,7 +83,7 @@ def preprocess(job: Job) -> ExitCode:
     delta = _plan(job, config, source, collection, before)
     with job.artifact() as draft, _scratch(job) as scratch:
         unchanged = _take_over(delta, before, draft, scratch)
-        order = Order(source.listing.folder, draft.folder, tuple(config.stages), source.class_names)
+        order = ShardBuildSpec(source.listing.folder, draft.folder, tuple(config.stages), source.class_names)
         built = _run_beam(job, config, delta.shards, order, "preprocess", scratch)
         summaries = [*unchanged, *built]
         rejected = _check_outcome(job, config, source, collection, summaries)
@@ -180,7 +180,7 @@ def _hash_pictures(job: Job, config: Preprocess, source: _Source, known: Mapping
     """
     if config.duplicates != "remove_near":
         return {}
-    order = PictureOrder(Order(source.listing.folder, job.attempt.folder, (), ()))  # no shard is written
+    order = PictureOrder(ShardBuildSpec(source.listing.folder, job.attempt.folder, (), ()))  # no shard is written
     with _scratch(job) as scratch:
         blocks = _run_beam(job, config, plan_blocks(source.found.records, known), order, "compare", scratch)
     return {**known, **pictures_of(blocks)}
@@ -209,7 +209,7 @@ def _scratch(job: Job) -> Iterator[Path]:
         remove_own(scratch)  # if the job is killed, its operator removes it
 
 
-def _run_beam(job: Job, config: Preprocess, plans: Sequence[ShardPlan], order: Order | PictureOrder, phase: str, scratch: Path) -> list:
+def _run_beam(job: Job, config: Preprocess, plans: Sequence[ShardPlan], order: ShardBuildSpec | PictureOrder, phase: str, scratch: Path) -> list:
     """The summaries of all plans."""
     if not plans:  # only removals, which need no Beam
         return []

@@ -17,11 +17,11 @@ _NOTE = struct.Struct("<II")  # records done, and records rejected among them, s
 _SECONDS_BETWEEN_NOTES = 0.25
 
 
-class Stopped(Exception):
+class StoppedByDriver(Exception):
     """The driver has given up and does not need the shard."""
 
 
-class Tally:
+class ProgressCounter:
     """The driver's side of the progress file."""
 
     def __init__(self, path: Path):
@@ -71,7 +71,7 @@ class Notes:
             try:
                 descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             except FileNotFoundError:
-                raise Stopped from None
+                raise StoppedByDriver from None
             try:
                 os.write(descriptor, _NOTE.pack(self._done, self._rejected))
             finally:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.planning.plan_file import read_plan, write_plan
-from beam_jobs.progress_counter import Stopped, stop_workers
+from beam_jobs.progress_counter import StoppedByDriver, stop_workers
 from pipeline_ops.errors import ExitCode, MachineError, TrainyardError, error_of
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.storage.atomic import write_whole
 from pipeline_ops.storage.parsing import read_json_as
 
 if TYPE_CHECKING:
-    from beam_jobs.output.shard import Order
+    from beam_jobs.output.shard import ShardBuildSpec
     from beam_jobs.planning.perceptual_hash import PictureOrder
 
 TALLY, PLAN, SUMMARY, ERROR = "tally", ".plan", ".json", ".error"  # in the scratch folder, the last three for each shard
@@ -35,7 +35,7 @@ _log = logging.getLogger("beam_jobs.work")
 class Work:
     """Builds the plans of one order."""
 
-    def __init__(self, order: Order | PictureOrder, scratch: Path):
+    def __init__(self, order: ShardBuildSpec | PictureOrder, scratch: Path):
         import cv2
 
         cv2.setNumThreads(1)  # its threads would compete with the workers for the same cores
@@ -52,7 +52,7 @@ class Work:
             plan = read_plan(self._scratch / f"{name}{PLAN}")
             summary = self._builder.build(plan)
             write_whole(self._scratch / f"{name}{SUMMARY}", summary.model_dump_json().encode())
-        except Stopped:
+        except StoppedByDriver:
             return None
         except Exception as error:
             give_up(name, error, self._scratch)

@@ -51,7 +51,7 @@ class TaskState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class PipelineRun:
     """One run of a pipeline. The tasks are in the order of the DAG."""
 
     config: PipelineConfig
@@ -91,7 +91,7 @@ def find_config_file(dag_id: str, session: Session) -> str:
     return _plan_of(dag_id, session)[0]
 
 
-def find_run(dag_id: str, run_id: str, session: Session) -> Run:
+def find_run(dag_id: str, run_id: str, session: Session) -> PipelineRun:
     """The run of a DAG, with its config and its tasks.
 
     Raises:
@@ -107,7 +107,7 @@ def find_run(dag_id: str, run_id: str, session: Session) -> Run:
              for task in instances]
     places = {task_id: place for place, task_id in enumerate(order)}
     tasks.sort(key=lambda task: (places.get(task.task_id, len(places)), task.map_index))
-    return Run(run_config_or_author(config_file, row.conf, run_id), run_id, str(row.state), tuple(tasks))
+    return PipelineRun(run_config_or_author(config_file, row.conf, run_id), run_id, str(row.state), tuple(tasks))
 
 
 def find_pipelines(dag_ids: Iterable[str], session: Session) -> list[str]:

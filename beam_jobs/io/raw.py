@@ -84,7 +84,7 @@ def read_beginning(file: RawFile, folder: RawFolder, num_bytes: int) -> bytes:
         return opened.read(num_bytes)
 
 
-class Reader:
+class RawReader:
     """Reads records one after another, in the order in which they were announced.
 
     Some records may be left out. Records in an object store are fetched together, a few ahead. If

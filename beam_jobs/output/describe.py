@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from beam_jobs.output.quarantine import read_quarantine
-from beam_jobs.statistics.dataset import Comparison, DatasetStatistics, merge_splits
+from beam_jobs.statistics.dataset import DatasetComparison, DatasetStatistics, merge_splits
 from beam_jobs.statistics.drift import distances
 from beam_jobs.statistics.page import PageData, reference_name, render
 from beam_jobs.statistics.schema import DataSchema, compare_schemas, infer_schema
@@ -80,14 +80,14 @@ def describe(job: Job, config: Preprocess, folder: Path, figures: DatasetFigures
     write_whole(folder / DATA_PAGE, page)
 
 
-def _compare(schema: DataSchema, ours: DatasetStatistics, reference: Reference, config: Preprocess) -> Comparison:
+def _compare(schema: DataSchema, ours: DatasetStatistics, reference: Reference, config: Preprocess) -> DatasetComparison:
     train, theirs = ours.splits["train"], reference.statistics.splits["train"]
-    return Comparison(reference=reference.name, digest=reference.manifest.digest, thresholds=config.drift,
+    return DatasetComparison(reference=reference.name, digest=reference.manifest.digest, thresholds=config.drift,
                       schema_violations=compare_schemas(schema, reference.schema, config.schema),
                       drift=distances(train.features, train.labels, theirs.features, theirs.labels, config.drift))
 
 
-def _check(comparison: Comparison | None, config: Preprocess, job: Job, page: bytes) -> None:
+def _check(comparison: DatasetComparison | None, config: Preprocess, job: Job, page: bytes) -> None:
     if comparison is None:
         return
     faults = [f"{violation.text} (allow it with preprocess.schema.{violation.rule})" for violation in comparison.schema_violations if violation.fails]
@@ -100,7 +100,7 @@ def _check(comparison: Comparison | None, config: Preprocess, job: Job, page: by
                         f"\nThe page {place} shows it. Mend the data, or change the rules in {job.request.config_file}")
 
 
-def _drifts(comparison: Comparison) -> Sequence[str]:
+def _drifts(comparison: DatasetComparison) -> Sequence[str]:
     limits = comparison.thresholds
     return [f"{distance.feature} has drifted: Jensen-Shannon {distance.jensen_shannon:.3f} (at most {limits.js_above:g}), "
             f"L-infinity {distance.l_infinity:.3f} (at most {limits.linf_above:g}); see preprocess.drift"

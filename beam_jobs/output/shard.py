@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from beam_jobs.io.example import serialise
-from beam_jobs.io.raw import Reader, file_of
+from beam_jobs.io.raw import RawReader, file_of
 from beam_jobs.io.tfrecord import TFRecordWriter
 from beam_jobs.output.quarantine import FragmentWriter
 from beam_jobs.planning.plan import Record, ShardPlan
@@ -22,7 +22,7 @@ from beam_jobs.stages import bind_stages
 from beam_jobs.stages.stage import Example, Rejected, run_stages
 from beam_jobs.statistics.measure import Numbers, Ruler, numbers_as_text, numbers_of
 from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
-from pipeline_ops.config.preprocess import Stage
+from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder
 
@@ -30,13 +30,13 @@ Shape = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class ShardBuildSpec:
     """The common properties of all shards of a data set. It is pickled for the workers."""
 
     raw_folder: RawFolder
     target: Path
     """The folder of the shards."""
-    stages: tuple[Stage, ...]
+    stages: tuple[StageConfig, ...]
     class_names: tuple[str, ...]
     summary: ClassVar[type[ShardSummary]] = ShardSummary
     """The type of summary that a builder returns for each shard."""
@@ -51,7 +51,7 @@ class ShardBuilder:
     It records its progress in the file `tally`, and leaves bad records in `fragments`.
     """
 
-    def __init__(self, order: Order, tally: Path, fragments: Path):
+    def __init__(self, order: ShardBuildSpec, tally: Path, fragments: Path):
         self._order, self._tally, self._fragments = order, tally, fragments
         self._stages = bind_stages(order.stages)
         self._labels = {name: index for index, name in enumerate(order.class_names)}
@@ -80,7 +80,7 @@ class ShardBuilder:
                             shapes=list(counts.shapes.items()), rejected=counts.rejected, skipped=counts.skipped,
                             nanoseconds=counts.nanoseconds, outcomes=counts.outcomes, measured=counts.ruler.measured())
 
-    def _add(self, record: Record, split: str, reader: Reader, writer: TFRecordWriter, quarantine: FragmentWriter, counts: _Counts) -> Outcome:
+    def _add(self, record: Record, split: str, reader: RawReader, writer: TFRecordWriter, quarantine: FragmentWriter, counts: _Counts) -> Outcome:
         """Adds one record to the shard, or to the quarantine if a stage rejects it."""
         nanoseconds, skipped = counts.nanoseconds, Counter()
         try:
@@ -106,9 +106,9 @@ class ShardBuilder:
             raise MachineError(f"out of memory at {record.key}: {error}; give the host more, or lower preprocess.runner.workers") from error
         return counts.add([example for _, example in examples], numbers, skipped)
 
-    def reader(self, plan: ShardPlan) -> Reader:
+    def reader(self, plan: ShardPlan) -> RawReader:
         """The reader of the records of a plan."""
-        return Reader((record.file for record in plan.records), self._order.raw_folder)
+        return RawReader((record.file for record in plan.records), self._order.raw_folder)
 
 
 @dataclasses.dataclass

@@ -16,7 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from beam_jobs.planning.index import Entry, annotation_digest
+from beam_jobs.planning.index import IndexEntry, annotation_digest
 from beam_jobs.planning.plan import Record, ShardPlan, num_shards_of, plan_data_set, plan_shards
 from pipeline_ops.artifacts.dataset import generation_of
 from pipeline_ops.config.preprocess import Preprocess
@@ -32,7 +32,7 @@ They are worth a file, and a hundred records still spread over the workers.
 class Base:
     """The previous data set. `removed` holds positions by shard."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, IndexEntry]
     removed: Mapping[str, Sequence[int]]
     class_names: Sequence[str]
 
@@ -48,7 +48,7 @@ class Delta:
 
     shards: tuple[ShardPlan, ...]
     linked: Mapping[str, tuple[int, ...]]
-    unchanged: tuple[Entry, ...]
+    unchanged: tuple[IndexEntry, ...]
     reason: str
 
     @property
@@ -74,7 +74,7 @@ def _everything(by_split: Mapping[str, Sequence[Record]], config: Preprocess, re
     return Delta(tuple(plan_data_set(by_split, config)), {}, (), f"everything anew: {reason}")
 
 
-def _compare(by_split: Mapping[str, Sequence[Record]], base: Base) -> tuple[dict[str, list[Record]], tuple[Entry, ...]]:
+def _compare(by_split: Mapping[str, Sequence[Record]], base: Base) -> tuple[dict[str, list[Record]], tuple[IndexEntry, ...]]:
     changed: dict[str, list[Record]] = {split: [] for split in by_split}
     unchanged = []
     for split, records in by_split.items():
@@ -87,7 +87,7 @@ def _compare(by_split: Mapping[str, Sequence[Record]], base: Base) -> tuple[dict
     return changed, tuple(unchanged)
 
 
-def _linked(base: Base, unchanged: Iterable[Entry]) -> dict[str, tuple[int, ...]]:
+def _linked(base: Base, unchanged: Iterable[IndexEntry]) -> dict[str, tuple[int, ...]]:
     """The shards that still have a record, each with all positions to skip in it."""
     alive = {entry.key for entry in unchanged}
     removed: dict[str, set[int]] = defaultdict(set)
@@ -102,7 +102,7 @@ def _linked(base: Base, unchanged: Iterable[Entry]) -> dict[str, tuple[int, ...]
     return {shard: tuple(sorted(removed[shard].union(base.removed.get(shard, ())))) for shard in sorted(kept)}
 
 
-def _why_compact(changed: Mapping[str, Sequence[Record]], linked: Mapping[str, Sequence[int]], unchanged: Sequence[Entry], generation: int,
+def _why_compact(changed: Mapping[str, Sequence[Record]], linked: Mapping[str, Sequence[int]], unchanged: Sequence[IndexEntry], generation: int,
                  config: Preprocess) -> str | None:
     """The reason against a further generation, or None if it pays off."""
     num_new, num_removed = sum(map(len, changed.values())), sum(map(len, linked.values()))
@@ -126,7 +126,7 @@ def _shards_of_generation(changed: Mapping[str, Sequence[Record]], generation: i
     return shards
 
 
-def _describe(changed: Mapping[str, Sequence[Record]], unchanged: Sequence[Entry], base: Base) -> str:
+def _describe(changed: Mapping[str, Sequence[Record]], unchanged: Sequence[IndexEntry], base: Base) -> str:
     keys = {record.key for records in changed.values() for record in records}
     num_known = sum(key in base.entries and base.entries[key].split != "" for key in keys)
     num_gone = sum(entry.split != "" for entry in base.entries.values()) - len(unchanged) - num_known

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from beam_jobs.output.quarantine import carry_over
 from beam_jobs.planning.delta import Base, Delta
-from beam_jobs.planning.index import Entry, annotation_digest, read_index
+from beam_jobs.planning.index import IndexEntry, annotation_digest, read_index
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.statistics.measure import Ruler, numbers_from_text
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
@@ -36,7 +36,7 @@ class DataSetBefore:
     folder: Path
     manifest: Manifest
     figures: DatasetFigures
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, IndexEntry]
 
     @property
     def base(self) -> Base:
@@ -73,7 +73,7 @@ def summaries_of_unchanged(delta: Delta, before: DataSetBefore) -> list[ShardSum
                         [record for record in rejected if splits[record.key] == split], before.figures) for split in SPLITS]
 
 
-def _summary_of(split: str, entries: Sequence[Entry], rejected: list[RejectedRecord], figures: DatasetFigures) -> ShardSummary:
+def _summary_of(split: str, entries: Sequence[IndexEntry], rejected: list[RejectedRecord], figures: DatasetFigures) -> ShardSummary:
     labels: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     ruler = Ruler()
@@ -111,7 +111,7 @@ def known_pictures(before: DataSetBefore | None) -> dict[str, str]:
     return {entry.content: entry.picture for entry in before.entries.values() if entry.picture} if before else {}
 
 
-def entries_of(plans: Iterable[ShardPlan], summaries: Iterable[ShardSummary], pictures: Mapping[str, str]) -> Iterator[Entry]:
+def entries_of(plans: Iterable[ShardPlan], summaries: Iterable[ShardSummary], pictures: Mapping[str, str]) -> Iterator[IndexEntry]:
     """The index entries of shards that were just built.
 
     `pictures` are perceptual hashes by content.
@@ -120,15 +120,15 @@ def entries_of(plans: Iterable[ShardPlan], summaries: Iterable[ShardSummary], pi
         position = 0
         for record, outcome in zip(plan.records, summary.outcomes, strict=True):
             place = (plan.name, position) if outcome.num_examples else ("", 0)
-            yield Entry(record.key, record.file.digest, annotation_digest(record), plan.split, *place, outcome.num_examples, outcome.labels,
+            yield IndexEntry(record.key, record.file.digest, annotation_digest(record), plan.split, *place, outcome.num_examples, outcome.labels,
                         pictures.get(record.file.digest, ""), outcome.skipped, outcome.numbers)
             position += outcome.num_examples
 
 
-def entries_of_kept_out(records: Iterable[Record], pictures: Mapping[str, str]) -> Iterator[Entry]:
+def entries_of_kept_out(records: Iterable[Record], pictures: Mapping[str, str]) -> Iterator[IndexEntry]:
     """The index entries of records that the collection kept out.
 
     They are in no split, so that they are built as soon as the collection includes them.
     """
     for record in records:
-        yield Entry(record.key, record.file.digest, annotation_digest(record), "", picture=pictures.get(record.file.digest, ""))
+        yield IndexEntry(record.key, record.file.digest, annotation_digest(record), "", picture=pictures.get(record.file.digest, ""))

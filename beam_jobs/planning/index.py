@@ -31,7 +31,7 @@ The split is a field of the index. The group is in no example.
 _COMPRESSION = 1  # a line is mostly digests, which do not compress at any level
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """One record and the place of its examples: `num_examples` in `shard`, from `position` on.
 
     A record that was kept out has no examples, and the shard "". `split` is "" if the collection
@@ -68,7 +68,7 @@ def _digest_annotation(annotation: tuple) -> str:
     return hashlib.blake2b(repr(annotation).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def write_index(file: Path, entries: Iterable[Entry]) -> None:
+def write_index(file: Path, entries: Iterable[IndexEntry]) -> None:
     """Writes the index. Equal entries give equal bytes in any order.
 
     Raises:
@@ -78,12 +78,12 @@ def write_index(file: Path, entries: Iterable[Entry]) -> None:
     write_whole(file, gzip.compress(lines.encode(), _COMPRESSION, mtime=0))
 
 
-def read_index(file: Path) -> dict[str, Entry]:
+def read_index(file: Path) -> dict[str, IndexEntry]:
     """Reads the entries of an index by key. Raises DataError if the file is not an index."""
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             share = _Shared()
-            entries = (share(Entry(*json.loads(line))) for line in lines)
+            entries = (share(IndexEntry(*json.loads(line))) for line in lines)
             found = {entry.key: entry for entry in entries}
     except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
         raise unreadable(f"{file}: the index can't be read", error, "; remove the data set that it is in, and start a new run") from error
@@ -98,6 +98,6 @@ class _Shared:
     def __init__(self):
         self._labels: dict[tuple, Mapping[str, int]] = {}
 
-    def __call__(self, entry: Entry) -> Entry:
+    def __call__(self, entry: IndexEntry) -> IndexEntry:
         labels = self._labels.setdefault(tuple(entry.labels.items()), entry.labels)
         return entry._replace(split=sys.intern(entry.split), shard=sys.intern(entry.shard), annotation=sys.intern(entry.annotation), labels=labels)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel
 
-from beam_jobs.output.shard import Order, ShardBuilder
+from beam_jobs.output.shard import ShardBuilder, ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.progress_counter import Notes
 
@@ -45,9 +45,9 @@ class HashedBlock(BaseModel, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class PictureOrder:
-    """Asks for hashes instead of shards. See `Order`."""
+    """Asks for hashes instead of shards. See `ShardBuildSpec`."""
 
-    order: Order
+    order: ShardBuildSpec
     summary: ClassVar[type[BaseModel]] = HashedBlock
 
     def builder(self, tally: Path, fragments: Path) -> PictureHasher:

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from beam_jobs.sources.collect import Collector, Files, Found, make_box
-from beam_jobs.sources.manifest import CORNERS, Entry, add_entry, key_or_place
+from beam_jobs.sources.manifest import CORNERS, ManifestEntry, add_entry, key_or_place
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import CsvSource
 from pipeline_ops.errors import DataError
@@ -93,7 +93,7 @@ def _shown(header: list[str] | str) -> str:
     return ascii(header if isinstance(header, str) else ",".join(header))[1:-1][:200]
 
 
-def _entries_of(path: str, rows: list[tuple[int, Row | Reject]], source: CsvSource) -> Iterator[tuple[Entry, int]]:
+def _entries_of(path: str, rows: list[tuple[int, Row | Reject]], source: CsvSource) -> Iterator[tuple[ManifestEntry, int]]:
     """Yields one entry for each row, or one entry for all boxes of an image.
 
     Raises Reject: malformed, contradictory.
@@ -103,14 +103,14 @@ def _entries_of(path: str, rows: list[tuple[int, Row | Reject]], source: CsvSour
             raise row
     if source.task == "classification":
         for line, row in rows:
-            yield Entry(path, row["label"], split=row.get("split"), group=row.get("group")), line
+            yield ManifestEntry(path, row["label"], split=row.get("split"), group=row.get("group")), line
         return
     line, first = rows[0]
     for other_line, row in rows:
         if differing := [name for name in _OF_THE_IMAGE if row.get(name) != first.get(name)]:
             raise Reject("contradictory", f"lines {line} and {other_line} say different things of {', '.join(differing)}")
     boxes = tuple(box for other_line, row in rows if (box := _box_of(row, other_line)))
-    yield Entry(path, boxes=boxes, **{name: first.get(name) for name in _OF_THE_IMAGE}), line
+    yield ManifestEntry(path, boxes=boxes, **{name: first.get(name) for name in _OF_THE_IMAGE}), line
 
 
 def _box_of(row: Row, line: int) -> Box | None:

@@ -14,7 +14,7 @@ import json
 from typing import Any
 
 from beam_jobs.sources.collect import Collector, Files, Found, make_box
-from beam_jobs.sources.manifest import CORNERS, Entry, add_entry, key_or_place
+from beam_jobs.sources.manifest import CORNERS, ManifestEntry, add_entry, key_or_place
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import JsonlSource
 from pipeline_ops.raw_data.listing import Listing
@@ -50,14 +50,14 @@ def _parse(line: bytes) -> dict[str, Any]:
     return value
 
 
-def _entry_of(value: dict[str, Any], source: JsonlSource) -> Entry:
+def _entry_of(value: dict[str, Any], source: JsonlSource) -> ManifestEntry:
     image = {name: value.get(name) for name in ("path", "split", "group", "height", "width")}
     if source.task == "classification":
-        return Entry(label=value.get("label"), **image)
+        return ManifestEntry(label=value.get("label"), **image)
     boxes = value.get("boxes")
     if not isinstance(boxes, list):
         raise Reject("malformed", "must have a list of boxes, which may be empty")
-    return Entry(boxes=tuple(map(_box_of, boxes)), **image)
+    return ManifestEntry(boxes=tuple(map(_box_of, boxes)), **image)
 
 
 def _box_of(value: Any) -> Box:

@@ -18,7 +18,7 @@ CORNERS = ("ymin", "xmin", "ymax", "xmax")
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class ManifestEntry:
     """One image as a manifest describes it. `boxes` is None for classification."""
 
     path: Any
@@ -30,7 +30,7 @@ class Entry:
     width: Any = None
 
 
-def add_entry(entry: Entry, place: str, source: ManifestSource, collector: Collector, files: Files) -> None:
+def add_entry(entry: ManifestEntry, place: str, source: ManifestSource, collector: Collector, files: Files) -> None:
     """Adds the record of an entry.
 
     Raises Reject: the entry has a value that can't be right.

@@ -16,7 +16,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from typing import NoReturn
 
-from beam_jobs.io.raw import Reader, read_raw
+from beam_jobs.io.raw import RawReader, read_raw
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, Files, Found, flag, make_box, size_of
 from beam_jobs.stages.given_boxes import Size
@@ -39,7 +39,7 @@ def read_records(source: VocSource, listing: Listing) -> Found:
                         "correct preprocess.source.path")
     lists = _read_lists(source.image_sets, listing)
     collector, names = Collector(source.class_names), sorted({*images, *annotations, *(lists or ())})
-    reader = Reader((annotations[name][0] for name in names if name in annotations and (lists is None or name in lists)), listing.folder)
+    reader = RawReader((annotations[name][0] for name in names if name in annotations and (lists is None or name in lists)), listing.folder)
     for name in names:
         candidates, [annotation] = images.get(name, []), annotations.get(name, [None])
         is_listed = lists is None or name in lists
@@ -81,7 +81,7 @@ def _only(splits: list[str]) -> str:
     return splits[0]
 
 
-def _make_record(reader: Reader, images: list[RawFile], annotation: RawFile | None, split: str | None) -> Record:
+def _make_record(reader: RawReader, images: list[RawFile], annotation: RawFile | None, split: str | None) -> Record:
     if not images:
         raise Reject("missing_image", "there is no image of this name in JPEGImages")
     if annotation is None:

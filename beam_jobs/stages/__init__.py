@@ -13,7 +13,7 @@ from beam_jobs.stages import augment, checks, clip_boxes, decode, encode, equali
 from beam_jobs.stages.foreign import load_stage
 from beam_jobs.stages.stage import BoundStage, Stage, class_names_after
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.config.preprocess import Stage as StageConfig
+from pipeline_ops.config.preprocess import StageConfig as StageConfig
 from pipeline_ops.config.yaml_source import nearest
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.user_code.stages import published_names

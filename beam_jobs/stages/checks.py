@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 
 from beam_jobs.stages.stage import Stage
-from pipeline_ops.config.preprocess import Stage as StageConfig
+from pipeline_ops.config.preprocess import StageConfig as StageConfig
 from pipeline_ops.config.type_messages import describe_type
 from pipeline_ops.config.yaml_source import nearest, place_in
 from pipeline_ops.errors import ConfigError

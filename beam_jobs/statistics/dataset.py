@@ -49,7 +49,7 @@ class Duplicates(BaseModel, frozen=True):
     groups: list[DuplicateGroup]
 
 
-class Comparison(BaseModel, frozen=True):
+class DatasetComparison(BaseModel, frozen=True):
     """The comparison with the reference.
 
     The reference is the data that the champion was trained on. If there is no champion, it is the
@@ -73,7 +73,7 @@ class DatasetStatistics(BaseModel, frozen=True):
     edges: dict[str, tuple[float, ...]]
     splits: dict[str, SplitStatistics]
     duplicates: Duplicates
-    comparison: Comparison | None = None
+    comparison: DatasetComparison | None = None
 
 
 def collect_statistics(summaries: Sequence[ShardSummary], figures: DatasetFigures, duplicates: Duplicates) -> DatasetStatistics:

@@ -18,7 +18,7 @@ from pipeline_ops.storage.read_errors import unreadable
 _KEY, _CONTENT, _SPLIT, _NUM_EXAMPLES = 0, 1, 3, 6
 
 
-class Place(NamedTuple):
+class IndexedRecord(NamedTuple):
     """A record that has examples in a split. `content` is the digest of its raw bytes."""
 
     key: str
@@ -26,12 +26,12 @@ class Place(NamedTuple):
     split: str
 
 
-def read_places(index: Path) -> Iterator[Place]:
+def read_places(index: Path) -> Iterator[IndexedRecord]:
     """Yields every record that has at least one example. Raises DataError for an invalid index."""
     try:
         with gzip.open(index, "rt", encoding="utf-8") as lines:
             for entry in map(json.loads, lines):
                 if entry[_NUM_EXAMPLES]:
-                    yield Place(entry[_KEY], entry[_CONTENT], entry[_SPLIT])
+                    yield IndexedRecord(entry[_KEY], entry[_CONTENT], entry[_SPLIT])
     except (OSError, EOFError, ValueError, TypeError, IndexError, zlib.error) as error:
         raise unreadable(f"{index}: the index can't be read", error, "; remove the data set that it is in, and start a new run") from error

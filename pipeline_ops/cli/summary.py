@@ -13,7 +13,7 @@ from pipeline_ops.artifacts.input_names import WARM_START
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import Manifest, read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures, ModelFigures, TrainingFigures
-from pipeline_ops.cli.watch import RunView, TaskView
+from pipeline_ops.cli.watch import RunView, TaskStatus
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.jobs.task_record import find_report
 from pipeline_ops.planning.trials import read_search
@@ -42,11 +42,11 @@ def _manifest(run: RunView, task: str) -> Manifest | None:
     return read_manifest(uri) if uri else None
 
 
-def _uri(task: TaskView) -> str | None:
+def _uri(task: TaskStatus) -> str | None:
     return task.record.manifest if task.record and task.state == "success" else None
 
 
-def _task(task: TaskView) -> dict[str, Any]:
+def _task(task: TaskStatus) -> dict[str, Any]:
     seconds = None if task.seconds is None else round(task.seconds, 3)
     return {"state": task.state or None, "seconds": seconds, "cached": task.is_cached, "manifest": _uri(task)}
 

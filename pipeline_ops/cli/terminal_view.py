@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline_ops.cli.watch import RunView, TaskView
+from pipeline_ops.cli.watch import RunView, TaskStatus
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,7 +66,7 @@ class PlainScreen:
                 self._print(run, task, f"{state[0]}{_because(task)}")
             self._show_progress(run, task)
 
-    def _show_progress(self, run: RunView, task: TaskView) -> None:
+    def _show_progress(self, run: RunView, task: TaskStatus) -> None:
         now, text = time.monotonic(), str(task.progress or "")
         is_news = is_running(task) and text not in ("", self._progress.get(task.name)) and not task.progress.message
         if not is_news or now - self._progress_time.get(task.name, 0.0) < _EVERY_SECONDS:
@@ -74,7 +74,7 @@ class PlainScreen:
         self._progress[task.name], self._progress_time[task.name] = text, now
         self._print(run, task, text)
 
-    def _print(self, run: RunView, task: TaskView, text: str) -> None:
+    def _print(self, run: RunView, task: TaskStatus, text: str) -> None:
         self._console.print(f"{run.seconds:7.1f} s  {task.name:<10}  {text}", soft_wrap=True)
 
 
@@ -101,11 +101,11 @@ class LiveScreen:
         self._live.update(_live_table(run), refresh=True)
 
 
-def is_running(task: TaskView) -> bool:
+def is_running(task: TaskStatus) -> bool:
     return task.state in ("running", "deferred")
 
 
-def state_word(task: TaskView) -> str:
+def state_word(task: TaskStatus) -> str:
     """The word for a task's state. It is Airflow's, except for states that a reader may not know.
 
     A deferred task is running, and a cached one did not have to run.
@@ -165,18 +165,18 @@ def _result_table(run: RunView) -> Table:
     return table
 
 
-def _state_text(task: TaskView):
+def _state_text(task: TaskStatus):
     from rich.text import Text
 
     word = state_word(task)
     return Text(word or "waiting", style=_STYLES.get(word, _STYLES.get(task.state, "dim")))
 
 
-def _seconds(task: TaskView) -> str:
+def _seconds(task: TaskStatus) -> str:
     return "" if task.seconds is None else f"{task.seconds:.1f}"
 
 
-def _because(task: TaskView) -> str:
+def _because(task: TaskStatus) -> str:
     """The reason for a task's state, such as `: unchanged`, or its error; may be empty."""
     if task.record is None:
         return ""
@@ -184,7 +184,7 @@ def _because(task: TaskView) -> str:
     return f": {text}" if text else ""
 
 
-def _progress_line(task: TaskView) -> str:
+def _progress_line(task: TaskStatus) -> str:
     progress = task.progress
     if progress is None:
         return "starting"

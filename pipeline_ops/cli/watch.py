@@ -24,7 +24,7 @@ _MIN_ASK_SECONDS, _MAX_ASK_SECONDS = 0.25, 2.0
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskView:
+class TaskStatus:
     """One task at one moment.
 
     `state` is Airflow's word, "" until the task's turn comes. `seconds` counts from its start.
@@ -51,13 +51,13 @@ class RunView:
     run_id: str
     state: str
     seconds: float
-    tasks: tuple[TaskView, ...]
+    tasks: tuple[TaskStatus, ...]
 
     @property
     def is_finished(self) -> bool:
         return self.state in FINISHED
 
-    def task(self, name: str) -> TaskView:
+    def task(self, name: str) -> TaskStatus:
         return next(task for task in self.tasks if task.name == name)
 
 
@@ -95,14 +95,14 @@ class RunWatcher:
         elapsed = time.time() - self._triggered
         self._ask_at = time.monotonic() + min(max(elapsed / 60, _MIN_ASK_SECONDS), _MAX_ASK_SECONDS)
 
-    def _look_at(self, job: str) -> TaskView:
+    def _look_at(self, job: str) -> TaskStatus:
         instance = self._instances.get(job)
         if instance is None or not instance["state"]:
-            return TaskView(job)
+            return TaskStatus(job)
         state = instance["state"]
         record = read_record(self._layout.task_record(self._run_id, job)) if state in _RECORDED else None
         progress, messages = self._jobs[job].new()
-        return TaskView(job, state, _duration(instance), instance["try_number"], progress, messages, record)
+        return TaskStatus(job, state, _duration(instance), instance["try_number"], progress, messages, record)
 
 
 class _JobWatcher:

@@ -22,7 +22,7 @@ Kind = Literal["scalar", "list", "mapping"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Leaf:
+class ConfigField:
     """One field that is not a section.
 
     Attributes:
@@ -59,9 +59,9 @@ class Leaf:
 
 
 @functools.cache
-def leaves_of(model: type[Section]) -> Mapping[str, Leaf]:
+def leaves_of(model: type[Section]) -> Mapping[str, ConfigField]:
     """All leaves by key, in the order of the classes."""
-    found: dict[str, Leaf] = {}
+    found: dict[str, ConfigField] = {}
     for leaf in _walk(model, "", {}):
         twin = found.get(leaf.key)
         found[leaf.key] = dataclasses.replace(twin, fields=(*twin.fields, *leaf.fields)) if twin else leaf
@@ -76,7 +76,7 @@ def value_at(config: Section, key: str) -> Any:
     return value
 
 
-def _walk(section: type[Section], prefix: str, inherited: Mapping[str, Any]) -> Iterator[Leaf]:
+def _walk(section: type[Section], prefix: str, inherited: Mapping[str, Any]) -> Iterator[ConfigField]:
     for name, field in section.model_fields.items():
         marks = {**(field.json_schema_extra or {}), **inherited}
         passed_on = {mark: value for mark, value in marks.items() if mark in ("operational", "fixed")}
@@ -91,10 +91,10 @@ def _walk(section: type[Section], prefix: str, inherited: Mapping[str, Any]) -> 
             yield _leaf(f"{prefix}{name}", members, field, marks)
 
 
-def _leaf(key: str, members: list[Any], field: FieldInfo, marks: Mapping[str, Any]) -> Leaf:
+def _leaf(key: str, members: list[Any], field: FieldInfo, marks: Mapping[str, Any]) -> ConfigField:
     origins = {typing.get_origin(member) for member in members}
     kind: Kind = "list" if list in origins else "mapping" if dict in origins else "scalar"
-    return Leaf(key, kind, (field,), bool(marks.get("operational")), bool(marks.get("per_run")), marks.get("rank", 0),
+    return ConfigField(key, kind, (field,), bool(marks.get("operational")), bool(marks.get("per_run")), marks.get("rank", 0),
                 marks.get("fixed", ""), bool(marks.get("path")), marks.get("run_pattern", ""), marks.get("run_words", ""))
 
 

@@ -17,7 +17,7 @@ class Scale(Section):
     most: float = per_run(1.0, ge=1, le=10)
 
 
-class Augment(Section):
+class AugmentOptions(Section):
     """Random changes of training images, drawn from (seed, epoch, example).
 
     They do not depend on the worker or on restarts. Boxes move with the pixels. The area beyond an
@@ -48,13 +48,13 @@ class Augment(Section):
     detectors."""
 
 
-class Input(Section):
+class InputOptions(Section):
     """The input pipeline, which brings examples from the shards to the step.
 
     Evaluation reads without a cache and without augmentation.
     """
 
-    augment: Augment = Augment()
+    augment: AugmentOptions = AugmentOptions()
     cache: Literal["none", "memory", "disk"] = operational("memory")
     """The place where decoded training images are kept from one epoch to the next. `memory` is each
     worker's memory. `disk`, for classification, is a file that a host's workers share."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipeline_ops.config.model_catalogue import CATALOGUE, Task, is_own, task_of
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.preprocess import Stage
+from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.config.yaml_source import ConfigText, Location
 from pipeline_ops.errors import ConfigError
 
@@ -55,7 +55,7 @@ def validate_task(task: Task, model: str, found: str) -> None:
     )
 
 
-def image_size(stages: Sequence[Stage]) -> tuple[int, int, int] | None:
+def image_size(stages: Sequence[StageConfig]) -> tuple[int, int, int] | None:
     """Height and width of all images, and the index of the stage that makes them so.
 
     None if the size depends on the images.

@@ -10,19 +10,19 @@ from pydantic import Field, model_validator
 from pipeline_ops.config.base import Section, per_run
 
 
-class Schedule(Section):
+class LearningRateSchedule(Section):
     """The common part of all schedules: a linear warm-up from zero to the whole learning rate."""
 
     warmup_steps: int = per_run(0, ge=0)
 
 
-class Constant(Schedule):
+class Constant(LearningRateSchedule):
     """The same learning rate after the warm-up."""
 
     type: Literal["constant"] = "constant"
 
 
-class Cosine(Schedule):
+class Cosine(LearningRateSchedule):
     """Half a cosine wave from the whole learning rate down to `end_factor` of it."""
 
     type: Literal["cosine"]
@@ -32,7 +32,7 @@ class Cosine(Schedule):
     end_factor: float = per_run(0.0, ge=0, le=1)
 
 
-class Exponential(Schedule):
+class Exponential(LearningRateSchedule):
     """Multiplies the learning rate by `factor` in every `decay_steps` steps, smoothly."""
 
     type: Literal["exponential"]
@@ -40,7 +40,7 @@ class Exponential(Schedule):
     factor: float = per_run(..., gt=0, lt=1)
 
 
-class Piecewise(Schedule):
+class Piecewise(LearningRateSchedule):
     """Another factor from each boundary on.
 
     Example: `boundaries_steps: [1000, 2000]` and `factors: [0.1, 0.01]`.

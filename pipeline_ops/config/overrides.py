@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline_ops.config.fields import Leaf, leaves_of, value_at
+from pipeline_ops.config.fields import ConfigField, leaves_of, value_at
 from pipeline_ops.config.per_run import Scalar, allowed_value
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.yaml_source import nearest
@@ -76,7 +76,7 @@ def _types_of(author: PipelineConfig, keys: Iterable[str]) -> dict[str, str]:
     return {key: own for key in types if (own := value_at(author, key)) is not None}
 
 
-def _find(author: PipelineConfig, key: Any) -> Leaf:
+def _find(author: PipelineConfig, key: Any) -> ConfigField:
     """The leaf that a run may set. Raises ValueError if there is none."""
     if not isinstance(key, str) or len(key) > _MAX_KEY or _UNPRINTABLE.search(key):
         raise ValueError(f"a key must be a text of at most {_MAX_KEY} printable characters")
@@ -92,13 +92,13 @@ def _find(author: PipelineConfig, key: Any) -> Leaf:
     raise ValueError(f"unknown key; {nearest(key, settable_keys(author))}")
 
 
-def _holds_several(leaves: Mapping[str, Leaf], key: str) -> bool:
+def _holds_several(leaves: Mapping[str, ConfigField], key: str) -> bool:
     """Returns whether a key names a section, a list, a mapping or a part of one, and no leaf."""
     return any(name == key or name.startswith((f"{key}.", f"{key}[]")) or
                (leaf.kind != "scalar" and key.startswith((f"{name}.", f"{name}[]"))) for name, leaf in leaves.items())
 
 
-def _check_scalar(leaf: Leaf, value: Any) -> None:
+def _check_scalar(leaf: ConfigField, value: Any) -> None:
     if value is None and not leaf.takes(None):
         raise ValueError("must not be null; leave it out for the value of the YAML")
     if not isinstance(value, Scalar):

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline_ops.config.fields import Leaf
+from pipeline_ops.config.fields import ConfigField
 from pipeline_ops.config.yaml_source import nearest
 
 Scalar = bool | int | float | str | None
@@ -26,7 +26,7 @@ _MAGIC = re.compile(r"[*?\[]")
 _URI = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")
 
 
-def check_opened(leaves: Mapping[str, Leaf], opened: Mapping[str, Sequence[Scalar]]) -> None:
+def check_opened(leaves: Mapping[str, ConfigField], opened: Mapping[str, Sequence[Scalar]]) -> None:
     """Checks the fields and the values of `per_run`.
 
     Raises:
@@ -47,7 +47,7 @@ def check_opened(leaves: Mapping[str, Leaf], opened: Mapping[str, Sequence[Scala
                 raise ValueError(f"{key}: {value!r} is not a valid value of it; correct or remove it")
 
 
-def allowed_value(leaf: Leaf, value: Scalar, allowed: Sequence[Scalar], folder: Path) -> Scalar:
+def allowed_value(leaf: ConfigField, value: Scalar, allowed: Sequence[Scalar], folder: Path) -> Scalar:
     """The value to use. For a path that a glob allows, that is the absolute path without links.
 
     Raises:
@@ -69,7 +69,7 @@ def is_glob(value: Scalar) -> bool:
     return isinstance(value, str) and bool(_MAGIC.search(value))
 
 
-def _can_be_opened(leaf: Leaf) -> bool:
+def _can_be_opened(leaf: ConfigField) -> bool:
     return leaf.kind == "scalar" and not leaf.fixed and not leaf.is_in_list
 
 

@@ -12,7 +12,7 @@ from pipeline_ops.config.base import Section, TaskSection, operational, per_run
 from pipeline_ops.config.sources import AnySource
 
 
-class Stage(Section):
+class StageConfig(Section):
     """One preprocessing step: its name in the catalogue and its parameters.
 
     The stage itself checks the parameters.
@@ -173,7 +173,7 @@ class Preprocess(TaskSection):
     """Raw data to sharded TFRecords."""
 
     source: AnySource = Field(discriminator="type")
-    stages: list[Stage] = Field(min_length=1)
+    stages: list[StageConfig] = Field(min_length=1)
     split: Split
     shards: int = Field(8, ge=1, le=10_000)
     """Number of shards of each split, or the least number with `shard_megabytes`. A split with

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from pipeline_ops.config.base import Section, TaskSection, operational, per_run
 from pipeline_ops.config.diagnostics import DebugSwitch, Divergence, Tensorboard
-from pipeline_ops.config.input import Input
+from pipeline_ops.config.input import InputOptions
 from pipeline_ops.config.model_catalogue import CATALOGUE, check_function, check_model, is_own, task_of
 from pipeline_ops.config.optimizer import Optimizer
 
@@ -105,7 +105,7 @@ class TrainOptions(TaskSection):
     """Passes over the training data."""
     seed: int = per_run(1, ge=0)
     """Seed of initial weights, the order of examples, augmentation and dropout."""
-    input: Input = Input()
+    input: InputOptions = InputOptions()
     optimizer: Optimizer = Optimizer()
     precision: Literal["float32", "bfloat16", "float16"] = per_run("float32")
     """The type in which layers compute. Weights are always float32. float16 scales the loss, so

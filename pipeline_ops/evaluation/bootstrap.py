@@ -21,7 +21,7 @@ _MAX_NUMBERS = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
-class Draws:
+class BootstrapSamples:
     """The draws of one model.
 
     `metrics`: float64 [B] by name. `classes`: float64 [B, C] for precision, recall and f1.
@@ -42,7 +42,7 @@ class ModelAnswers:
     is_in_top_k: np.ndarray
 
 
-def draw(labels: np.ndarray, models: Sequence[ModelAnswers], num_classes: int, samples: int, seed: int) -> list[Draws]:
+def draw(labels: np.ndarray, models: Sequence[ModelAnswers], num_classes: int, samples: int, seed: int) -> list[BootstrapSamples]:
     """Returns the draws of each model, paired. The same arguments give the same numbers."""
     columns = [labels, *(column for model in models for column in (model.classes, model.is_in_top_k))]
     cells, counts = np.unique(np.stack(columns), axis=1, return_counts=True)
@@ -73,14 +73,14 @@ class _Counter:
         self._num_classes, self._is_right, self._is_in_top_k = num_classes, labels == answers, is_in_top_k
         self._labels, self._answers = _Groups(labels, num_classes), _Groups(answers, num_classes)
 
-    def figures(self, weights: np.ndarray) -> Draws:
+    def figures(self, weights: np.ndarray) -> BootstrapSamples:
         """Returns the figures of each draw. `weights` is [b, K]."""
         right, total = weights * self._is_right, weights.sum(axis=1)
         support, found, predicted = self._labels.sums(weights), self._labels.sums(right), self._answers.sums(weights)
         classes = {"precision": _shares(found, predicted), "recall": _shares(found, support), "f1": _shares(2 * found, support + predicted)}
         present = support > 0
         means = {f"macro_{name}": (values * present).sum(axis=1) / present.sum(axis=1) for name, values in classes.items()}
-        return Draws({"accuracy": right.sum(axis=1) / total, "top_k_accuracy": (weights * self._is_in_top_k).sum(axis=1) / total, **means,
+        return BootstrapSamples({"accuracy": right.sum(axis=1) / total, "top_k_accuracy": (weights * self._is_in_top_k).sum(axis=1) / total, **means,
                       "worst_class_recall": np.where(present, classes["recall"], np.inf).min(axis=1)}, classes)
 
 
@@ -102,8 +102,8 @@ def _shares(parts: np.ndarray, wholes: np.ndarray) -> np.ndarray:
     return np.divide(parts, wholes, out=np.zeros_like(parts), where=wholes > 0)
 
 
-def _join(blocks: Sequence[Draws]) -> Draws:
+def _join(blocks: Sequence[BootstrapSamples]) -> BootstrapSamples:
     def joined(name: str) -> dict[str, np.ndarray]:
         return {key: np.concatenate([getattr(block, name)[key] for block in blocks]) for key in getattr(blocks[0], name)}
 
-    return Draws(joined("metrics"), joined("classes"))
+    return BootstrapSamples(joined("metrics"), joined("classes"))

@@ -40,7 +40,7 @@ class Truths:
 
 
 @dataclasses.dataclass(frozen=True)
-class Detections:
+class DetectionTable:
     """D boxes that a model has found, as in Truths, with `scores` float64 [D].
 
     COCO counts the 100 detections of an image with the best scores.
@@ -75,7 +75,7 @@ class DetectionEvaluation:
     classes: list[DetectionClass]
 
 
-def evaluate_detections(truths: Truths, detections: Detections, num_images: int, class_names: Sequence[str]) -> DetectionEvaluation:
+def evaluate_detections(truths: Truths, detections: DetectionTable, num_images: int, class_names: Sequence[str]) -> DetectionEvaluation:
     """Matches detections with true boxes by image and class, as COCO does for boxes.
 
     Raises:
@@ -109,7 +109,7 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _match(library: ModuleType, truths: Truths, detections: Detections, num_images: int, class_names: Sequence[str]) -> Any:
+def _match(library: ModuleType, truths: Truths, detections: DetectionTable, num_images: int, class_names: Sequence[str]) -> Any:
     """Runs the library's evaluator and returns it."""
     truth = library.COCO({"images": [{"id": index} for index in range(num_images)], "annotations": _annotations(truths),
                           "categories": [{"id": index, "name": name} for index, name in enumerate(class_names)]})
@@ -127,10 +127,10 @@ def _import_library() -> ModuleType:
     return faster_coco_eval
 
 
-def _refuse_impossible(what: str, boxes: Truths | Detections, num_images: int, num_classes: int) -> None:
+def _refuse_impossible(what: str, boxes: Truths | DetectionTable, num_images: int, num_classes: int) -> None:
     bad = ~np.isfinite(boxes.boxes).all(axis=1) | (boxes.images < 0) | (boxes.images >= num_images)
     bad |= (boxes.classes < 0) | (boxes.classes >= num_classes)
-    if isinstance(boxes, Detections):
+    if isinstance(boxes, DetectionTable):
         bad |= ~np.isfinite(boxes.scores)
     if bad.any():
         i = int(np.flatnonzero(bad)[0])
@@ -146,7 +146,7 @@ def _annotations(truths: Truths) -> list[dict[str, Any]]:
             for number, (image, category, box, area, crowd) in enumerate(columns, 1)]
 
 
-def _results(detections: Detections) -> list[dict[str, Any]]:
+def _results(detections: DetectionTable) -> list[dict[str, Any]]:
     columns = zip(detections.images.tolist(), detections.classes.tolist(), _as_xywh(detections.boxes).tolist(), detections.scores.tolist(),
                   strict=True)
     return [{"image_id": image, "category_id": category, "bbox": box, "score": score} for image, category, box, score in columns]

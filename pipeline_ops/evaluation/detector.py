@@ -14,14 +14,14 @@ import numpy as np
 from pipeline_ops.artifacts.results import METRICS, REPORT, ClassFigures, EvaluationFigures, ModelEvaluation
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError, ExitCode
-from pipeline_ops.evaluation.coco import DetectionEvaluation, Detections, Truths, evaluate_detections
+from pipeline_ops.evaluation.coco import DetectionEvaluation, DetectionTable, Truths, evaluate_detections
 from pipeline_ops.evaluation.detector_page import DetectorData, pictures, render_detector
 from pipeline_ops.evaluation.gate import NO_CHAMPION, Evidence, judge
 from pipeline_ops.evaluation.groups import Group
 from pipeline_ops.evaluation.inputs import Inputs
 from pipeline_ops.evaluation.leaks import find_leaks
 from pipeline_ops.evaluation.lineage import trace
-from pipeline_ops.evaluation.matching import Answer, areas, match, size_of
+from pipeline_ops.evaluation.matching import ImageDetections, areas, match, size_of
 from pipeline_ops.evaluation.measures import largest_drift, latencies_milliseconds, read_drift
 from pipeline_ops.evaluation.report import read_rejected
 from pipeline_ops.input.detections import OUTPUTS, TrueBoxes, read_true_boxes
@@ -88,9 +88,9 @@ def _read(inputs: Inputs) -> list[TrueBoxes]:
     return scenes
 
 
-def _ask(job: Job, config: Evaluate, models: Sequence[ServedModel], scenes: Sequence[TrueBoxes]) -> list[list[Answer]]:
+def _ask(job: Job, config: Evaluate, models: Sequence[ServedModel], scenes: Sequence[TrueBoxes]) -> list[list[ImageDetections]]:
     """Returns the answers of each model in the order of the images."""
-    answers: list[list[Answer]] = [[] for _ in models]
+    answers: list[list[ImageDetections]] = [[] for _ in models]
     step = min(config.batch, _MOST_AT_ONCE)
     for start in range(0, len(scenes), step):
         part = scenes[start:start + step]
@@ -111,12 +111,12 @@ def _measure(config: Evaluate, inputs: Inputs, models: Sequence[ServedModel], sc
     return found
 
 
-def _answers(outputs: dict[str, np.ndarray]) -> list[Answer]:
-    return [Answer(boxes[:count], classes[:count], scores[:count]) for boxes, classes, scores, count in
+def _answers(outputs: dict[str, np.ndarray]) -> list[ImageDetections]:
+    return [ImageDetections(boxes[:count], classes[:count], scores[:count]) for boxes, classes, scores, count in
             zip(outputs["boxes"], outputs["classes"], outputs["scores"], outputs["num_detections"], strict=True)]
 
 
-def _evaluate(scenes: Sequence[TrueBoxes], answers: Sequence[Answer], size: tuple[int, int], names: Sequence[str]) -> DetectionEvaluation:
+def _evaluate(scenes: Sequence[TrueBoxes], answers: Sequence[ImageDetections], size: tuple[int, int], names: Sequence[str]) -> DetectionEvaluation:
     def joined(parts: Sequence[np.ndarray], shape: tuple[int, ...] = (0,)) -> np.ndarray:
         return np.concatenate([np.empty(shape), *parts])
 
@@ -126,12 +126,12 @@ def _evaluate(scenes: Sequence[TrueBoxes], answers: Sequence[Answer], size: tupl
     scale = np.array([*size, *size], np.float64)
     truths = Truths(images([scene.boxes for scene in scenes]), joined([scene.boxes for scene in scenes], (0, 4)) * scale,
                     joined([scene.classes for scene in scenes]).astype(int), joined([scene.is_crowd for scene in scenes]).astype(bool))
-    found = Detections(images([answer.boxes for answer in answers]), joined([answer.boxes for answer in answers], (0, 4)) * scale,
+    found = DetectionTable(images([answer.boxes for answer in answers]), joined([answer.boxes for answer in answers], (0, 4)) * scale,
                        joined([answer.classes for answer in answers]).astype(int), joined([answer.scores for answer in answers]))
     return evaluate_detections(truths, found, len(scenes), names)
 
 
-def count_mistakes(scenes: Sequence[TrueBoxes], answers: Sequence[Answer], size: tuple[int, int], num_classes: int) -> Mistakes:
+def count_mistakes(scenes: Sequence[TrueBoxes], answers: Sequence[ImageDetections], size: tuple[int, int], num_classes: int) -> Mistakes:
     """Counts the mistakes that a person would see at the score threshold."""
     confusion, by_size = np.zeros((num_classes + 1, num_classes + 1), int), {name: [0, 0] for name in ("small", "medium", "large")}
     for scene, answer in zip(scenes, (answer.sure() for answer in answers), strict=True):

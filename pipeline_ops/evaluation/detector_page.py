@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline_ops.evaluation.coco import DetectionEvaluation
-from pipeline_ops.evaluation.matching import MIN_SCORE, Answer, match
+from pipeline_ops.evaluation.matching import MIN_SCORE, ImageDetections, match
 from pipeline_ops.evaluation.pictures import data_uri
 from pipeline_ops.evaluation.report import Background, render_report
 from pipeline_ops.evaluation.report_rows import MAX_CLASS_ROWS, matrix, recall_points
@@ -73,7 +73,7 @@ def _class_rows(data: DetectorData) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["ours"].recall, row["ours"].name)) if len(rows) > MAX_CLASS_ROWS else rows
 
 
-def pictures(scenes: Sequence[TrueBoxes], answers: Sequence[Answer], names: Sequence[str], count: int) -> list[dict[str, Any]]:
+def pictures(scenes: Sequence[TrueBoxes], answers: Sequence[ImageDetections], names: Sequence[str], count: int) -> list[dict[str, Any]]:
     """Returns test images with truth and answer drawn on them.
 
     The images with the most mistakes come first. Keys settle ties.
@@ -83,7 +83,7 @@ def pictures(scenes: Sequence[TrueBoxes], answers: Sequence[Answer], names: Sequ
     return [picture | {"image": data_uri(picture["image"])} for picture in worst]
 
 
-def _picture(scene: TrueBoxes, answer: Answer, names: Sequence[str]) -> dict[str, Any]:
+def _picture(scene: TrueBoxes, answer: ImageDetections, names: Sequence[str]) -> dict[str, Any]:
     found = match(scene.boxes, scene.classes, scene.is_crowd, answer.boxes, answer.classes, answer.scores)
     hit = found.found_truths()
     missed = [i for i in range(len(scene.boxes)) if i not in hit and not scene.is_crowd[i]]

@@ -26,7 +26,7 @@ from pipeline_ops.evaluation.leaks import Leaks, find_leaks
 from pipeline_ops.evaluation.lineage import trace
 from pipeline_ops.evaluation.measures import largest_drift, latencies_milliseconds, read_drift
 from pipeline_ops.evaluation.metrics import Comparison, Curves, compare, evaluate_model
-from pipeline_ops.evaluation.predictions import Answers, Shown, ask
+from pipeline_ops.evaluation.predictions import Predictions, Shown, ask
 from pipeline_ops.evaluation.report import ReportData, read_rejected, render
 from pipeline_ops.evaluation.slices import wanted_features
 from pipeline_ops.input.saved_model_client import ServedModel, read_encoded
@@ -102,7 +102,7 @@ def _load(inputs: Inputs, with_champion: bool) -> list[ServedModel]:
     return models
 
 
-def _ask(job: Job, config: Evaluate, inputs: Inputs, models: list[ServedModel]) -> Answers:
+def _ask(job: Job, config: Evaluate, inputs: Inputs, models: list[ServedModel]) -> Predictions:
     dataset, progress = inputs.dataset, job.progress
     total = dataset.num_test_examples
     progress.report("evaluate", 0, total, "images")
@@ -123,7 +123,7 @@ def _measure(config: Evaluate, inputs: Inputs, models: list[ServedModel]) -> lis
     return found
 
 
-def _find(config: Evaluate, inputs: Inputs, answers: Answers, measures: list[dict[str, float]]) -> Findings:
+def _find(config: Evaluate, inputs: Inputs, answers: Predictions, measures: list[dict[str, float]]) -> Findings:
     names, labels = inputs.dataset.figures.class_names, answers.labels
     evaluated = [evaluate_model(labels, answer, names, config.top_k, config.calibration_bins) for answer in answers.models]
     evaluations = [evaluation.model_copy(update={"measures": found}) for (evaluation, _), found in zip(evaluated, measures, strict=True)]
@@ -147,7 +147,7 @@ def _with_intervals(model: ModelEvaluation, group: Group) -> ModelEvaluation:
     return model.model_copy(update={"intervals": group.intervals()})
 
 
-def _metrics(inputs: Inputs, figures: EvaluationFigures, findings: Findings, answers: Answers, leaks: Leaks) -> dict[str, Any]:
+def _metrics(inputs: Inputs, figures: EvaluationFigures, findings: Findings, answers: Predictions, leaks: Leaks) -> dict[str, Any]:
     """Returns the content of `metrics.json`: all figures, their uncertainty, the worst mistakes."""
     names = inputs.dataset.figures.class_names
     return {

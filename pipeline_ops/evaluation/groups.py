@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline_ops.artifacts.results import ModelEvaluation, SliceFigures
 from pipeline_ops.config.evaluate import Bootstrap
-from pipeline_ops.evaluation.bootstrap import Draws, ModelAnswers, draw, interval
+from pipeline_ops.evaluation.bootstrap import BootstrapSamples, ModelAnswers, draw, interval
 from pipeline_ops.evaluation.metrics import ModelAnswer, evaluate_answers, wilson_interval_95
 
 _PROPORTIONS = ("accuracy", "top_k_accuracy")
@@ -34,9 +34,9 @@ class Group:
     num_examples: int
     challenger: ModelEvaluation
     champion: ModelEvaluation | None
-    draws: Draws | None
+    draws: BootstrapSamples | None
     """None for a detector."""
-    champion_draws: Draws | None
+    champion_draws: BootstrapSamples | None
 
     @property
     def name(self) -> str:

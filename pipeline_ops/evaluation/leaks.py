@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 
 from pipeline_ops.artifacts.dataset import INDEX
-from pipeline_ops.artifacts.dataset_index import Place, read_places
+from pipeline_ops.artifacts.dataset_index import IndexedRecord, read_places
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import Champion, Dataset
@@ -52,9 +52,9 @@ def find_leaks(dataset: Dataset, champion: Champion | None, allowed: int) -> Lea
     return Leaks(len(leaked), None if theirs is None else len(_in_training(tests, theirs)))
 
 
-def _in_training(tests: dict[str, Place], index: Path) -> dict[str, Place]:
+def _in_training(tests: dict[str, IndexedRecord], index: Path) -> dict[str, IndexedRecord]:
     """Returns the first training record that equals a test record, by content."""
-    found: dict[str, Place] = {}
+    found: dict[str, IndexedRecord] = {}
     for place in read_places(index):
         if place.split == "train" and place.content in tests:
             found.setdefault(place.content, place)

@@ -19,17 +19,17 @@ SIZES = {"small": 32.0**2, "medium": 96.0**2, "large": float("inf")}
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class ImageDetections:
     """The answer of one model to one image: boxes float [D, 4] as fractions, classes, scores."""
 
     boxes: np.ndarray
     classes: np.ndarray
     scores: np.ndarray
 
-    def sure(self) -> Answer:
+    def sure(self) -> ImageDetections:
         """Returns the detections with a score that is high enough to be shown to a person."""
         kept = self.scores >= MIN_SCORE
-        return Answer(self.boxes[kept], self.classes[kept], self.scores[kept])
+        return ImageDetections(self.boxes[kept], self.classes[kept], self.scores[kept])
 
 
 @dataclasses.dataclass(frozen=True)

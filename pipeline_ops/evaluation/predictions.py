@@ -77,7 +77,7 @@ class Shown:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answers:
+class Predictions:
     """The labels, int64 [N], and a ModelAnswer for each model, in the order of the shards."""
 
     labels: np.ndarray
@@ -95,7 +95,7 @@ class Answers:
 
 
 def ask(models: Sequence[ServedModel], batches: Iterable[EncodedBatch], num_examples: int, num_classes: int, slices: Sequence[Slice], num_shown: int,
-        scratch: Path, report: Callable[[int], None]) -> Answers:
+        scratch: Path, report: Callable[[int], None]) -> Predictions:
     """Runs every model on every example.
 
     Args:
@@ -108,7 +108,7 @@ def ask(models: Sequence[ServedModel], batches: Iterable[EncodedBatch], num_exam
       DataError: a model cannot process an image, a label has no class, or the number of examples is
         different.
     """
-    sheets = [_Sheet(num_examples, num_classes, scratch) for _ in models]
+    sheets = [_PredictionBuffer(num_examples, num_classes, scratch) for _ in models]
     labels: list[np.ndarray] = []
     values: dict[str, list[list[str]]] = {part.title: [] for part in slices}
     worst, surprises = _Top(num_shown, lambda shown: shown.confidence), _Top(num_shown, lambda shown: shown.surprise)
@@ -131,7 +131,7 @@ def ask(models: Sequence[ServedModel], batches: Iterable[EncodedBatch], num_exam
         report(done)
     if done != num_examples:
         raise DataError(f"the test shards hold {done} examples, the manifest says {num_examples}")
-    return Answers(np.concatenate(labels), [sheet.answer() for sheet in sheets], join_values(values, slices), worst.kept, surprises.kept)
+    return Predictions(np.concatenate(labels), [sheet.answer() for sheet in sheets], join_values(values, slices), worst.kept, surprises.kept)
 
 
 def _finite(answer: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -140,7 +140,7 @@ def _finite(answer: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarr
     return np.nan_to_num(probabilities, nan=0.0, posinf=1.0, neginf=0.0), classes
 
 
-class _Sheet:
+class _PredictionBuffer:
     """The answers of one model, batch by batch.
 
     The probabilities are written by class, into a file that disappears when it is no longer in use.

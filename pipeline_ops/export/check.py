@@ -32,7 +32,7 @@ _TIMED_CALLS, _UNTIMED_CALLS = 30, 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class AgreementRule:
     """The allowed difference of a format from the trained model, and its config keys."""
 
     tolerance: float
@@ -40,7 +40,7 @@ class Rule:
     keys: tuple[str, str]
 
     @classmethod
-    def of(cls, name: str, config: Export, task: Task = "classification") -> Rule:
+    def of(cls, name: str, config: Export, task: Task = "classification") -> AgreementRule:
         if name == "tflite_int8":
             return cls(config.int8.tolerance, config.int8.top1_agreement, ("export.int8.tolerance", "export.int8.top1_agreement"))
         if task == "detection" and name != "saved_model":
@@ -90,7 +90,7 @@ class References:
         """Packs an answer in the form of the reference outputs."""
         return detections.pack(answer) if self.task == "detection" else np.asarray(answer["probabilities"], np.float32)
 
-    def check_saved_model(self, rule: Rule) -> Agreement:
+    def check_saved_model(self, rule: AgreementRule) -> Agreement:
         """Checks every signature that answers."""
         found = [compare(self.outputs, self._answers, rule, "the SavedModel")]
         answers = {"images": self.model.ask("images", images=self.images()),
@@ -105,7 +105,7 @@ class References:
 
 def check_saved_model(references: References, folder: Path, config: Export) -> FormatFigures:
     """Checks the SavedModel. Raises DataError if it is not the trained model."""
-    rule, image = Rule.of("saved_model", config), np.array(references.encoded[:1])
+    rule, image = AgreementRule.of("saved_model", config), np.array(references.encoded[:1])
     agreement = references.check_saved_model(rule)
     num_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return _figures("saved_model", "", num_bytes, rule, agreement, lambda: references.model.ask("serving_default", image_bytes=image), seconds=0.0)
@@ -113,13 +113,13 @@ def check_saved_model(references: References, folder: Path, config: Export) -> F
 
 def check_format(name: str, references: References, folder: Path, config: Export, seconds: float) -> FormatFigures:
     """Checks one format. Raises DataError if it is not the trained model."""
-    rule, file, images = Rule.of(name, config, references.task), folder / PATHS[name], references.images()
+    rule, file, images = AgreementRule.of(name, config, references.task), folder / PATHS[name], references.images()
     ask = load_format(name, file)
     agreement = compare(references.outputs, references.packed(ask(images)), rule, f"the format {name}")
     return _figures(name, PATHS[name], file.stat().st_size, rule, agreement, lambda: ask(images[:1]), seconds)
 
 
-def compare(references: np.ndarray, answers: np.ndarray, rule: Rule, what: str) -> Agreement:
+def compare(references: np.ndarray, answers: np.ndarray, rule: AgreementRule, what: str) -> Agreement:
     """Compares probabilities (float32 [N, K]) or detections (float32 [N, D, 6]).
 
     Raises:
@@ -140,7 +140,7 @@ def _agreement(references: np.ndarray, answers: np.ndarray) -> Agreement:
                      float(np.mean(references.argmax(axis=-1) == answers.argmax(axis=-1))))
 
 
-def _agreement_of_detections(references: np.ndarray, answers: np.ndarray, rule: Rule) -> Agreement:
+def _agreement_of_detections(references: np.ndarray, answers: np.ndarray, rule: AgreementRule) -> Agreement:
     """Compares sets of detections.
 
     Each detection of one set must be in the other set, in any position: if two have nearly the same
@@ -171,7 +171,7 @@ def _farthest(detections_D6: np.ndarray, others_D6: np.ndarray, tolerance: float
     return float(np.abs(surely[:, None] - others_D6[None]).max(axis=-1).min(axis=-1).max())
 
 
-def _figures(name: str, path: str, num_bytes: int, rule: Rule, agreement: Agreement, call: Callable[[], object], seconds: float) -> FormatFigures:
+def _figures(name: str, path: str, num_bytes: int, rule: AgreementRule, agreement: Agreement, call: Callable[[], object], seconds: float) -> FormatFigures:
     return FormatFigures(
         name=name, path=path, num_bytes=num_bytes, num_checked=agreement.num_checked, max_difference=agreement.max_difference,
         tolerance=rule.tolerance, top1_agreement=agreement.top1_agreement, min_top1_agreement=rule.top1_agreement,

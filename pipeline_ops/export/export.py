@@ -48,7 +48,7 @@ _WARMUP_BATCHES = (1, 8)
 
 
 @dataclasses.dataclass(frozen=True)
-class Challenger:
+class TrainedModel:
     """The trained model and its evaluation."""
 
     folder: Path
@@ -101,7 +101,7 @@ def export(job: Job) -> ExitCode:
     return ExitCode.SUCCESS
 
 
-def _read_challenger(request: Request) -> Challenger:
+def _read_challenger(request: Request) -> TrainedModel:
     train, evaluate = request.inputs["train"], request.inputs["evaluate"]
     training, evaluation = read_input(train), read_input(evaluate)
     figures = EvaluationFigures.model_validate(evaluation.figures)
@@ -112,10 +112,10 @@ def _read_challenger(request: Request) -> Challenger:
     references = [file for file in training.files if file.path in (REFERENCE_EXAMPLES, REFERENCE_OUTPUTS)]
     refuse_damage(train.uri, training, [*files_of_saved_model(training), *references])
     refuse_damage(evaluate.uri, evaluation, evaluation.files)
-    return Challenger(Path(train.uri).parent, training, TrainingFigures.model_validate(training.figures).class_names, figures)
+    return TrainedModel(Path(train.uri).parent, training, TrainingFigures.model_validate(training.figures).class_names, figures)
 
 
-def _stage(job: Job, config: Export, challenger: Challenger) -> Staged:
+def _stage(job: Job, config: Export, challenger: TrainedModel) -> Staged:
     """Makes and checks all contents of a version.
 
     The converter starts first, because most of its time is an import.
@@ -150,7 +150,7 @@ def _warmup_requests(references: References) -> list[tuple[str, dict[str, np.nda
     return found
 
 
-def _fill(folder: Path, number: int, request: Request, config: Export, challenger: Challenger, staged: Staged) -> None:
+def _fill(folder: Path, number: int, request: Request, config: Export, challenger: TrainedModel, staged: Staged) -> None:
     """Writes a version.
 
     The SavedModel is as TensorFlow Serving expects it, with `saved_model.pb` at the top. The other
@@ -172,7 +172,7 @@ def _fill(folder: Path, number: int, request: Request, config: Export, challenge
         write_whole(folder / SIGNATURE, key.sign((folder / NAME).read_bytes(), f"{config.model}/{number}/{NAME}"))
 
 
-def _figures(number: int, config: Export, challenger: Challenger, staged: Staged) -> ModelFigures:
+def _figures(number: int, config: Export, challenger: TrainedModel, staged: Staged) -> ModelFigures:
     saved_model = staged.formats[0]
     return ModelFigures(
         name=config.model, version=number, compared_with=challenger.evaluation.champion_version, metrics=challenger.evaluation.challenger.metrics,

@@ -20,7 +20,7 @@ from typing import Any
 
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError, MachineError
-from pipeline_ops.export.check import References, Rule, compare
+from pipeline_ops.export.check import AgreementRule, References, compare
 from pipeline_ops.export.serving.model_reloader import LoadedModel, StillModel
 from pipeline_ops.export.serving.server import Server
 from pipeline_ops.export.serving.service import Service
@@ -41,7 +41,7 @@ def check_serving(folder: Path, references: References, config: Export) -> None:
         rows = _ask(address, {"instances": asked})["predictions"]
         columns = _ask(address, {"inputs": {"image_bytes": asked}})["outputs"]
     for answer in ({name: [row[name] for row in rows] for name in rows[0]}, columns):
-        compare(references.outputs[:_NUM_ASKED], references.packed(answer), Rule.of("saved_model", config), "what a server answers with")
+        compare(references.outputs[:_NUM_ASKED], references.packed(answer), AgreementRule.of("saved_model", config), "what a server answers with")
 
 
 @contextlib.contextmanager

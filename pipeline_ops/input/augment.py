@@ -14,9 +14,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pipeline_ops.config.input import Augment
+from pipeline_ops.config.input import AugmentOptions
 from pipeline_ops.input.image_transforms import Part, Window, show
-from pipeline_ops.input.stateless_random import Draws
+from pipeline_ops.input.stateless_random import StatelessRandom
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 tf = import_tensorflow()
@@ -31,11 +31,11 @@ LEFT_RIGHT, DOWN, RIGHT, BRIGHTNESS, CONTRAST, TOP_BOTTOM, SCALE, SATURATION, RO
 class Changes(Protocol):
     """The random changes of the examples of a step."""
 
-    def examples(self, draws: Draws) -> tf.Tensor:
+    def examples(self, draws: StatelessRandom) -> tf.Tensor:
         """Returns the numbers of all examples that `load` uses, int64."""
         ...
 
-    def load(self, load: Load, draws: Draws) -> tuple[Any, Any]:
+    def load(self, load: Load, draws: StatelessRandom) -> tuple[Any, Any]:
         """Returns the examples of the draws, changed."""
         ...
 
@@ -47,27 +47,27 @@ class ImageChanges:
     The area beyond the edge of an image repeats that edge. Labels stay the same.
     """
 
-    config: Augment
+    config: AugmentOptions
 
-    def examples(self, draws: Draws) -> tf.Tensor:
+    def examples(self, draws: StatelessRandom) -> tf.Tensor:
         return draws.examples_b
 
-    def load(self, load: Load, draws: Draws) -> tuple[Any, Any]:
+    def load(self, load: Load, draws: StatelessRandom) -> tuple[Any, Any]:
         images_bHWC, labels = load(draws.examples_b)
         return self.images(images_bHWC, draws), labels
 
-    def images(self, images_bHWC: tf.Tensor, draws: Draws) -> tf.Tensor:
+    def images(self, images_bHWC: tf.Tensor, draws: StatelessRandom) -> tf.Tensor:
         if moves(self.config):
             images_bHWC = show(images_bHWC, *windows(self.config, images_bHWC.shape[1:3], draws))
         return as_pixels(change_colours(self.config, images_bHWC, draws))
 
 
-def moves(config: Augment) -> bool:
+def moves(config: AugmentOptions) -> bool:
     """Returns whether the config moves any pixel."""
     return config.flip_left_right or config.flip_top_bottom or config.scale is not None or config.shift > 0
 
 
-def windows(config: Augment, shape: tuple[int, int], draws: Draws, parts: tuple[Part, Part] | None = None) -> tuple[Window, Window]:
+def windows(config: AugmentOptions, shape: tuple[int, int], draws: StatelessRandom, parts: tuple[Part, Part] | None = None) -> tuple[Window, Window]:
     """Returns the rows and columns of images on their canvases.
 
     An image covers the shown part, or lies somewhere in it if it is too small to cover it.
@@ -88,7 +88,7 @@ def windows(config: Augment, shape: tuple[int, int], draws: Draws, parts: tuple[
     return window(0, ROW, DOWN, TOP_BOTTOM, config.flip_top_bottom), window(1, COLUMN, RIGHT, LEFT_RIGHT, config.flip_left_right)
 
 
-def _draw_scale(config: Augment, draws: Draws) -> tf.Tensor | None:
+def _draw_scale(config: AugmentOptions, draws: StatelessRandom) -> tf.Tensor | None:
     """Returns float32 [b], or None if images are not scaled.
 
     Uses no exponential function: its last digit depends on the position of an example in the batch.
@@ -98,7 +98,7 @@ def _draw_scale(config: Augment, draws: Draws) -> tf.Tensor | None:
     return config.scale.least + (config.scale.most - config.scale.least) * draws.uniform(SCALE)
 
 
-def change_colours(config: Augment, images_bHWC: tf.Tensor, draws: Draws) -> tf.Tensor:
+def change_colours(config: AugmentOptions, images_bHWC: tf.Tensor, draws: StatelessRandom) -> tf.Tensor:
     """Changes the colours of images of any type. Returns float32 if any colour is changed, and then
     values may lie outside of the range.
     """

@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pipeline_ops.config.input import Augment
+from pipeline_ops.config.input import AugmentOptions
 from pipeline_ops.input.augment import Load, as_pixels, change_colours, moves, windows
 from pipeline_ops.input.image_transforms import Window, show
 from pipeline_ops.input.mosaic import QUARTERS, Mosaics
-from pipeline_ops.input.stateless_random import Draws
+from pipeline_ops.input.stateless_random import StatelessRandom
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 tf = import_tensorflow()
@@ -45,14 +45,14 @@ class SceneChanges:
     is not background.
     """
 
-    config: Augment
+    config: AugmentOptions
     num_examples: int
     max_boxes: int | None = None
 
-    def examples(self, draws: Draws) -> tf.Tensor:
+    def examples(self, draws: StatelessRandom) -> tf.Tensor:
         return self._plan(draws).examples_k if self.config.mosaic else draws.examples_b
 
-    def load(self, load: Load, draws: Draws) -> tuple[Any, Any]:
+    def load(self, load: Load, draws: StatelessRandom) -> tuple[Any, Any]:
         if self.config.mosaic:
             images, labels = self._mosaics(load, self._plan(draws))
         else:
@@ -61,7 +61,7 @@ class SceneChanges:
                 images, labels = self._moved(images, labels, *windows(self.config, images.shape[1:3], draws))
         return as_pixels(change_colours(self.config, images, draws)), self._fitted(labels)
 
-    def _plan(self, draws: Draws) -> Mosaics:
+    def _plan(self, draws: StatelessRandom) -> Mosaics:
         return Mosaics.drawn(draws, self.config.mosaic, self.num_examples)
 
     def _mosaics(self, load: Load, mosaics: Mosaics) -> tuple[tf.Tensor, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pipeline_ops.config.input import Augment
+from pipeline_ops.config.input import AugmentOptions
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.input.augment import Changes, ImageChanges
 from pipeline_ops.input.augment_scenes import SceneChanges
 
 
-def make_changes(config: Augment, task: Task, num_examples: int, max_boxes: int | None = None) -> Changes:
+def make_changes(config: AugmentOptions, task: Task, num_examples: int, max_boxes: int | None = None) -> Changes:
     """Returns the changes for a task.
 
     Args:

@@ -16,9 +16,9 @@ from typing import Any
 
 from pipeline_ops.input.augment import Changes
 from pipeline_ops.input.records import read_records
-from pipeline_ops.input.sources import EncodedSource, Parse, Source
-from pipeline_ops.input.split import Slice, Split
-from pipeline_ops.input.stateless_random import Draws
+from pipeline_ops.input.sources import EncodedSource, ExampleSource, Parse
+from pipeline_ops.input.split import BatchSlice, SplitShards
+from pipeline_ops.input.stateless_random import StatelessRandom
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 tf = import_tensorflow()
@@ -30,7 +30,7 @@ _CIPHER = 498_247_692, 4
 """
 
 
-def training_batches(split: Split, source: Source, global_batch: int, part: Slice, seed: int, start_step: int,
+def training_batches(split: SplitShards, source: ExampleSource, global_batch: int, part: BatchSlice, seed: int, start_step: int,
                      changes: Changes | None = None) -> tf.data.Dataset:
     """Returns endless batches from `start_step` on: this worker's part of each.
 
@@ -44,22 +44,22 @@ def training_batches(split: Split, source: Source, global_batch: int, part: Slic
     """
     def load(step: tf.Tensor) -> tuple[Any, Any]:
         epochs_b, examples_b = _order(split, seed, step * global_batch + tf.range(part.start, part.end, dtype=tf.int64))
-        return changes.load(source.load, Draws(seed, epochs_b, examples_b)) if changes else source.load(examples_b)
+        return changes.load(source.load, StatelessRandom(seed, epochs_b, examples_b)) if changes else source.load(examples_b)
 
     return tf.data.Dataset.range(start_step, _FOREVER).map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
 
 
-def examples_of_step(split: Split, global_batch: int, seed: int, step: int, source: EncodedSource, changes: Changes | None = None) -> list[bytes]:
+def examples_of_step(split: SplitShards, global_batch: int, seed: int, step: int, source: EncodedSource, changes: Changes | None = None) -> list[bytes]:
     """Returns the whole global batch of one step, as it lies in the shards.
 
     The batch consists of serialised tf.train.Examples, in the order of the batch. The three other
     examples of a mosaic follow its own example.
     """
     epochs_B, examples_B = _order(split, seed, tf.constant(step * global_batch, tf.int64) + tf.range(global_batch, dtype=tf.int64))
-    return source.read(changes.examples(Draws(seed, epochs_B, examples_B)) if changes else examples_B).numpy().tolist()
+    return source.read(changes.examples(StatelessRandom(seed, epochs_B, examples_B)) if changes else examples_B).numpy().tolist()
 
 
-def evaluation_batches(split: Split, parse: Parse, batch: int, worker: int = 0, workers: int = 1) -> tf.data.Dataset:
+def evaluation_batches(split: SplitShards, parse: Parse, batch: int, worker: int = 0, workers: int = 1) -> tf.data.Dataset:
     """Returns every `workers`-th example once, beginning with number `worker`.
 
     The last batch may be smaller.
@@ -69,7 +69,7 @@ def evaluation_batches(split: Split, parse: Parse, batch: int, worker: int = 0, 
             .prefetch(2))
 
 
-def _order(split: Split, seed: int, positions_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _order(split: SplitShards, seed: int, positions_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns (epochs_b, examples_b) of positions in the endless order.
 
     Each epoch has a different permutation. A cipher with (seed, epoch) as its key maps a position

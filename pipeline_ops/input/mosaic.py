@@ -16,7 +16,7 @@ import dataclasses
 from typing import Any
 
 from pipeline_ops.input.image_transforms import Part, Window
-from pipeline_ops.input.stateless_random import Draws
+from pipeline_ops.input.stateless_random import StatelessRandom
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 tf = import_tensorflow()
@@ -39,14 +39,14 @@ class Mosaics:
           An example that is not a mosaic has only the first, which is then the whole canvas.
     """
 
-    draws: Draws
+    draws: StatelessRandom
     num_examples: int
     owners_k: tf.Tensor
     quarters_k: tf.Tensor
     is_mosaic_k: tf.Tensor
 
     @classmethod
-    def drawn(cls, draws: Draws, share: float, num_examples: int) -> Mosaics:
+    def drawn(cls, draws: StatelessRandom, share: float, num_examples: int) -> Mosaics:
         """Draws mosaics for a `share` of all examples, with images of a split of `num_examples`."""
         is_mosaic_b = draws.uniform(_IS_MOSAIC) < share
         is_used_b4 = tf.stack([tf.ones_like(is_mosaic_b)] + [is_mosaic_b] * (QUARTERS - 1), axis=1)
@@ -54,9 +54,9 @@ class Mosaics:
         return cls(draws, num_examples, owners_k, quarters_k, tf.gather(is_mosaic_b, owners_k))
 
     @property
-    def draws_k(self) -> Draws:
+    def draws_k(self) -> StatelessRandom:
         """Separate draws for each image, derived from those of the example that it is part of."""
-        return Draws(self.draws.seed, tf.gather(self.draws.epochs_b, self.owners_k), tf.gather(self.draws.examples_b, self.owners_k), self.quarters_k)
+        return StatelessRandom(self.draws.seed, tf.gather(self.draws.epochs_b, self.owners_k), tf.gather(self.draws.examples_b, self.owners_k), self.quarters_k)
 
     @property
     def examples_k(self) -> tf.Tensor:

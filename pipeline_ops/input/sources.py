@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from pipeline_ops.config.input import Input
+from pipeline_ops.config.input import InputOptions
 from pipeline_ops.input.records import read_at, read_records, record_offsets
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 from pipeline_ops.storage.atomic import names_file
@@ -27,7 +27,7 @@ from pipeline_ops.storage.digest import digest_of
 from pipeline_ops.system.disk_cache import HostCache
 
 if TYPE_CHECKING:
-    from pipeline_ops.input.split import Split
+    from pipeline_ops.input.split import SplitShards
 
 tf = import_tensorflow()
 
@@ -40,7 +40,7 @@ MAX_BYTES_IN_MEMORY = 256 << 20
 _DECODE_BATCH = 64
 
 
-class Source(Protocol):
+class ExampleSource(Protocol):
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
         """Returns features and labels, made by the task's `parse`, of examples by number, int64."""
 
@@ -52,7 +52,7 @@ class EncodedSource:
       cache: keeps the offsets of the records, which have to be determined once for each host.
     """
 
-    def __init__(self, split: Split, parse: Parse, cache: HostCache | None = None, max_bytes_in_memory: int = MAX_BYTES_IN_MEMORY):
+    def __init__(self, split: SplitShards, parse: Parse, cache: HostCache | None = None, max_bytes_in_memory: int = MAX_BYTES_IN_MEMORY):
         self._parse = parse
         if split.num_bytes <= max_bytes_in_memory:
             with tf.device("/cpu:0"):
@@ -72,7 +72,7 @@ class MemorySource:
     boxes do.
     """
 
-    def __init__(self, split: Split, parse: Parse):
+    def __init__(self, split: SplitShards, parse: Parse):
         with tf.device("/cpu:0"):
             self._all = _parsed(split, parse, batch=split.num_examples).get_single_element()
 
@@ -93,7 +93,7 @@ class DiskSource:
     _FEATURES, _LABELS = "features.tfrecord", "labels-{}.npy"
     _FRAME_BYTES = 16  # of a TFRecord: length and two checksums
 
-    def __init__(self, split: Split, parse: Parse, cache: HostCache, version: str):
+    def __init__(self, split: SplitShards, parse: Parse, cache: HostCache, version: str):
         self._spec, labels_spec = _parsed(split, parse).element_spec
         identity = digest_of([_identity(split), version, str(self._spec), str(labels_spec)])
         folder = cache.entry("parsed", identity, lambda made: self._write(split, parse, made))
@@ -108,7 +108,7 @@ class DiskSource:
         return tf.reshape(values, [-1, *self._spec.shape[1:]]), tf.nest.map_structure(lambda values_N: tf.gather(values_N, examples_b), self._labels)
 
     @classmethod
-    def _write(cls, split: Split, parse: Parse, folder: Path) -> None:
+    def _write(cls, split: SplitShards, parse: Parse, folder: Path) -> None:
         all_labels = []
         with tf.io.TFRecordWriter(str(folder / cls._FEATURES)) as writer:
             for features, labels in _parsed(split, parse).as_numpy_iterator():
@@ -119,7 +119,7 @@ class DiskSource:
             _save(folder / cls._LABELS.format(number), np.concatenate(parts))
 
 
-def open_source(split: Split, parse: Parse, config: Input, cache: HostCache, version: str, say: Callable[[str], None]) -> Source:
+def open_source(split: SplitShards, parse: Parse, config: InputOptions, cache: HostCache, version: str, say: Callable[[str], None]) -> ExampleSource:
     """Returns the source that the config asks for, if the data to keep fit its limits.
 
     Args:
@@ -141,7 +141,7 @@ def open_source(split: Split, parse: Parse, config: Input, cache: HostCache, ver
     return MemorySource(split, parse) if config.cache == "memory" else DiskSource(split, parse, cache, version)
 
 
-def _parsed(split: Split, parse: Parse, batch: int = _DECODE_BATCH) -> tf.data.Dataset:
+def _parsed(split: SplitShards, parse: Parse, batch: int = _DECODE_BATCH) -> tf.data.Dataset:
     """Returns every example once, in batches."""
     return read_records(split.paths, split.removed).batch(batch).map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
@@ -171,7 +171,7 @@ def _reader(paths: list[str], offsets: list[np.ndarray]) -> Callable[[tf.Tensor]
     return read
 
 
-def _offsets(split: Split, cache: HostCache | None) -> list[np.ndarray]:
+def _offsets(split: SplitShards, cache: HostCache | None) -> list[np.ndarray]:
     """Returns the offsets of the records that count, for each shard."""
     if cache is None:
         found = [record_offsets(Path(path)) for path in split.paths]
@@ -181,7 +181,7 @@ def _offsets(split: Split, cache: HostCache | None) -> list[np.ndarray]:
     return [np.delete(each, list(gone)) for each, gone in zip(found, split.removed or [()] * len(found), strict=True)]
 
 
-def _write_offsets(split: Split, folder: Path) -> None:
+def _write_offsets(split: SplitShards, folder: Path) -> None:
     for number, path in enumerate(split.paths):
         _save(folder / f"{number:05d}.npy", record_offsets(Path(path)))
 
@@ -191,7 +191,7 @@ def _save(path: Path, array: np.ndarray) -> None:
         np.save(path, array)
 
 
-def _identity(split: Split) -> str:
+def _identity(split: SplitShards) -> str:
     """Returns a digest that changes when a shard changes, or the records removed from it."""
     status = [os.stat(path) for path in split.paths]
     return digest_of([[path, s.st_size, s.st_mtime_ns] for path, s in zip(split.paths, status, strict=True)] + [list(map(list, split.removed))])

@@ -6,19 +6,19 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice:
+class BatchSlice:
     """This worker's part of each global batch: `[start, end)`."""
 
     start: int
     end: int
 
     @classmethod
-    def of(cls, worker: int, workers: int, global_batch: int) -> Slice:
+    def of(cls, worker: int, workers: int, global_batch: int) -> BatchSlice:
         return cls(worker * global_batch // workers, (worker + 1) * global_batch // workers)
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
+class SplitShards:
     """The shards of one split, as the manifest lists them."""
 
     paths: tuple[str, ...]

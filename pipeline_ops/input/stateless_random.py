@@ -19,7 +19,7 @@ _MOST_STREAMS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Draws:
+class StatelessRandom:
     """The random numbers of some examples. The `what` of the methods names a draw, 0 to 15.
 
     Attributes:

@@ -44,7 +44,7 @@ _UNFINISHED = (None, "scheduled", "queued", "running", "deferred", "up_for_retry
 _Count = Annotated[int, Field(ge=-1, lt=2**31)]
 
 
-class Claim(BaseModel):
+class TaskInstanceRef(BaseModel):
     """The task instance that a job belongs to, as Airflow describes it.
 
     A retry and a clear both give the task instance another id. Only a clear raises its `max_tries`
@@ -58,7 +58,7 @@ class Claim(BaseModel):
     max_tries: _Count
     clear_number: _Count
 
-    def passes_to(self, later: Claim) -> bool:
+    def passes_to(self, later: TaskInstanceRef) -> bool:
         """Returns whether the later claim is of the same task instance, or of another try of it."""
         return self.task_instance == later.task_instance or (self.max_tries, self.clear_number) == (later.max_tries, later.clear_number)
 
@@ -74,7 +74,7 @@ class StoredJob(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     attempt: str = Field(max_length=100)
-    claim: Claim
+    claim: TaskInstanceRef
 
     @classmethod
     def parse(cls, value: object) -> StoredJob:
@@ -91,7 +91,7 @@ class _Order(BaseModel):
     reason: str = Field(max_length=10_000)
 
 
-def why_unwanted(claim: Claim, now: Claim | None, state: str | None) -> str | None:
+def why_unwanted(claim: TaskInstanceRef, now: TaskInstanceRef | None, state: str | None) -> str | None:
     """The reason why a task instance no longer needs the job of a claim. None if it needs the job.
 
     Args:

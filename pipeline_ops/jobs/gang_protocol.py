@@ -89,7 +89,7 @@ class AgentSpec(Message):
     isolation: Isolation = "never"
 
 
-class Order(Message):
+class Command(Message):
     """Launcher to agent: a sign of life, or an order.
 
     An order is to find free ports, to fork a process, or to send a signal to a fork.

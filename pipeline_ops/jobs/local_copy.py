@@ -15,7 +15,7 @@ from pathlib import Path
 import fsspec
 
 from pipeline_ops.artifacts.manifest import NAME, Manifest, ManifestFile, find_damage, is_remote, open_listed, read_manifest, write_manifest
-from pipeline_ops.config.input import Input
+from pipeline_ops.config.input import InputOptions
 from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.storage.atomic import write_blocks, write_json
@@ -26,20 +26,20 @@ from pipeline_ops.system.disk_cache import HostCache
 _MEND = "clear the task preprocess, and it is made again"
 
 
-def host_cache(config: Input) -> HostCache:
+def host_cache(config: InputOptions) -> HostCache:
     """The cache of this host."""
     folder = config.local_folder or os.environ.get("TRAINYARD_LOCAL_FOLDER") or "~/.cache"
     return HostCache(Path(folder), config.local_limit_gib << 30)
 
 
-def with_local_dataset(request: Request, config: Input, cache: HostCache, say: Callable[[str], None]) -> Request:
+def with_local_dataset(request: Request, config: InputOptions, cache: HostCache, say: Callable[[str], None]) -> Request:
     """The request of a train job with a data set on this host. Raises as `local_dataset` does."""
     given = request.inputs["preprocess"]
     local = given.model_copy(update={"uri": local_dataset(given.uri, config, cache, say)})
     return request.model_copy(update={"inputs": request.inputs | {"preprocess": local}})
 
 
-def local_dataset(uri: str, config: Input, cache: HostCache, say: Callable[[str], None]) -> str:
+def local_dataset(uri: str, config: InputOptions, cache: HostCache, say: Callable[[str], None]) -> str:
     """The URI of a manifest that this host reads, whose shards match the manifest.
 
     Args:

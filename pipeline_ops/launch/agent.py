@@ -39,9 +39,9 @@ from pipeline_ops.jobs.gang_protocol import (
     PRELOADED_MODULE,
     RUN_VARIABLE,
     AgentSpec,
+    Command,
     Event,
     HostReport,
-    Order,
 )
 from pipeline_ops.launch.isolation import leave_network
 from pipeline_ops.storage.atomic import read_json, write_json
@@ -151,7 +151,7 @@ class Agent:
     def _obey(self) -> bool:
         lines = self._lines(0)
         for line in lines or ():
-            order = Order.model_validate_json(line)
+            order = Command.model_validate_json(line)
             match order.order:
                 case "ports":
                     self._held += hold_ports(order.count, self._spec.ports)

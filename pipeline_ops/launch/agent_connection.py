@@ -13,13 +13,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline_ops.jobs.gang_protocol import BEAT_SECONDS, AgentSpec, Event, Message, Order
+from pipeline_ops.jobs.gang_protocol import BEAT_SECONDS, AgentSpec, Command, Event, Message
 
 _CLOSE_SECONDS = 3.0
 _TAIL_BYTES = 600
 
 
-class Link:
+class AgentConnection:
     """One pipe, from its start to its end. A host that comes back gets a new one.
 
     Args:
@@ -42,7 +42,7 @@ class Link:
     def fileno(self) -> int:
         return self._process.stdout.fileno()
 
-    def send(self, order: Order) -> None:
+    def send(self, order: Command) -> None:
         """Sends an order. A broken pipe is not an error here: it shows in `is_open`."""
         self._send(order)
 
@@ -53,7 +53,7 @@ class Link:
     def ping(self) -> None:
         if time.monotonic() - self._pinged >= BEAT_SECONDS:
             self._pinged = time.monotonic()
-            self.send(Order(order="ping"))
+            self.send(Command(order="ping"))
 
     @property
     def pinged(self) -> float:

@@ -22,13 +22,13 @@ from pathlib import Path
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
-from pipeline_ops.jobs.gang_protocol import Order
+from pipeline_ops.jobs.gang_protocol import Command
 from pipeline_ops.jobs.progress import Progress
 from pipeline_ops.launch.gang_log import GangLog
-from pipeline_ops.launch.host_pool import Fleet
+from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.plan import LaunchPlan, build_launch_plan, gang_size, needs_ports, seats_of, spec_file, status_file
-from pipeline_ops.launch.restart_policy import RestartBudget
-from pipeline_ops.launch.worker_monitor import Failure, Watch
+from pipeline_ops.launch.restart_policy import RestartPolicy
+from pipeline_ops.launch.worker_monitor import Failure, WorkerMonitor
 from pipeline_ops.storage.atomic import write_json
 
 _log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Gang:
     config: Train
     attempt: Attempt
     work: Path
-    fleet: Fleet
+    fleet: HostPool
     report: Callable[[Progress], None]
     steps_limit: int | None = None
     stop: Stop = dataclasses.field(default_factory=Stop)
@@ -108,7 +108,7 @@ class Gang:
             raise type(error)(f"{error}; all workers' lines in one: {log.path}") from error
 
     def _run(self, log: GangLog) -> None:
-        budget, self._log = RestartBudget(self.config.max_restarts), log
+        budget, self._log = RestartPolicy(self.config.max_restarts), log
         while True:
             failure, watch = self._run_once()
             if failure is None:
@@ -134,7 +134,7 @@ class Gang:
             self.fleet.poll(_POLL_SECONDS)
             self.stop.check()
 
-    def _run_once(self) -> tuple[Failure | None, Watch | None]:
+    def _run_once(self) -> tuple[Failure | None, WorkerMonitor | None]:
         """Runs one incarnation from start to end. On return, none of its processes is left."""
         watch = None
         try:
@@ -173,7 +173,7 @@ class Gang:
                 raise MachineError(f"after {now - began:.0f} s (train.start_timeout_seconds) the hosts have room for {room} workers, and at least "
                                    f"{self.config.fewest_workers} are needed: {problems or 'no host has answered'}")
 
-    def _start(self) -> Watch:
+    def _start(self) -> WorkerMonitor:
         places = self.fleet.ready
         seats = seats_of(self.config, places, gang_size(self.config, places))
         ports = self._ask_for_ports(Counter(seat.host for seat in seats)) if needs_ports(self.config, places, seats) else {}
@@ -182,16 +182,16 @@ class Gang:
         self._grows = False
         write_json(self.attempt.folder / "launch-plan.json", self.plan.model_dump(mode="json"))
         _log.info("the gang:\n%s", self.plan)
-        watch, token = Watch(self.plan, self.config, self.attempt), secrets.token_hex(_TOKEN_BYTES)
+        watch, token = WorkerMonitor(self.plan, self.config, self.attempt), secrets.token_hex(_TOKEN_BYTES)
         for worker in self.plan.workers:
             write_json(spec_file(self.attempt, worker.name), worker.model_dump(mode="json"))
             status_file(self.attempt, worker.name).unlink(missing_ok=True)
-            self.fleet.send(worker.host, Order(order="fork", fork=self.plan.fork(worker, self.attempt, token)))
+            self.fleet.send(worker.host, Command(order="fork", fork=self.plan.fork(worker, self.attempt, token)))
         return watch
 
     def _ask_for_ports(self, counts: Counter[str]) -> dict[str, list[int]]:
         for host, count in counts.items():
-            self.fleet.send(host, Order(order="ports", count=count))
+            self.fleet.send(host, Command(order="ports", count=count))
         ports: dict[str, list[int]] = {}
         deadline = time.monotonic() + _PORTS_SECONDS
         while ports.keys() != counts.keys():
@@ -204,7 +204,7 @@ class Gang:
                                    "widen first_port and last_port in the hosts file, or end what holds them")
         return ports
 
-    def _follow(self, watch: Watch) -> Failure | None:
+    def _follow(self, watch: WorkerMonitor) -> Failure | None:
         while watch.unfinished:
             self._listen(watch)
             if self.stop.is_asked:
@@ -214,7 +214,7 @@ class Gang:
             self._grow(watch)
         return None
 
-    def _listen(self, watch: Watch) -> None:
+    def _listen(self, watch: WorkerMonitor) -> None:
         """Waits a moment for the gang's events and passes them on."""
         for host, event in self.fleet.poll(_POLL_SECONDS):
             watch.note(host, event)
@@ -229,7 +229,7 @@ class Gang:
             self._tell("stopping", f"SIGTERM to {', '.join(sorted(asked))}: the gang saves its state and leaves")
             self._signal_chief(signal.SIGTERM)
 
-    def _grow(self, watch: Watch) -> None:
+    def _grow(self, watch: WorkerMonitor) -> None:
         """Makes room for a larger gang once hosts have come back.
 
         The gang saves its state and leaves, as for SIGTERM, and a larger one continues from there.
@@ -242,13 +242,13 @@ class Gang:
 
     def _signal_chief(self, number: int) -> None:
         chief = next(worker for worker in self.plan.workers if worker.is_chief)
-        self.fleet.send(chief.host, Order(order="signal", name=chief.name, signal=number))
+        self.fleet.send(chief.host, Command(order="signal", name=chief.name, signal=number))
 
     def _lost_host(self) -> Failure | None:
         lost = [self.fleet.hosts[worker.host].problem for worker in self.plan.workers if not self.fleet.hosts[worker.host].is_ready]
         return Failure(lost[0]) if lost else None
 
-    def _ask_peers(self, watch: Watch, first: Failure) -> Failure:
+    def _ask_peers(self, watch: WorkerMonitor, first: Failure) -> Failure:
         """Returns the first failure, unless a worker that ends a moment later reports its cause.
 
         A peer's exit is only an echo of the failure.
@@ -258,7 +258,7 @@ class Gang:
             self._listen(watch)
         return self._lost_host() or watch.cause(first)
 
-    def _save_and_leave(self, watch: Watch) -> Failure:
+    def _save_and_leave(self, watch: WorkerMonitor) -> Failure:
         self._tell("stopping", "SIGTERM: the gang saves its state and leaves")
         self.fleet.signal_all(signal.SIGTERM)
         deadline = time.monotonic() + _SAVE_SECONDS
@@ -266,7 +266,7 @@ class Gang:
             self._listen(watch)
         return Failure("stopped by SIGTERM")
 
-    def _end(self, watch: Watch) -> None:
+    def _end(self, watch: WorkerMonitor) -> None:
         """Kills the rest of the gang and waits until it is gone.
 
         A host that does not answer is given up, with every process on it.

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pipeline_ops.jobs.gang_protocol import PRELOADED, AgentSpec, Event, HostReport, Isolation, Order
+from pipeline_ops.jobs.gang_protocol import PRELOADED, AgentSpec, Command, Event, HostReport, Isolation
 from pipeline_ops.launch.agent import code_digest, report_host
-from pipeline_ops.launch.agent_connection import Link
+from pipeline_ops.launch.agent_connection import AgentConnection
 from pipeline_ops.launch.launcher import Launcher
-from pipeline_ops.launch.plan import Place
+from pipeline_ops.launch.plan import Host
 from pipeline_ops.storage.atomic import write_whole
 
 _RETRY_SECONDS = 5.0
@@ -25,15 +25,15 @@ _FENCE_SLACK_SECONDS = 2.0
 
 
 @dataclasses.dataclass
-class Host:
+class ConnectedHost:
     """The state of one host.
 
     `problem` says why it is not ready. With `needs_person`, trying again does not help. Until
     `fenced_until`, workers of an earlier gang may still run there, out of reach.
     """
 
-    place: Place
-    link: Link | None = None
+    place: Host
+    link: AgentConnection | None = None
     report: HostReport | None = None
     is_ready: bool = False
     beaten: float = 0.0
@@ -45,7 +45,7 @@ class Host:
     tries: int = 0
 
 
-class Fleet:
+class HostPool:
     """The hosts of a training.
 
     Args:
@@ -68,17 +68,17 @@ class Fleet:
                                environment=dict(environment or {}), isolation=isolation)
         write_whole(token_file, self._token.encode())
         self._own = report_host(self._spec)
-        self.hosts: dict[str, Host] = {}
+        self.hosts: dict[str, ConnectedHost] = {}
 
     def allocate(self, check: Callable[[], None] = lambda: None) -> None:
         """Gets hosts if there are none left. Raises the errors of `Launcher.allocate`."""
         if self.hosts and self._launcher.is_intact():
             return
         self.close()
-        self.hosts = {place.name: Host(place) for place in self._launcher.allocate(check)}
+        self.hosts = {place.name: ConnectedHost(place) for place in self._launcher.allocate(check)}
 
     @property
-    def ready(self) -> list[Place]:
+    def ready(self) -> list[Host]:
         """The hosts that can fork now, with their reported cores and GPUs.
 
         In a network namespace of its own, a host has no other address than loopback.
@@ -102,14 +102,14 @@ class Fleet:
                 self._look_after(host, host.link)
         return events
 
-    def send(self, host: str, order: Order) -> None:
+    def send(self, host: str, order: Command) -> None:
         if link := self.hosts[host].link:
             link.send(order)
 
     def signal_all(self, number: int) -> None:
         """Sends a signal to every fork on every host."""
         for host in self.hosts:
-            self.send(host, Order(order="signal", signal=number))
+            self.send(host, Command(order="signal", signal=number))
 
     def drop(self, host: str, problem: str) -> None:
         """Ends everything on a host that cannot be trusted. The host is tried again."""
@@ -131,9 +131,9 @@ class Fleet:
             if host.link is None and time.monotonic() >= host.retry_at:
                 spec = self._spec.model_copy(update={"host": host.place.name})
                 host.tries += 1
-                host.link = Link(self._launcher.command(host.place, spec), spec, self._folder / f"host-{host.place.name}.log")
+                host.link = AgentConnection(self._launcher.command(host.place, spec), spec, self._folder / f"host-{host.place.name}.log")
 
-    def _note(self, host: Host, event: Event) -> list[tuple[str, Event]]:
+    def _note(self, host: ConnectedHost, event: Event) -> list[tuple[str, Event]]:
         match event.event:
             case "hello":
                 host.fenced_until = 0.0  # the agent has the host's lock, so nothing of an earlier gang is left there
@@ -159,7 +159,7 @@ class Fleet:
             return "the code of this project was changed since the job began; clear the task, and it is planned anew with the code that is there"
         return compare(self._own, report, self._token)
 
-    def _look_after(self, host: Host, link: Link) -> None:
+    def _look_after(self, host: ConnectedHost, link: AgentConnection) -> None:
         now = time.monotonic()
         if not link.is_open:
             code, words = link.exit_code(), link.last_words()
@@ -171,7 +171,7 @@ class Fleet:
         elif not host.is_ready and now - link.started > self._start_seconds:
             self._lose(host, f"it was not ready within {self._start_seconds:.0f} s (train.start_timeout_seconds)")
 
-    def _lose(self, host: Host, problem: str, needs_person: bool = False) -> None:
+    def _lose(self, host: ConnectedHost, problem: str, needs_person: bool = False) -> None:
         if host.link is None:
             return
         if host.report:

@@ -20,7 +20,7 @@ from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.gang_protocol import AgentSpec
 from pipeline_ops.launch.launcher import agent_command
-from pipeline_ops.launch.plan import Place
+from pipeline_ops.launch.plan import Host
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class KubernetesLauncher:
         self._hosts, self._base, self._run, self._deadline_seconds = hosts, name, run, deadline_seconds
         self._count, self._name = 0, ""
 
-    def allocate(self, check: Callable[[], None]) -> list[Place]:
+    def allocate(self, check: Callable[[], None]) -> list[Host]:
         self._count += 1
         self._name = f"{self._base}-{self._count}"
         self._kubectl("apply", "--filename=-", text=json.dumps(manifest(self._hosts, self._name, self._run, self._deadline_seconds)))
@@ -63,9 +63,9 @@ class KubernetesLauncher:
             self.release()
             raise
         names = [f"{self._name}-{index}" for index in range(self._hosts.pods)]
-        return [Place(name=name, address=f"{name}.{self._name}.{self._hosts.namespace}.svc", workers=self._hosts.workers_per_pod) for name in names]
+        return [Host(name=name, address=f"{name}.{self._name}.{self._hosts.namespace}.svc", workers=self._hosts.workers_per_pod) for name in names]
 
-    def command(self, place: Place, agent: AgentSpec) -> list[str]:
+    def command(self, place: Host, agent: AgentSpec) -> list[str]:
         pod = self._running_pods().get(place.name, place.name)  # a restarted pod has another name, with the same index
         return [*self._words(), "exec", "--stdin", pod, "--", *agent_command(self._hosts, agent)]
 

@@ -13,14 +13,14 @@ from typing import Protocol
 from pipeline_ops.artifacts.fingerprint import CODE_ROOT
 from pipeline_ops.config.hosts import Hosts
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
-from pipeline_ops.launch.plan import Place
+from pipeline_ops.launch.plan import Host
 from pipeline_ops.system.processes import SAFE_PATH
 
 
 class Launcher(Protocol):
     """The place where a gang runs."""
 
-    def allocate(self, check: Callable[[], None]) -> list[Place]:
+    def allocate(self, check: Callable[[], None]) -> list[Host]:
         """Returns the hosts. May wait in a queue.
 
         While it waits, it calls `check`, which raises if the hosts are no longer needed.
@@ -30,7 +30,7 @@ class Launcher(Protocol):
           ConfigError: there will never be any.
         """
 
-    def command(self, place: Place, agent: AgentSpec) -> list[str]:
+    def command(self, place: Host, agent: AgentSpec) -> list[str]:
         """The command that carries a pipe to the agent of a host."""
 
     def is_intact(self) -> bool:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
-from pipeline_ops.launch.plan import Place
+from pipeline_ops.launch.plan import Host
 
 
 class LocalLauncher:
@@ -23,10 +23,10 @@ class LocalLauncher:
     def __init__(self, workers: int = 1024, cores: int = 0):
         self._workers, self._cores = workers, cores
 
-    def allocate(self, check: Callable[[], None]) -> list[Place]:
-        return [Place(name="localhost", address="127.0.0.1", workers=self._workers, cores=self._cores)]
+    def allocate(self, check: Callable[[], None]) -> list[Host]:
+        return [Host(name="localhost", address="127.0.0.1", workers=self._workers, cores=self._cores)]
 
-    def command(self, place: Place, agent: AgentSpec) -> list[str]:
+    def command(self, place: Host, agent: AgentSpec) -> list[str]:
         return [sys.executable, "-m", AGENT_MODULE, agent.run]
 
     def is_intact(self) -> bool:

@@ -21,7 +21,7 @@ from pipeline_ops.jobs.gang_protocol import Fork, Role, WorkerSpec, worker_name
 _DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
-class Place(BaseModel):
+class Host(BaseModel):
     """A host as the plan sees it: its address for the others, and how many workers it can take."""
 
     model_config = ConfigDict(frozen=True)
@@ -38,7 +38,7 @@ class Place(BaseModel):
     """
 
 
-class Seat(BaseModel):
+class WorkerAssignment(BaseModel):
     """One process of the gang: its role, its index in the role, its host, and its number there."""
 
     model_config = ConfigDict(frozen=True)
@@ -92,13 +92,13 @@ def _printed(address: str) -> str:
     return re.sub(r":none$", " (no port)", re.sub(r":0$", ":(a free one)", address))
 
 
-def gang_size(config: Train, places: Sequence[Place]) -> int:
+def gang_size(config: Train, places: Sequence[Host]) -> int:
     """The number of workers that the gang can have on these hosts now; 0 if that is too few."""
     size = min(config.most_workers, sum(place.workers for place in places))
     return size if size >= config.fewest_workers else 0
 
 
-def seats_of(config: Train, places: Sequence[Place], workers: int) -> list[Seat]:
+def seats_of(config: Train, places: Sequence[Host], workers: int) -> list[WorkerAssignment]:
     """Spreads the workers over the hosts and numbers them in the order of the hosts.
 
     The spread is as even as the hosts' capacities allow. A chief sits on the first host. Parameter
@@ -118,12 +118,12 @@ def seats_of(config: Train, places: Sequence[Place], workers: int) -> list[Seat]
     numbers: Counter[str] = Counter()
     seats = []
     for role, index, host in roles:
-        seats.append(Seat(role=role, index=index, host=host, number_on_host=numbers[host]))
+        seats.append(WorkerAssignment(role=role, index=index, host=host, number_on_host=numbers[host]))
         numbers[host] += 1
     return seats
 
 
-def needs_ports(config: Train, places: Sequence[Place], seats: Sequence[Seat]) -> bool:
+def needs_ports(config: Train, places: Sequence[Host], seats: Sequence[WorkerAssignment]) -> bool:
     """Returns whether a process of the gang listens on a port.
 
     TensorFlow's servers do, and so do workers with peers on other hosts.
@@ -133,7 +133,7 @@ def needs_ports(config: Train, places: Sequence[Place], seats: Sequence[Seat]) -
     return len(taken) > 1 or config.strategy == "parameter_server" or (has_gpus and len(seats) > 1)
 
 
-def build_launch_plan(config: Train, places: Sequence[Place], seats: Sequence[Seat], ports: Mapping[str, Sequence[int]], attempt: Attempt, work: Path,
+def build_launch_plan(config: Train, places: Sequence[Host], seats: Sequence[WorkerAssignment], ports: Mapping[str, Sequence[int]], attempt: Attempt, work: Path,
                       incarnation: int, steps_limit: int | None = None) -> LaunchPlan:
     """Makes the specification of each process from its seat.
 
@@ -168,7 +168,7 @@ def build_launch_plan(config: Train, places: Sequence[Place], seats: Sequence[Se
     return LaunchPlan(incarnation=incarnation, workers=workers, environment=environment)
 
 
-def _share(gpus: Sequence[str], seat: Seat, nth_worker: int, count: int) -> str:
+def _share(gpus: Sequence[str], seat: WorkerAssignment, nth_worker: int, count: int) -> str:
     """The devices of one process, or none if it does not train.
 
     The devices of worker n follow those of worker n - 1.

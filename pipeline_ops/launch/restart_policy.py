@@ -5,7 +5,7 @@ from __future__ import annotations
 _BACK_OFF_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
-class RestartBudget:
+class RestartPolicy:
     """Counts consecutive failures without new progress.
 
     A training of months meets more dead machines than any fixed number allows, so a failure is

@@ -20,7 +20,7 @@ from pipeline_ops.config.hosts import SlurmHosts
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.gang_protocol import AgentSpec
 from pipeline_ops.launch.launcher import agent_command, our_path
-from pipeline_ops.launch.plan import Place
+from pipeline_ops.launch.plan import Host
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class SlurmLauncher:
         self._hosts, self._name, self._run = hosts, name, run
         self._job: str | None = None
 
-    def allocate(self, check: Callable[[], None]) -> list[Place]:
+    def allocate(self, check: Callable[[], None]) -> list[Host]:
         self._job = _ask(*sbatch_command(self._hosts, self._name, self._run), text=batch_script(self._hosts, self._run)).partition(";")[0]
         deadline = time.monotonic() + self._hosts.queue_timeout_seconds
         while (state := self._state()) in _WAITING:
@@ -59,10 +59,10 @@ class SlurmLauncher:
             raise MachineError(f"the Slurm job {self._job} ({self._name}) ended as {state or 'unknown'} before it was used; "
                                f"its output is {self._run / 'slurm.log'}")
         nodes = _ask("scontrol", "show", "hostnames", _ask("squeue", "--noheader", f"--jobs={self._job}", "--format=%N")).split()
-        return [Place(name=node, address=address_of(_ask("scontrol", "show", "node", "--oneliner", node)) or node,
+        return [Host(name=node, address=address_of(_ask("scontrol", "show", "node", "--oneliner", node)) or node,
                       workers=self._hosts.workers_per_node, cores=self._hosts.cores_per_node or 0) for node in nodes]
 
-    def command(self, place: Place, agent: AgentSpec) -> list[str]:
+    def command(self, place: Host, agent: AgentSpec) -> list[str]:
         return ["srun", f"--jobid={self._job}", f"--nodelist={place.name}", "--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none", "--mpi=none",
                 "--quiet", *agent_command(self._hosts, agent)]
 

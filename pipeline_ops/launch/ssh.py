@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pipeline_ops.config.hosts import SshHosts
 from pipeline_ops.jobs.gang_protocol import AgentSpec
 from pipeline_ops.launch.launcher import agent_command
-from pipeline_ops.launch.plan import Place
+from pipeline_ops.launch.plan import Host
 
 _ALIVE_SECONDS, _ALIVE_COUNT = 3, 3
 
@@ -24,10 +24,10 @@ class SshLauncher:
     def __init__(self, hosts: SshHosts):
         self._hosts = hosts
 
-    def allocate(self, check: Callable[[], None]) -> list[Place]:
-        return [Place(name=host.name, address=host.address or host.name, workers=host.workers, cores=host.cores or 0) for host in self._hosts.hosts]
+    def allocate(self, check: Callable[[], None]) -> list[Host]:
+        return [Host(name=host.name, address=host.address or host.name, workers=host.workers, cores=host.cores or 0) for host in self._hosts.hosts]
 
-    def command(self, place: Place, agent: AgentSpec) -> list[str]:
+    def command(self, place: Host, agent: AgentSpec) -> list[str]:
         hosts = self._hosts
         login = [*(["-l", hosts.user] if hosts.user else []), *(["-p", str(hosts.port)] if hosts.port else [])]
         # Behind `--`, a name that begins with a hyphen is a name and not an option.

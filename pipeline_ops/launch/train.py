@@ -19,12 +19,12 @@ from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmH
 from pipeline_ops.config.model_catalogue import task_of
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.jobs.gang_protocol import STATE, CandidateSpec, Fork, Isolation, Order, worker_digest_name
+from pipeline_ops.jobs.gang_protocol import STATE, CandidateSpec, Command, Fork, Isolation, worker_digest_name
 from pipeline_ops.jobs.local_copy import host_cache, local_dataset
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.launch.gang import Gang, Stop
-from pipeline_ops.launch.host_pool import Fleet
+from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.kubernetes import KubernetesLauncher
 from pipeline_ops.launch.launcher import Launcher
 from pipeline_ops.launch.local import LocalLauncher
@@ -63,10 +63,10 @@ def _train(job: Job, config: Train, stop: Stop, started: float) -> ExitCode:
 
 
 @contextlib.contextmanager
-def make_fleet(job: Job, config: Train) -> Iterator[Fleet]:
+def make_fleet(job: Job, config: Train) -> Iterator[HostPool]:
     """Yields the hosts that the request names, and ends all of our processes on them."""
     hosts = parse_hosts(job.request.hosts) if job.request.hosts else None
-    fleet = Fleet(make_launcher(hosts, job), lock=lock_of(job), folder=job.attempt.folder,
+    fleet = HostPool(make_launcher(hosts, job), lock=lock_of(job), folder=job.attempt.folder,
                   silence_seconds=config.heartbeat_timeout_seconds, start_seconds=config.start_timeout_seconds,
                   ports=hosts.ports if hosts else None, environment=hosts.environment if hosts else None,
                   isolation=isolation_of(config, hosts))
@@ -127,7 +127,7 @@ def check_dataset(job: Job) -> None:
     local_dataset(uri, config, host_cache(config), lambda message: job.progress.report("input", message=message))
 
 
-def write_candidate(job: Job, fleet: Fleet, stop: Stop, folder: Path) -> None:
+def write_candidate(job: Job, fleet: HostPool, stop: Stop, folder: Path) -> None:
     """Has a fork of a preloaded process write the candidate into the artifact.
 
     If its host is lost, a fork on another host takes over.
@@ -142,7 +142,7 @@ def write_candidate(job: Job, fleet: Fleet, stop: Stop, folder: Path) -> None:
         with opened_folder(folder) as half:
             empty_folder(half)
         host = _any_host(fleet, stop, deadline)
-        fleet.send(host, Order(order="fork", fork=fork))
+        fleet.send(host, Command(order="fork", fork=fork))
         code = _candidate_code(fleet, stop, host, deadline)
     if code != 0:
         outcome = job.attempt.read(Status, status)
@@ -151,7 +151,7 @@ def write_candidate(job: Job, fleet: Fleet, stop: Stop, folder: Path) -> None:
         raise _error_of(outcome, str(log))
 
 
-def _any_host(fleet: Fleet, stop: Stop, deadline: float) -> str:
+def _any_host(fleet: HostPool, stop: Stop, deadline: float) -> str:
     """Returns the name of a host that can fork, once there is one."""
     while not fleet.ready:
         fleet.poll(0.2)
@@ -161,7 +161,7 @@ def _any_host(fleet: Fleet, stop: Stop, deadline: float) -> str:
     return fleet.ready[0].name
 
 
-def _candidate_code(fleet: Fleet, stop: Stop, host: str, deadline: float) -> int | None:
+def _candidate_code(fleet: HostPool, stop: Stop, host: str, deadline: float) -> int | None:
     """The exit code of the process that writes the candidate; None if its host was lost."""
     while fleet.hosts[host].is_ready:
         for _host, event in fleet.poll(0.2):

@@ -35,7 +35,7 @@ class Failure:
         return error_of(self.exit_code, self.message)
 
 
-class Watch:
+class WorkerMonitor:
     """The processes of one incarnation.
 
     Args:

@@ -17,7 +17,7 @@ import yaml
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.data import image_size, read_records
 from pipeline_ops.od_api.model import check_num_classes, multiple_of, nearest_model
-from pipeline_ops.od_api.reader import Leaf, Reader
+from pipeline_ops.od_api.reader import ConfigReader, ReadField
 from pipeline_ops.od_api.text_proto import parse_text_proto
 from pipeline_ops.od_api.training import training
 
@@ -37,7 +37,7 @@ class Converted:
 
     sections: dict[str, Any]
     notes: Sequence[str]
-    left: Sequence[Leaf]
+    left: Sequence[ReadField]
     file: str
 
     def as_yaml(self) -> str:
@@ -65,7 +65,7 @@ def convert(file: Path, num_examples: int | None = None) -> Converted:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: can't be read: {error}") from error
-    config = Reader(parse_text_proto(text, str(file)), str(file))
+    config = ConfigReader(parse_text_proto(text, str(file)), str(file))
     records = read_records(config)
     model, name, parameters = nearest_model(config)
     check_num_classes(config, model, records.source.get("class_names"))
@@ -89,7 +89,7 @@ def convert(file: Path, num_examples: int | None = None) -> Converted:
     return Converted(sections, tuple(config.notes), tuple(config.left()), file.name)
 
 
-def _take_metrics(config: Reader) -> None:
+def _take_metrics(config: ConfigReader) -> None:
     """Takes COCO's metrics, which evaluation computes in any case."""
     for evaluation in config.messages("eval_config"):
         evaluation.take_equal("metrics_set", "coco_detection_metrics")

@@ -13,7 +13,7 @@ from typing import Any
 
 from beam_jobs.sources.label_map import parse_label_map
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.od_api.reader import Reader
+from pipeline_ops.od_api.reader import ConfigReader
 
 _SHARDED = re.compile(r"(?P<name>.+)@(?P<count>\d+)(?P<rest>[^/]*)")
 _HEAD = struct.Struct("<QI")
@@ -26,7 +26,7 @@ _UNKNOWN_SIZE = 640
 
 
 @dataclasses.dataclass(frozen=True)
-class Records:
+class RecordInputs:
     """The records of a `pipeline.config`.
 
     Attributes:
@@ -53,7 +53,7 @@ class Records:
         return sum(map(count_records, files)) if files else None
 
 
-def read_records(config: Reader) -> Records:
+def read_records(config: ConfigReader) -> RecordInputs:
     """Returns the readers of training and evaluation as a source. Raises ConfigError."""
     if not config.has("train_input_reader"):
         raise ConfigError("pipeline.config: there is no train_input_reader")
@@ -77,10 +77,10 @@ def read_records(config: Reader) -> Records:
     split = {"train": 1 - _VALIDATION, "validation": _VALIDATION, "test": 0} if test else {"train": 0.8, "validation": 0.1, "test": 0.1}
     config.note(f"of the training records, {split['validation']:.0%} become the validation split" +
                 ("; the evaluation set is the test split" if test else " and as many the test split: there is no evaluation set"))
-    return Records(source, split, train)
+    return RecordInputs(source, split, train)
 
 
-def image_size(config: Reader, model: Reader, multiple: int) -> tuple[tuple[int, int], str, int]:
+def image_size(config: ConfigReader, model: ConfigReader, multiple: int) -> tuple[tuple[int, int], str, int]:
     """Returns height and width, the mode of our stage `resize`, and the number of channels.
 
     Args:
@@ -128,7 +128,7 @@ def count_records(file: str) -> int:
         raise ConfigError(f"{file}: can't be read: {error.strerror}") from error
 
 
-def _paths(reader: Reader) -> list[str]:
+def _paths(reader: ConfigReader) -> list[str]:
     """Returns absolute paths, with sharded names written out as patterns.
 
     `train@10` and `train-?????-of-00010` are the same.

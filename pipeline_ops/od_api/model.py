@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.od_api.reader import Reader
+from pipeline_ops.od_api.reader import ConfigReader
 
 _BACKBONES = {"resnet50": "ResNet50", "resnet101": "ResNet101", "resnet152": "ResNet101", "mobilenet": "MobileNetV2",
               "efficientnet": "EfficientNetB0"}
@@ -19,7 +19,7 @@ _SAME = ("resnet50", "resnet101", "efficientnet_b0", "efficientnet-b0", "mobilen
 """The types that have an exact counterpart, not only a nearest one."""
 
 
-def nearest_model(config: Reader) -> tuple[Reader, str, dict[str, Any]]:
+def nearest_model(config: ConfigReader) -> tuple[ConfigReader, str, dict[str, Any]]:
     """Returns the API's model, the name of ours, and its parameters. Raises ConfigError."""
     models = config.message("model")
     kind = models.one_of("ssd", "faster_rcnn", "center_net")
@@ -45,14 +45,14 @@ def multiple_of(name: str) -> int:
     return 16 if name == "center_detector" else 32
 
 
-def check_num_classes(config: Reader, model: Reader, class_names: list[str] | None) -> None:
+def check_num_classes(config: ConfigReader, model: ConfigReader, class_names: list[str] | None) -> None:
     """Adds a note if the number of classes differs from the label map, which has precedence."""
     count = model.take("num_classes", int, None)
     if count is not None and class_names is not None and count != len(class_names):
         config.note(f"{model.path('num_classes')} is {count}, and the label map names {len(class_names)}: our model has as many as are named")
 
 
-def _backbone(config: Reader, model: Reader) -> dict[str, Any]:
+def _backbone(config: ConfigReader, model: ConfigReader) -> dict[str, Any]:
     extractor = model.message("feature_extractor")
     kind = extractor.take("type", str, "")
     found = next((name for key, name in _BACKBONES.items() if key in kind), None)
@@ -69,7 +69,7 @@ def _backbone(config: Reader, model: Reader) -> dict[str, Any]:
     return parameters
 
 
-def _head(config: Reader, model: Reader) -> dict[str, Any]:
+def _head(config: ConfigReader, model: ConfigReader) -> dict[str, Any]:
     parameters: dict[str, Any] = {}
     pyramid = model.message("feature_extractor").message("fpn")
     predictor = model.message("box_predictor").message("weight_shared_convolutional_box_predictor")
@@ -87,7 +87,7 @@ def _head(config: Reader, model: Reader) -> dict[str, Any]:
     return parameters
 
 
-def _take_what_is_so_anyway(model: Reader) -> None:
+def _take_what_is_so_anyway(model: ConfigReader) -> None:
     pyramid = model.message("feature_extractor").message("fpn")
     anchors = model.message("anchor_generator").message("multiscale_anchor_generator")
     for levels in (pyramid, anchors):

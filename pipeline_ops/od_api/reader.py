@@ -10,27 +10,27 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.od_api.text_proto import Field, Message, Scalar
+from pipeline_ops.od_api.text_proto import Field, Scalar, TextMessage
 
 
 @dataclasses.dataclass(frozen=True)
-class Leaf:
+class ReadField:
     """A field that is not a message, or an empty message.
 
     `path` has the form `train_config.data_augmentation_options[1].random_crop_image`.
     """
 
     path: str
-    value: Scalar | Message
+    value: Scalar | TextMessage
     line: int
 
     def __str__(self) -> str:
         text = {True: "true", False: "false"}.get(self.value) if isinstance(self.value, bool) else None
-        value = "{}" if isinstance(self.value, Message) else text or (f"'{self.value}'" if type(self.value) is str else f"{self.value}")
+        value = "{}" if isinstance(self.value, TextMessage) else text or (f"'{self.value}'" if type(self.value) is str else f"{self.value}")
         return f"{self.path}: {value}"
 
 
-class Reader:
+class ConfigReader:
     """One message. Readers of the messages inside it write into the same lists.
 
     Args:
@@ -40,7 +40,7 @@ class Reader:
       root: the reader of the whole file, None for that reader itself.
     """
 
-    def __init__(self, message: Message, file: str, path: str = "", root: Reader | None = None):
+    def __init__(self, message: TextMessage, file: str, path: str = "", root: ConfigReader | None = None):
         self._message, self._file, self._path, self._root = message, file, path, root or self
         if root is None:
             self._taken: set[str] = set()
@@ -62,18 +62,18 @@ class Reader:
         field = next(field for field in self._message.fields if field.name == name)
         return f"{self._file}:{field.line}:{field.column}: {self.path(name)}"
 
-    def message(self, name: str) -> Reader:
+    def message(self, name: str) -> ConfigReader:
         """Returns the last message of this name, or an empty one if there is none."""
-        return next(reversed(self.messages(name)), Reader(Message(()), self._file, self.path(name), self._root))
+        return next(reversed(self.messages(name)), ConfigReader(TextMessage(()), self._file, self.path(name), self._root))
 
-    def messages(self, name: str) -> Sequence[Reader]:
+    def messages(self, name: str) -> Sequence[ConfigReader]:
         """Returns all messages of this name. Raises ConfigError if a field is not a message."""
         found = []
         for path, field in self._paths():
             if field.name == name:
-                if not isinstance(field.value, Message):
+                if not isinstance(field.value, TextMessage):
                     raise ConfigError(f"{self.place(name)} must be a message in brackets, got {field.value!r}")
-                found.append(Reader(field.value, self._file, path, self._root))
+                found.append(ConfigReader(field.value, self._file, path, self._root))
         return found
 
     def one_of(self, *names: str) -> str | None:
@@ -114,15 +114,15 @@ class Reader:
         if sorted(field.value for field in self._message.fields if field.name == name and isinstance(field.value, int | float)) == sorted(wanted):
             self.mark(name)
 
-    def leaves(self) -> Iterator[Leaf]:
+    def leaves(self) -> Iterator[ReadField]:
         """Yields all leaves, in the order of the file."""
         for path, field in self._paths():
-            if isinstance(field.value, Message) and field.value.fields:
-                yield from Reader(field.value, self._file, path, self._root).leaves()
+            if isinstance(field.value, TextMessage) and field.value.fields:
+                yield from ConfigReader(field.value, self._file, path, self._root).leaves()
             else:
-                yield Leaf(path, field.value, field.line)
+                yield ReadField(path, field.value, field.line)
 
-    def left(self) -> list[Leaf]:
+    def left(self) -> list[ReadField]:
         """Returns the leaves that were not taken."""
         return [leaf for leaf in self.leaves() if leaf.path not in self._root._taken]
 

@@ -44,13 +44,13 @@ class Field:
     """One field of the file. `line` and `column` count from 1."""
 
     name: str
-    value: Scalar | Message
+    value: Scalar | TextMessage
     line: int
     column: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Message:
+class TextMessage:
     """The fields of a message, in the order of the file."""
 
     fields: tuple[Field, ...]
@@ -63,7 +63,7 @@ class _Token:
     position: int
 
 
-def parse_text_proto(text: str, name: str) -> Message:
+def parse_text_proto(text: str, name: str) -> TextMessage:
     """Returns the message of a text.
 
     Args:
@@ -84,8 +84,8 @@ class _Parser:
         self._tokens = list(self._read_tokens())
         self._at = 0
 
-    def parse(self) -> Message:
-        return Message(tuple(self._fields(None, 0)))
+    def parse(self) -> TextMessage:
+        return TextMessage(tuple(self._fields(None, 0)))
 
     def _read_tokens(self) -> Iterator[_Token]:
         position = 0
@@ -142,7 +142,7 @@ class _Parser:
         self._expect("]")
         return f"[{''.join(parts)}]"
 
-    def _list(self, depth: int) -> Iterator[Scalar | Message]:
+    def _list(self, depth: int) -> Iterator[Scalar | TextMessage]:
         self._expect("[")
         while self._next.text != "]":
             yield self._message(depth) if self._next.text in _CLOSING else self._scalar()
@@ -152,8 +152,8 @@ class _Parser:
                     raise self._error("expected a value after the comma, got ']'", self._next.position)
         self._take()
 
-    def _message(self, depth: int) -> Message:
-        return Message(tuple(self._fields(_CLOSING[self._take().text], depth + 1)))
+    def _message(self, depth: int) -> TextMessage:
+        return TextMessage(tuple(self._fields(_CLOSING[self._take().text], depth + 1)))
 
     def _scalar(self) -> Scalar:
         token = self._take()

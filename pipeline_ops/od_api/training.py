@@ -9,14 +9,14 @@ import math
 from typing import Any
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.od_api.reader import Reader
+from pipeline_ops.od_api.reader import ConfigReader
 
 _OPTIMIZERS = {"momentum_optimizer": "sgd", "adam_optimizer": "adam", "rms_prop_optimizer": "adam"}
 _DEFAULT_RATE = 0.002
 _MAX_BOUNDARIES = 1000
 
 
-def training(config: Reader, num_examples: int | None, share: float) -> dict[str, Any]:
+def training(config: ConfigReader, num_examples: int | None, share: float) -> dict[str, Any]:
     """Returns the keys of `train`, except those of the model.
 
     Args:
@@ -44,7 +44,7 @@ def training(config: Reader, num_examples: int | None, share: float) -> dict[str
     return made
 
 
-def _epochs(config: Reader, section: Reader, batch: int, steps: int, num_examples: int | None, share: float) -> int:
+def _epochs(config: ConfigReader, section: ConfigReader, batch: int, steps: int, num_examples: int | None, share: float) -> int:
     if not steps:
         config.note(f"{section.path('num_steps')} is 0 or missing, which means for ever; it became 10 epochs")
         return 10
@@ -57,7 +57,7 @@ def _epochs(config: Reader, section: Reader, batch: int, steps: int, num_example
     return epochs
 
 
-def _optimizer(config: Reader, section: Reader, steps: int) -> dict[str, Any]:
+def _optimizer(config: ConfigReader, section: ConfigReader, steps: int) -> dict[str, Any]:
     optimizer = section.message("optimizer")
     kind = optimizer.one_of(*_OPTIMIZERS)
     if kind is None:
@@ -80,7 +80,7 @@ def _optimizer(config: Reader, section: Reader, steps: int) -> dict[str, Any]:
     return made
 
 
-def _learning_rate(config: Reader, rate: Reader, steps: int) -> dict[str, Any]:
+def _learning_rate(config: ConfigReader, rate: ConfigReader, steps: int) -> dict[str, Any]:
     kind = rate.one_of("constant_learning_rate", "exponential_decay_learning_rate", "manual_step_learning_rate", "cosine_decay_learning_rate")
     if kind is None:
         config.note(f"train_config.optimizer: no learning rate that has a counterpart; it became a constant {_DEFAULT_RATE}")
@@ -98,7 +98,7 @@ def _learning_rate(config: Reader, rate: Reader, steps: int) -> dict[str, Any]:
             return _cosine(config, inner)
 
 
-def _exponential(config: Reader, inner: Reader, steps: int) -> dict[str, Any]:
+def _exponential(config: ConfigReader, inner: ConfigReader, steps: int) -> dict[str, Any]:
     """Returns an exponential schedule: in stairs, the API's default, or else smooth.
 
     The stairs end where the training ends.
@@ -117,7 +117,7 @@ def _exponential(config: Reader, inner: Reader, steps: int) -> dict[str, Any]:
                                                 "factors": [float(f"{factor**number:.12g}") for number in range(1, stairs + 1)]}}
 
 
-def _manual(config: Reader, inner: Reader) -> dict[str, Any]:
+def _manual(config: ConfigReader, inner: ConfigReader) -> dict[str, Any]:
     rate = inner.take("initial_learning_rate", float, _DEFAULT_RATE)
     stairs = [(each.take("step", int, 0), each.take("learning_rate", float, _DEFAULT_RATE)) for each in inner.messages("schedule")]
     stairs.sort()
@@ -135,7 +135,7 @@ def _manual(config: Reader, inner: Reader) -> dict[str, Any]:
     return {"learning_rate": rate, "schedule": {"type": "constant", **schedule}} if schedule else {"learning_rate": rate}
 
 
-def _cosine(config: Reader, inner: Reader) -> dict[str, Any]:
+def _cosine(config: ConfigReader, inner: ConfigReader) -> dict[str, Any]:
     rate, total = inner.take("learning_rate_base", float, _DEFAULT_RATE), inner.take("total_steps", int, 4_000_000)
     warmup = inner.take("warmup_steps", int, 10_000)
     if warmup:
@@ -143,7 +143,7 @@ def _cosine(config: Reader, inner: Reader) -> dict[str, Any]:
     return {"learning_rate": rate, "schedule": {"type": "cosine", "warmup_steps": warmup, "decay_steps": max(1, total - warmup)}}
 
 
-def _changes(config: Reader, section: Reader) -> dict[str, Any]:
+def _changes(config: ConfigReader, section: ConfigReader) -> dict[str, Any]:
     """Returns the random changes that `train.input.augment` also has."""
     changes: dict[str, Any] = {}
     for option in section.messages("data_augmentation_options"):
@@ -168,7 +168,7 @@ def _changes(config: Reader, section: Reader) -> dict[str, Any]:
     return changes
 
 
-def _stretch(config: Reader, inner: Reader, path: str) -> float:
+def _stretch(config: ConfigReader, inner: ConfigReader, path: str) -> float:
     """Returns the half width of our range of factors, which is symmetric around 1.
 
     The API draws a factor from any range.

@@ -14,7 +14,7 @@ from typing import Any
 from airflow.sdk import Param
 
 from pipeline_ops.config.base import Section
-from pipeline_ops.config.fields import Leaf, leaves_of, value_at
+from pipeline_ops.config.fields import ConfigField, leaves_of, value_at
 from pipeline_ops.config.overrides import settable_keys
 from pipeline_ops.config.per_run import is_glob
 from pipeline_ops.config.pipeline import PipelineConfig
@@ -44,15 +44,15 @@ def form_params(config: PipelineConfig) -> dict[str, Param]:
     return {key: params[key] for key in sorted(params, key=lambda key: _position(config, leaves[key]))}
 
 
-def _position(config: PipelineConfig, leaf: Leaf) -> tuple[bool, int, int]:
+def _position(config: PipelineConfig, leaf: ConfigField) -> tuple[bool, int, int]:
     return not _is_open(config, leaf), leaf.rank or len(_TITLES) + 1, _TASKS.index(leaf.key.partition(".")[0])
 
 
-def _is_open(config: PipelineConfig, leaf: Leaf) -> bool:
+def _is_open(config: PipelineConfig, leaf: ConfigField) -> bool:
     return bool(leaf.rank) or leaf.key in config.per_run
 
 
-def _param(config: PipelineConfig, leaf: Leaf) -> Param | None:
+def _param(config: PipelineConfig, leaf: ConfigField) -> Param | None:
     """The form field of a leaf; None if the leaf cannot have one."""
     parent, _, name = leaf.key.rpartition(".")
     section, value = value_at(config, parent), value_at(config, leaf.key)
@@ -68,7 +68,7 @@ def _param(config: PipelineConfig, leaf: Leaf) -> Param | None:
     return Param(value, title=_TITLES.get(leaf.key) or _title(name), description=_help(config, leaf, field, schema), **section_name, **schema)
 
 
-def _globs(config: PipelineConfig, leaf: Leaf) -> list[str]:
+def _globs(config: PipelineConfig, leaf: ConfigField) -> list[str]:
     """The globs that the author allows. A list of choices cannot show them."""
     return [value for value in config.per_run.get(leaf.key, []) if leaf.is_path and is_glob(value)]
 
@@ -100,7 +100,7 @@ def _limited(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {key: schema[key] for key in _SHOWN if key in schema} | ({"allOf": [limits]} if limits else {})
 
 
-def _help(config: PipelineConfig, leaf: Leaf, field: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
+def _help(config: PipelineConfig, leaf: ConfigField, field: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
     """The field's docstring, its limits and the values for a run: `At least 1, at most 1024.`
 
     The backticks of code are removed.

@@ -24,7 +24,7 @@ from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.run_config import run_config
 from pipeline_ops.errors import ConfigError, DataError, ExitCode, TrainyardError
-from pipeline_ops.jobs.cancellation import STORE_KEY, Claim, StoredJob
+from pipeline_ops.jobs.cancellation import STORE_KEY, StoredJob, TaskInstanceRef
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.jobs.task_record import TaskRecord, recorded_manifest, write_record
 from pipeline_ops.operators.assets import tell
@@ -176,7 +176,7 @@ class JobOperator(BaseOperator):
         """The job of this task in an attempt. Raises DataError for an unknown attempt."""
         return JobHandle(Layout(config.root, config.pipeline).attempt(context["run_id"], self.record_name, name))
 
-    def _stored_job(self, config: PipelineConfig, context: Mapping[str, Any]) -> tuple[JobHandle | None, Claim | None]:
+    def _stored_job(self, config: PipelineConfig, context: Mapping[str, Any]) -> tuple[JobHandle | None, TaskInstanceRef | None]:
         """The job that this task has claimed, and the claim.
 
         A user can write anything in their place. In that case it is the last job that the task has
@@ -250,9 +250,9 @@ class JobOperator(BaseOperator):
             self.log.info(line)
 
 
-def _claim_of(context: Mapping[str, Any]) -> Claim:
+def _claim_of(context: Mapping[str, Any]) -> TaskInstanceRef:
     task, run = context["ti"], context["dag_run"]
-    return Claim(task_instance=str(task.id), max_tries=task.max_tries, clear_number=run.clear_number)
+    return TaskInstanceRef(task_instance=str(task.id), max_tries=task.max_tries, clear_number=run.clear_number)
 
 
 def _claim(context: Mapping[str, Any], handle: JobHandle) -> None:

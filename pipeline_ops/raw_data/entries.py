@@ -19,7 +19,7 @@ MAX_DEPTH = 100
 """The maximum depth of nested folders."""
 
 
-class Entry(NamedTuple):
+class RawEntry(NamedTuple):
     """An entry that is not a folder. `relative` is its path below the folder.
 
     `reason` and `detail` say why it is refused. Both are empty for a file that may be read.
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     detail: str = ""
 
 
-def walk_entries(folder: bytes) -> Iterator[Entry]:
+def walk_entries(folder: bytes) -> Iterator[RawEntry]:
     """Yields every entry below a folder. Names that begin with a dot are not data.
 
     Links are followed as long as they stay below the folder, which may be a link itself.
@@ -82,24 +82,24 @@ def _trail_to(entry: os.DirEntry, trail: tuple[bytes, ...], root: bytes) -> tupl
     return (*trail, target)
 
 
-def _checked(entry: os.DirEntry, relative: bytes, root: bytes) -> Entry:
+def _checked(entry: os.DirEntry, relative: bytes, root: bytes) -> RawEntry:
     found = entry.stat(follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):
         try:
             found, target = entry.stat(), os.path.realpath(entry.path)
         except FileNotFoundError:
-            return Entry(relative, entry.path, found, "dead_link", "a link that leads nowhere; remove it")
+            return RawEntry(relative, entry.path, found, "dead_link", "a link that leads nowhere; remove it")
         except OSError as error:
-            return Entry(relative, entry.path, found, "dead_link", f"a link that cannot be followed: {error.strerror}; remove it")
+            return RawEntry(relative, entry.path, found, "dead_link", f"a link that cannot be followed: {error.strerror}; remove it")
         if not _is_below(target, root):
-            return Entry(relative, entry.path, found, "link_outside",
+            return RawEntry(relative, entry.path, found, "link_outside",
                          "a link that leads out of the folder of raw data; put the file itself there")
     if not stat.S_ISREG(found.st_mode):
-        return Entry(relative, entry.path, found, "not_regular", "neither a file nor a folder; remove it")
+        return RawEntry(relative, entry.path, found, "not_regular", "neither a file nor a folder; remove it")
     if found.st_size > MAX_FILE_BYTES:
-        return Entry(relative, entry.path, found, "too_large",
+        return RawEntry(relative, entry.path, found, "too_large",
                      f"has {found.st_size} bytes, allowed are {MAX_FILE_BYTES}; divide it")
-    return Entry(relative, entry.path, found)
+    return RawEntry(relative, entry.path, found)
 
 
 def _is_below(path: bytes, folder: bytes) -> bool:

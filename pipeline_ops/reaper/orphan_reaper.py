@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session
 from pipeline_ops.airflow_runs import find_author_config
 from pipeline_ops.artifacts.layout import Attempt, Layout, trial_name
 from pipeline_ops.errors import DataError, TrainyardError
-from pipeline_ops.jobs.cancellation import STORE_KEY, Claim, StoredJob, ask_to_end, reason_to_end, why_unwanted
+from pipeline_ops.jobs.cancellation import STORE_KEY, StoredJob, TaskInstanceRef, ask_to_end, reason_to_end, why_unwanted
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.storage.parsing import parse_json_as
 from pipeline_ops.storage.safe_paths import folder_below
@@ -132,9 +132,9 @@ def _attempt_of(row: Row, name: str, session: Session) -> Attempt:
     return Layout(config.root, config.pipeline).attempt(row.run_id, task, name)
 
 
-def _now(row: Row) -> Claim | None:
+def _now(row: Row) -> TaskInstanceRef | None:
     """The claim that the task would make now. None if it no longer exists."""
-    return row.instance and Claim(task_instance=str(row.instance), max_tries=row.max_tries, clear_number=row.clear_number)
+    return row.instance and TaskInstanceRef(task_instance=str(row.instance), max_tries=row.max_tries, clear_number=row.clear_number)
 
 
 def _every_job() -> Select:

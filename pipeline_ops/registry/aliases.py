@@ -97,7 +97,7 @@ class Aliases(BaseModel):
 
 
 @dataclasses.dataclass(frozen=True)
-class Records:
+class AliasHistory:
     """Every move, oldest first, and the problems of invalid records."""
 
     moves: list[Move]
@@ -121,9 +121,9 @@ def read_aliases(store: ModelStore) -> Aliases:
     return _newest(store).aliases
 
 
-def read_records(store: ModelStore) -> Records:
+def read_records(store: ModelStore) -> AliasHistory:
     """Reads all records. An unreadable record is one problem."""
-    names, records = store.records(_FOLDER), Records([], [])
+    names, records = store.records(_FOLDER), AliasHistory([], [])
     for name, content in zip(names, store.read(_FOLDER, names), strict=True):
         parsed = _parse(store, name, content)
         if isinstance(parsed, DataError):

@@ -47,7 +47,7 @@ _ABANDONED_SECONDS = 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
+class VersionLease:
     """The publisher that is about to fill a number, and its content."""
 
     owner: str
@@ -57,7 +57,7 @@ class Claim:
         return json.dumps({"owner": self.owner, "process": self.process.to_json()}, indent=2).encode()
 
     @classmethod
-    def parse(cls, content: bytes | DataError) -> Claim:
+    def parse(cls, content: bytes | DataError) -> VersionLease:
         """Parses a claim. An invalid one still takes the number, for an unknown process."""
         try:
             if isinstance(content, DataError) or len(content) > MAX_RECORD_BYTES:
@@ -121,7 +121,7 @@ class ObjectModelStore:
         yield
 
     def add(self, at_least: int, owner: str, fill: Fill) -> int:
-        number, is_mine = self._claim(at_least, Claim(owner, ProcessIdentity.of(os.getpid())))
+        number, is_mine = self._claim(at_least, VersionLease(owner, ProcessIdentity.of(os.getpid())))
         if is_mine:
             try:
                 self._upload(number, fill)
@@ -179,7 +179,7 @@ class ObjectModelStore:
     def create(self, folder: str, name: str, content: bytes) -> None:
         self._create(f"{folder}/{name}", content)
 
-    def _claim(self, at_least: int, mine: Claim) -> tuple[int, bool]:
+    def _claim(self, at_least: int, mine: VersionLease) -> tuple[int, bool]:
         """Returns a number, and whether this publisher has to fill it.
 
         If the same model was published in the meantime, its number is returned. Claims are made in
@@ -202,7 +202,7 @@ class ObjectModelStore:
                 self._refuse_unconditional(number, mine)
                 return number, True
 
-    def _refuse_unconditional(self, number: int, mine: Claim) -> None:
+    def _refuse_unconditional(self, number: int, mine: VersionLease) -> None:
         """Checks that the store obeys the condition.
 
         Some stores accept it and ignore it. There, two publishers would overwrite each other.
@@ -252,9 +252,9 @@ class ObjectModelStore:
                 with translated(self.place), contextlib.suppress(FileNotFoundError):
                     self._files.rm_file(self._path(name))
 
-    def _claims(self, sizes: dict[str, int]) -> dict[int, Claim]:
+    def _claims(self, sizes: dict[str, int]) -> dict[int, VersionLease]:
         names = [name.removeprefix(f"{_CLAIMS}/") for name in sizes if _CLAIM.fullmatch(name)]
-        return {int(Path(name).stem): Claim.parse(content) for name, content in zip(names, self.read(_CLAIMS, names), strict=True)}
+        return {int(Path(name).stem): VersionLease.parse(content) for name, content in zip(names, self.read(_CLAIMS, names), strict=True)}
 
     def _sizes(self, below: str = "") -> dict[str, int]:
         """Every object's size in bytes, by its name below the place, from one listing."""
@@ -300,7 +300,7 @@ def _published(sizes: Mapping[str, int]) -> list[int]:
     return sorted(int(name.split("/")[0]) for name, size in sizes.items() if _is_manifest(name) and size)
 
 
-def _pending(sizes: Mapping[str, int], claims: Mapping[int, Claim]) -> dict[int, Claim]:
+def _pending(sizes: Mapping[str, int], claims: Mapping[int, VersionLease]) -> dict[int, VersionLease]:
     """The claims that are neither published nor given up."""
     return {number: claim for number, claim in claims.items() if f"{number}/{NAME}" not in sizes}
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from pipeline_ops.artifacts.manifest import NAME, SIGNATURE, Input, Manifest, open_listed, parse_manifest, refuse_damage
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry import aliases
-from pipeline_ops.registry.aliases import CHAMPION, PREVIOUS, Aliases, Move, Records
+from pipeline_ops.registry.aliases import CHAMPION, PREVIOUS, Aliases, AliasHistory, Move
 from pipeline_ops.registry.local_model_store import LocalModelStore
 from pipeline_ops.registry.minisign import PublicKey
 from pipeline_ops.registry.model_store import Fill, ModelStore
@@ -151,7 +151,7 @@ class Registry:
         """Every move, oldest first."""
         return self.records().moves
 
-    def records(self) -> Records:
+    def records(self) -> AliasHistory:
         """Every move, and the problems of unreadable records."""
         return aliases.read_records(self.store)
 

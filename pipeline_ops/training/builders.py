@@ -13,7 +13,7 @@ from pipeline_ops.artifacts.input_names import WARM_START
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.dataset import evaluation_batches
-from pipeline_ops.input.split import Split
+from pipeline_ops.input.split import SplitShards
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.models import build_model, make_head
 from pipeline_ops.models.classification import Classification, PerExample
@@ -26,7 +26,7 @@ from pipeline_ops.training.loops.parameter_server import ParameterServerLoop
 from pipeline_ops.training.loops.synchronous import Loop, SynchronousLoop
 from pipeline_ops.training.placement import compute_on_devices, variables_on_devices
 from pipeline_ops.training.strategy import ChosenStrategy
-from pipeline_ops.training.tensorboard_writer import Board
+from pipeline_ops.training.tensorboard_writer import TensorboardWriter
 from pipeline_ops.training.warm_start import WarmStart, read_warm_start
 
 
@@ -60,7 +60,7 @@ def _class_weights(request: Request, figures: DatasetFigures) -> list[float]:
     return [weights[name] for name in figures.class_names]
 
 
-def make_board(folder: Path, config: Train, request: Request, figures: DatasetFigures, validation: Split, task: Task) -> Board:
+def make_board(folder: Path, config: Train, request: Request, figures: DatasetFigures, validation: SplitShards, task: Task) -> TensorboardWriter:
     """The writer of the chief's TensorBoard files."""
     def build() -> keras.Model:
         return build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=False)
@@ -68,7 +68,7 @@ def make_board(folder: Path, config: Train, request: Request, figures: DatasetFi
     def examples() -> tuple[tf.Tensor, tf.Tensor]:
         return evaluation_batches(validation, task.parse, config.tensorboard.images).take(1).get_single_element()
 
-    return Board(folder, config.tensorboard, figures.class_names, figures.image_shape, examples, build)
+    return TensorboardWriter(folder, config.tensorboard, figures.class_names, figures.image_shape, examples, build)
 
 
 def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Task, figures: DatasetFigures) -> Loop:

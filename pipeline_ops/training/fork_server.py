@@ -43,10 +43,10 @@ def main() -> None:
     from pipeline_ops.training import saved_model_export, worker  # noqa: F401  (imported here once, for every fork)
 
     gc.freeze()  # keeps the collector from touching, and so copying, the memory that the forks share
-    Preloaded(events).serve()
+    ForkServer(events).serve()
 
 
-class Preloaded:
+class ForkServer:
     """Forks on request and reports how the forks end.
 
     Args:

@@ -26,7 +26,7 @@ _RIGHT, _WRONG = (40, 160, 70), (200, 50, 40)
 
 
 @dataclasses.dataclass
-class Board:
+class TensorboardWriter:
     """Event files in a folder.
 
     Args:

@@ -18,7 +18,7 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.input.augmentation import make_changes
 from pipeline_ops.input.dataset import evaluation_batches, examples_of_step, training_batches
 from pipeline_ops.input.sources import EncodedSource, open_source
-from pipeline_ops.input.split import Slice
+from pipeline_ops.input.split import BatchSlice
 from pipeline_ops.jobs.gang_protocol import STATE, TRAINED, WorkerSpec, worker_digest_name
 from pipeline_ops.jobs.local_copy import host_cache, with_local_dataset
 from pipeline_ops.jobs.progress import ProgressWriter
@@ -129,7 +129,7 @@ class Training:
         self._leave()
 
     def _batches_from(self, step: int) -> Iterator:
-        part = Slice.of(*self._share(), self._config.global_batch)
+        part = BatchSlice.of(*self._share(), self._config.global_batch)
         return iter(training_batches(self._train, self._source, self._config.global_batch, part, self._config.seed, step, self._changes))
 
     def _share(self) -> tuple[int, int]:

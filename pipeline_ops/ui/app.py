@@ -24,7 +24,7 @@ from airflow.models.log import Log
 from fastapi import Depends, FastAPI, Form, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from pipeline_ops.airflow_runs import NotFound, Run, find_pipeline, find_pipelines, find_run
+from pipeline_ops.airflow_runs import NotFound, PipelineRun, find_pipeline, find_pipelines, find_run
 from pipeline_ops.artifacts.dataset import DATA_PAGE
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.jobs.task_record import find_report, recorded_manifest
@@ -194,7 +194,7 @@ def _model_or_problem(dag_id: str, session: SessionDep) -> tuple[ModelView | Non
         return None, str(problem)
 
 
-def _file_of(run: Run, page: str) -> Path | None:
+def _file_of(run: PipelineRun, page: str) -> Path | None:
     """A page of a run, from the artifacts that the run's tasks have left or found.
 
     Raises:

@@ -21,7 +21,7 @@ _MAX_METRICS = 100
 _MAX_FILES = 64
 
 
-class Curves:
+class TrainingCurves:
     """The content of one progress file: the newest event, the notes, each metric by units done."""
 
     def __init__(self) -> None:
@@ -45,9 +45,9 @@ class Curves:
                 self.counted = moment
             self.latest = moment
 
-    def copy(self) -> Curves:
+    def copy(self) -> TrainingCurves:
         """Returns a copy for a reader who does not hold the lock."""
-        copied = Curves()
+        copied = TrainingCurves()
         copied.latest, copied.counted, copied.notes = self.latest, self.counted, list(self.notes)
         copied.problems = list(self.problems)
         copied.by_metric.update({name: list(points) for name, points in self.by_metric.items()})
@@ -70,9 +70,9 @@ class Curves:
 class _Follower:
     def __init__(self, path: Path, root: Path):
         self._reader = ProgressReader(path, root=root)
-        self._curves, self._lock = Curves(), threading.Lock()
+        self._curves, self._lock = TrainingCurves(), threading.Lock()
 
-    def curves(self) -> Curves:
+    def curves(self) -> TrainingCurves:
         with self._lock:
             for moments in self._reader.all():
                 self._curves.add(moments)
@@ -84,7 +84,7 @@ _followers: OrderedDict[Path, _Follower] = OrderedDict()
 _followers_lock = threading.Lock()
 
 
-def curves_of(attempt: Attempt) -> Curves:
+def curves_of(attempt: Attempt) -> TrainingCurves:
     """The present content of a job's progress file; empty if there is no file yet."""
     path = attempt.progress
     with _followers_lock:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline_ops.airflow_runs import Run, TaskState
+from pipeline_ops.airflow_runs import PipelineRun, TaskState
 from pipeline_ops.artifacts.dataset import DatasetFigures, shards_of
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.manifest import read_manifest
@@ -22,7 +22,7 @@ from pipeline_ops.errors import TrainyardError
 from pipeline_ops.jobs.progress import Progress, last_moment
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
 from pipeline_ops.ui.charts import Chart, charts_of_metrics
-from pipeline_ops.ui.curves import Curves, curves_of
+from pipeline_ops.ui.curves import TrainingCurves, curves_of
 
 _Value = TypeVar("_Value")
 _MAX_PROBLEM = 500
@@ -87,18 +87,18 @@ class TaskView:
         return None if moment is None or not moment.total else min(1.0, moment.done / moment.total)
 
 
-def view_tasks(run: Run, now: dt.datetime) -> Iterator[TaskView]:
+def view_tasks(run: PipelineRun, now: dt.datetime) -> Iterator[TaskView]:
     """Yields one view for each task, in the order of the DAG."""
     for task_id, mapped in itertools.groupby(run.tasks, key=lambda task: task.task_id):
         yield _view(run, task_id, list(mapped), now)
 
 
-def _view(run: Run, task_id: str, instances: list[TaskState], now: dt.datetime) -> TaskView:
+def _view(run: PipelineRun, task_id: str, instances: list[TaskState], now: dt.datetime) -> TaskView:
     problems: list[str] = []
     state = next((task.state for task in instances if task.state in _ACTIVE), instances[0].state)
     record = None if state in _ACTIVE else _read(read_record, problems, run.layout.task_record(run.run_id, task_id), run.layout.root)
     attempt = None if record and record.cached else run.layout.newest_attempt(run.run_id, task_id)
-    curves = curves_of(attempt) if attempt else Curves()
+    curves = curves_of(attempt) if attempt else TrainingCurves()
     workers = list(_view_workers(attempt, now)) if attempt else []
     counts = Counter(task.state or "waiting" for task in instances)
     dataset = _read(_view_dataset, problems, run, record) if task_id == "preprocess" and record else None
@@ -126,7 +126,7 @@ def _view_workers(attempt: Attempt, now: dt.datetime) -> Iterator[WorkerView]:
             yield WorkerView(name, moment, max(0.0, now.timestamp() - moment.time))
 
 
-def _view_dataset(run: Run, record: TaskRecord) -> DatasetView | None:
+def _view_dataset(run: PipelineRun, record: TaskRecord) -> DatasetView | None:
     """The data set of a preprocessing; None if there is none, or if it has been removed since."""
     if record.manifest is None or not Path(run.layout.check_manifest("preprocess", record.manifest)).exists():
         return None

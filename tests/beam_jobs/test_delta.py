@@ -8,7 +8,7 @@ import random
 import pytest
 
 from beam_jobs.planning.delta import Base, Delta, plan_delta
-from beam_jobs.planning.index import Entry, annotation_digest
+from beam_jobs.planning.index import IndexEntry, annotation_digest
 from beam_jobs.planning.plan import Record
 from beam_jobs.planning.splits import split_records
 from beam_jobs.stages.stage import Box
@@ -39,7 +39,7 @@ def base_after(delta: Delta) -> Base:
     entries = {entry.key: entry for entry in delta.unchanged}
     for shard in delta.shards:
         for position, member in enumerate(shard.records):
-            entries[member.key] = Entry(member.key, member.file.digest, annotation_digest(member), shard.split, shard.name, position, 1)
+            entries[member.key] = IndexEntry(member.key, member.file.digest, annotation_digest(member), shard.split, shard.name, position, 1)
     return Base(entries, delta.linked, CLASSES)
 
 

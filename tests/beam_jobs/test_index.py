@@ -7,16 +7,16 @@ import gzip
 
 import pytest
 
-from beam_jobs.planning.index import Entry, annotation_digest, read_index, write_index
+from beam_jobs.planning.index import IndexEntry, annotation_digest, read_index, write_index
 from beam_jobs.planning.plan import Record
 from beam_jobs.stages.stage import Box
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.raw_file import RawFile
 
 ENTRIES = [
-    Entry("cat/2.png", "c2", "a1", "train", "train-00000-of-00001.tfrecord", 4, 3, {"cat": 2, "dog": 1}, "00ff00ff00ff00ff"),
-    Entry("cat/1.png", "c1", "a1", "test"),
-    Entry("cat/é\n.png", "c3", "a1", ""),
+    IndexEntry("cat/2.png", "c2", "a1", "train", "train-00000-of-00001.tfrecord", 4, 3, {"cat": 2, "dog": 1}, "00ff00ff00ff00ff"),
+    IndexEntry("cat/1.png", "c1", "a1", "test"),
+    IndexEntry("cat/é\n.png", "c3", "a1", ""),
 ]
 RECORD = Record(RawFile("cat/1.png", 1, "c"), "cat", boxes=(Box(0, 0, 1, 1, "cat"),))
 

@@ -13,7 +13,7 @@ from beam_jobs.stages import bind_stages
 from beam_jobs.stages.stage import Box
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.artifacts.dataset import QUARANTINE, QUARANTINE_SHARD
-from pipeline_ops.config.preprocess import Rejects, Stage
+from pipeline_ops.config.preprocess import Rejects, StageConfig
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.raw_data.raw_file import RawFile
 
@@ -109,7 +109,7 @@ def test_a_class_of_boxes_is_lost_with_the_last_image_that_has_one():
 
 def test_a_class_is_lost_under_the_name_that_it_has_after_the_stages():
     records = [Record(RawFile(key, 1, key), label) for key, label in [("1", "cat"), ("2", "kitten"), ("3", "dog"), ("4", "plant")]]
-    stages = bind_stages([Stage(name="decode"), Stage(name="map_classes", parameters={"rename": {"kitten": "cat"}, "drop": ["plant"]})])
+    stages = bind_stages([StageConfig(name="decode"), StageConfig(name="map_classes", parameters={"rename": {"kitten": "cat"}, "drop": ["plant"]})])
     assert lost_classes(labels_of(records), [rejected("2"), rejected("4")], stages) == []
     assert lost_classes(labels_of(records), [rejected("1"), rejected("2"), rejected("3")], stages) == ["cat", "dog"]
 

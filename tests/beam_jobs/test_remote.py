@@ -10,7 +10,7 @@ import sys
 import fsspec
 import pytest
 
-from beam_jobs.io.raw import Reader
+from beam_jobs.io.raw import RawReader
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, DataError, ExitCode, MachineError
 from pipeline_ops.raw_data.folder import raw_folder
@@ -118,7 +118,7 @@ def test_equal_objects_are_duplicates(remote, encode):
 def test_objects_are_fetched_a_few_ahead_and_some_may_be_left_out(remote):
     files = remote[1].folder.list_files()
     assert len(files) == 60
-    reader = Reader(files, remote[1].folder)
+    reader = RawReader(files, remote[1].folder)
     assert [reader.read(file) for file in files[::7]] == [remote[1].files.cat_file(f"{remote[1].uri}/{file.key}") for file in files[::7]]
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.output.shard import Order, ShardBuilder
+from beam_jobs.output.shard import ShardBuilder, ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan
-from beam_jobs.progress_counter import Stopped, Tally, stop_workers
-from pipeline_ops.config.preprocess import Stage
+from beam_jobs.progress_counter import ProgressCounter, StoppedByDriver, stop_workers
+from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.local import list_raw_files
 
@@ -21,8 +21,8 @@ class Bench:
         self.raw, self.target, self.notes = folder / "raw", folder / "target", folder / "tally"
         self.target.mkdir()
         self.listing = list_raw_files(self.raw, folder / "listings")
-        self.tally = Tally(self.notes)
-        order = Order(self.raw, self.target, (Stage(name="decode", parameters={"channels": 1}),), ("cat", "dog"))
+        self.tally = ProgressCounter(self.notes)
+        order = ShardBuildSpec(self.raw, self.target, (StageConfig(name="decode", parameters={"channels": 1}),), ("cat", "dog"))
         self.builder = ShardBuilder(order, self.notes, folder)
 
     def build(self):
@@ -81,5 +81,5 @@ def test_a_second_image_shape_ends_the_work_early(raw, encode):
 def test_a_builder_stops_when_the_driver_has_given_up(raw):
     bench = Bench(raw.parent)
     stop_workers(bench.notes)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedByDriver):
         bench.build()

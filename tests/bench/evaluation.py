@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline_ops.config.evaluate import Bootstrap, Slice
-from pipeline_ops.evaluation.coco import Detections, Truths, evaluate_detections
+from pipeline_ops.evaluation.coco import DetectionTable, Truths, evaluate_detections
 from pipeline_ops.evaluation.groups import slice_groups, whole_group
 from pipeline_ops.evaluation.metrics import evaluate_model
 from pipeline_ops.evaluation.predictions import ask
@@ -128,7 +128,7 @@ def by_hand(model, shard: str) -> float:
     return accuracy_score(labels, classes)
 
 
-def make_scenes(count: int) -> tuple[Truths, Detections]:
+def make_scenes(count: int) -> tuple[Truths, DetectionTable]:
     """Four boxes and thirty detections to a scene, of ten classes. Four in ten detections have any class, as those of low scores do."""
     generator = np.random.default_rng(1)
     num_truths, num_detections = 4 * count, 30 * count
@@ -142,10 +142,10 @@ def make_scenes(count: int) -> tuple[Truths, Detections]:
     moved = truths.boxes[near] + generator.normal(0, 6, (num_detections, 4))
     moved[:, 2:] = np.maximum(moved[:, 2:], moved[:, :2] + 1.0)
     classes = np.where(generator.random(num_detections) < 0.4, generator.integers(0, CLASSES, num_detections), truths.classes[near])
-    return truths, Detections(truths.images[near], moved, classes, generator.random(num_detections))
+    return truths, DetectionTable(truths.images[near], moved, classes, generator.random(num_detections))
 
 
-def by_pycocotools(truths: Truths, detections: Detections, count: int) -> float:
+def by_pycocotools(truths: Truths, detections: DetectionTable, count: int) -> float:
     """From the same arrays. Returns the average precision."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval

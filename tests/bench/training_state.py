@@ -31,7 +31,7 @@ from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL  # noqa: E402
 from pipeline_ops.config.train import Train  # noqa: E402
 from pipeline_ops.input.dataset import training_batches
 from pipeline_ops.input.sources import EncodedSource, MemorySource  # noqa: E402
-from pipeline_ops.input.split import Slice, Split
+from pipeline_ops.input.split import BatchSlice, SplitShards
 from pipeline_ops.models import build_model  # noqa: E402
 from pipeline_ops.models.classification import Classification  # noqa: E402
 from pipeline_ops.training.checkpointing.checkpoints import Checkpoints  # noqa: E402
@@ -74,7 +74,7 @@ def checkpoint_seconds(loop: SynchronousLoop, folder: Path) -> tuple[float, floa
     return statistics.median(background[1:]), statistics.median(synchronous[1:])
 
 
-def write_digits(folder: Path) -> Split:
+def write_digits(folder: Path) -> SplitShards:
     digits, path = load_digits(), folder / "train.tfrecord"
     with tf.io.TFRecordWriter(str(path)) as writer:
         for number, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
@@ -83,7 +83,7 @@ def write_digits(folder: Path) -> Split:
             feature = {name: tf.train.Feature(bytes_list=tf.train.BytesList(value=value)) for name, value in features.items()}
             feature[LABEL] = tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))
             writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
-    return Split((str(path),), len(digits.images), path.stat().st_size)
+    return SplitShards((str(path),), len(digits.images), path.stat().st_size)
 
 
 def rate(take, count: int) -> float:
@@ -92,11 +92,11 @@ def rate(take, count: int) -> float:
     return count / (time.perf_counter() - begin)
 
 
-def halves(split: Split, cached: bool, **model) -> tuple[float, float]:
+def halves(split: SplitShards, cached: bool, **model) -> tuple[float, float]:
     """Medians of batches a second of the input alone, and of steps a second of the loop alone."""
     parse = Classification(SHAPE).parse
     source = MemorySource(split, parse) if cached else EncodedSource(split, parse)
-    iterator, loop, ready = iter(training_batches(split, source, BATCH, Slice(0, BATCH), 1, 0)), make_loop(**model), batches_in_memory()
+    iterator, loop, ready = iter(training_batches(split, source, BATCH, BatchSlice(0, BATCH), 1, 0)), make_loop(**model), batches_in_memory()
 
     def drain(count: int) -> None:
         for _ in range(count):

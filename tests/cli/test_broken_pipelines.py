@@ -17,7 +17,7 @@ from airflow_ui import needs_chromium, person_at_browser
 from config.broken_yamls import ALL
 
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
-from pipeline_ops.cli.local_airflow.embedded import USER, Home, Secrets, Server, airflow_command, airflow_environment
+from pipeline_ops.cli.local_airflow.embedded import USER, AirflowServer, Home, Secrets, airflow_command, airflow_environment
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 from pipeline_ops.errors import MachineError
 
@@ -58,7 +58,7 @@ def airflow(folder, whole_module_survivors) -> Iterator[AirflowApi]:
     holder = subprocess.Popen(argv, env=whole_module_survivors.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert [holder.stdout.readline() for _ in range(2)][1].startswith("up ")
     home = Home(folder / "airflow")
-    server = Server.alive(home)
+    server = AirflowServer.alive(home)
     with AirflowApi(server.url, USER, server.password) as api:
         wait_until_healthy(api, home, server)
         for name in ("good", "changed"):
@@ -111,7 +111,7 @@ def test_a_run_ends_though_sixty_configs_beside_it_become_broken(airflow, corpus
 def test_a_healthy_pipeline_starts_beside_them(airflow, folder, corpus):
     """As `trainyard run` does it, which waits for its DAG and heeds import errors."""
     home = Home(folder / "airflow")
-    wait_for_dag(airflow, home, Server.alive(home), "good", since=time.time())
+    wait_for_dag(airflow, home, AirflowServer.alive(home), "good", since=time.time())
     run_id = airflow.trigger("good", {})
     parse_until(airflow, lambda: airflow.run("good", run_id)["state"] in ("success", "failed"), seconds=600)
     assert airflow.run("good", run_id)["state"] == "success"
@@ -128,7 +128,7 @@ def test_a_broken_pipeline_cannot_be_triggered_and_says_why(airflow, folder, cor
 
 def test_the_import_errors_list_each_of_them(airflow, folder, corpus):
     home = Home(folder / "airflow")
-    environment = airflow_environment(os.environ, home, home.folder, [str(folder / "configs")], Server.alive(home).port, Secrets.of(home),
+    environment = airflow_environment(os.environ, home, home.folder, [str(folder / "configs")], AirflowServer.alive(home).port, Secrets.of(home),
                                       schedules=False)
     listed = subprocess.run(airflow_command(["dags", "list-import-errors", "-o", "json"]), env=environment, capture_output=True, text=True)
     [error] = json.loads(listed.stdout.splitlines()[-1])  # warnings of Airflow stand before it

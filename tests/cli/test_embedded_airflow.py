@@ -12,7 +12,7 @@ import pytest
 from processes import ask
 
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
-from pipeline_ops.cli.local_airflow.embedded import USER, Home, Server
+from pipeline_ops.cli.local_airflow.embedded import USER, AirflowServer, Home
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 from pipeline_ops.errors import ConfigError, MachineError
 
@@ -42,7 +42,7 @@ def home(tmp_path, survivors):
 
 
 def test_a_home_of_its_own_on_loopback_only_without_schedules(home, survivors):
-    server = Server.alive(home)
+    server = AirflowServer.alive(home)
     with AirflowApi(server.url, USER, server.password) as api:
         wait_until_healthy(api, home, server)
         dag = wait_for_dag(api, home, server, "small", since=0.0)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
-from pipeline_ops.cli.local_airflow.embedded import USER, Home, Server
+from pipeline_ops.cli.local_airflow.embedded import USER, AirflowServer, Home
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +57,7 @@ def airflow(folder, whole_module_survivors, own_package):
     holder = subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert [holder.stdout.readline() for _ in range(2)][1].startswith("up ")
     home = Home(folder)
-    server = Server.alive(home)
+    server = AirflowServer.alive(home)
     with AirflowApi(server.url, USER, server.password) as api:
         wait_until_healthy(api, home, server)
         for dag in ("failing", "waiting", "watching", "daily"):

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from processes import Stopwatch, command_line, kill
 
-from pipeline_ops.cli.local_airflow.embedded import Home, Secrets, Server, airflow_environment
+from pipeline_ops.cli.local_airflow.embedded import AirflowServer, Home, Secrets, airflow_environment
 
 HERE = Path(__file__).parent
 END_SECONDS = 5.0
@@ -161,7 +161,7 @@ def test_a_program_that_is_killed_later_is_named_too(start, survivors):
 
 def test_a_port_that_somebody_else_took_is_an_error(start, survivors, home):
     command = start(deeds="api-server:deaf")
-    while not (server := Server.alive(home)):
+    while not (server := AirflowServer.alive(home)):
         time.sleep(0.02)
     with socket.create_server(("127.0.0.1", server.port)):
         assert f"another process took port {server.port}" in command.process.stdout.read()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline_ops.cli.commands.run import exit_status
 from pipeline_ops.cli.summary import summarise
-from pipeline_ops.cli.watch import RunView, TaskView
+from pipeline_ops.cli.watch import RunView, TaskStatus
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.jobs.task_record import TaskRecord
 from pipeline_ops.planning.plan import JOBS
@@ -27,13 +27,13 @@ def same_names(value, shape) -> bool:
     return list(value) == list(shape) and all(same_names(value[name], inner) for name, inner in shape.items())
 
 
-def run_of(state: str, *tasks: TaskView) -> RunView:
+def run_of(state: str, *tasks: TaskStatus) -> RunView:
     named = {task.name: task for task in tasks}
-    return RunView("manual__1", state, 12.3456, tuple(named.get(job, TaskView(job)) for job in JOBS))
+    return RunView("manual__1", state, 12.3456, tuple(named.get(job, TaskStatus(job)) for job in JOBS))
 
 
-def done(job: str, manifest: str | None, state: str = "success", **record) -> TaskView:
-    return TaskView(job, state, 1.5, 1, record=TaskRecord(state=state, manifest=manifest, **record))
+def done(job: str, manifest: str | None, state: str = "success", **record) -> TaskStatus:
+    return TaskStatus(job, state, 1.5, 1, record=TaskRecord(state=state, manifest=manifest, **record))
 
 
 def test_a_whole_run(config_file, make_artifact):
@@ -57,7 +57,7 @@ def test_a_whole_run(config_file, make_artifact):
 
 
 def test_a_run_that_failed_at_once_has_all_names_too(config_file):
-    run = run_of("failed", done("preprocess", None, "failed", message="no", exit_code=65), TaskView("train", "upstream_failed"))
+    run = run_of("failed", done("preprocess", None, "failed", message="no", exit_code=65), TaskStatus("train", "upstream_failed"))
     summary = summarise(load_config(config_file), run)
     assert same_names(summary, SHAPE)
     assert summary["metrics"] == {}
@@ -78,4 +78,4 @@ def test_a_gate_that_was_not_passed_is_a_success_without_a_version(config_file, 
 
 
 def test_a_task_that_a_person_marked_failed_has_no_exit_code_of_its_own():
-    assert exit_status(run_of("failed", TaskView("train", "failed"))) == 1
+    assert exit_status(run_of("failed", TaskStatus("train", "failed"))) == 1

@@ -10,19 +10,19 @@ import pytest
 from rich.console import Console
 
 from pipeline_ops.cli.terminal_view import LiveScreen, PlainScreen, print_result
-from pipeline_ops.cli.watch import RunView, TaskView
+from pipeline_ops.cli.watch import RunView, TaskStatus
 from pipeline_ops.jobs.progress import Progress
 from pipeline_ops.jobs.task_record import TaskRecord
 from pipeline_ops.planning.plan import JOBS
 
 
-def view(*tasks: TaskView, state: str = "running") -> RunView:
+def view(*tasks: TaskStatus, state: str = "running") -> RunView:
     named = {task.name: task for task in tasks}
-    return RunView("manual__1", state, 3.0, tuple(named.get(job, TaskView(job)) for job in JOBS))
+    return RunView("manual__1", state, 3.0, tuple(named.get(job, TaskStatus(job)) for job in JOBS))
 
 
-def training(done: int, **more) -> TaskView:
-    return TaskView("train", "running", 1.0, 1, Progress(time=0, phase="train", done=done, total=90, unit="steps", metrics={"loss": 0.5}), **more)
+def training(done: int, **more) -> TaskStatus:
+    return TaskStatus("train", "running", 1.0, 1, Progress(time=0, phase="train", done=done, total=90, unit="steps", metrics={"loss": 0.5}), **more)
 
 
 def plain_screen() -> tuple[PlainScreen, Callable[[], list[str]]]:
@@ -38,7 +38,7 @@ def plain():
 
 def test_a_change_of_state_is_one_line_with_its_reason(plain):
     screen, lines = plain
-    cached = TaskView("preprocess", "success", 0.2, 1, record=TaskRecord(state="success", cached=True, reason="unchanged"))
+    cached = TaskStatus("preprocess", "success", 0.2, 1, record=TaskRecord(state="success", cached=True, reason="unchanged"))
     for _ in range(3):
         screen.show(view(cached))
     assert lines() == ["    3.0 s  preprocess  cached: unchanged"]
@@ -47,7 +47,7 @@ def test_a_change_of_state_is_one_line_with_its_reason(plain):
 def test_a_deferred_task_still_runs(plain):
     screen, lines = plain
     for state in ("queued", "running", "deferred", "running"):
-        screen.show(view(TaskView("train", state, 1.0, 1)))
+        screen.show(view(TaskStatus("train", state, 1.0, 1)))
     assert [line.split()[-1] for line in lines()] == ["queued", "running"]
 
 
@@ -65,7 +65,7 @@ def test_progress_comes_every_two_seconds_and_messages_at_once():
 
 def test_a_task_that_will_be_tried_again_says_why(plain):
     screen, lines = plain
-    screen.show(view(TaskView("train", "up_for_retry", 1.0, 1, record=TaskRecord(state="failed", message="the host went down"))))
+    screen.show(view(TaskStatus("train", "up_for_retry", 1.0, 1, record=TaskRecord(state="failed", message="the host went down"))))
     assert lines() == ["    3.0 s  train       up for retry: the host went down"]
 
 

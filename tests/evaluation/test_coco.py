@@ -11,7 +11,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.coco import Detections, Truths, evaluate_detections
+from pipeline_ops.evaluation.coco import DetectionTable, Truths, evaluate_detections
 
 NAMES = ("ap", "ap_50", "ap_75", "ap_small", "ap_medium", "ap_large", "ar_1", "ar_10", "ar_100", "ar_small", "ar_medium", "ar_large")
 
@@ -22,7 +22,7 @@ def boxes_of(generator: np.random.Generator, count: int, size: float) -> np.ndar
 
 
 def random_set(seed: int, num_images: int = 30, num_classes: int = 4, sizes=(20, 60, 200), ties: bool = False, crowds: float = 0.0,
-               misses: float = 0.2, noise: float = 5.0, extra: int = 40) -> tuple[Truths, Detections, int, int]:
+               misses: float = 0.2, noise: float = 5.0, extra: int = 40) -> tuple[Truths, DetectionTable, int, int]:
     """Boxes of several sizes, of which most are found, not quite where they are; and some that are nowhere."""
     generator = np.random.default_rng(seed)
     count = num_images * 4
@@ -34,47 +34,47 @@ def random_set(seed: int, num_images: int = 30, num_classes: int = 4, sizes=(20,
     moved[:, 2:] = np.maximum(moved[:, 2:], moved[:, :2] + 0.5)
     said = np.where(generator.random(len(found)) < 0.1, generator.integers(0, num_classes, len(found)), classes[found])
     scores = generator.random(len(found) + extra)
-    detections = Detections(np.append(images[found], generator.integers(0, num_images, extra)),
+    detections = DetectionTable(np.append(images[found], generator.integers(0, num_images, extra)),
                             np.concatenate([moved, boxes_of(generator, extra, 50)]), np.append(said, generator.integers(0, num_classes, extra)),
                             np.round(scores, 1) if ties else scores)
     return truths, detections, num_images, num_classes
 
 
-def nothing() -> Detections:
-    return Detections(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
+def nothing() -> DetectionTable:
+    return DetectionTable(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
 
 
-def perfect(truths: Truths) -> Detections:
-    return Detections(truths.images, truths.boxes, truths.classes, np.full(len(truths.images), 0.9))
+def perfect(truths: Truths) -> DetectionTable:
+    return DetectionTable(truths.images, truths.boxes, truths.classes, np.full(len(truths.images), 0.9))
 
 
-def crowded_image() -> tuple[Truths, Detections, int, int]:
+def crowded_image() -> tuple[Truths, DetectionTable, int, int]:
     """150 detections of one image, of which only the best 100 count."""
     generator = np.random.default_rng(5)
     boxes = boxes_of(generator, 150, 40)
     truths = Truths(np.zeros(150, int), boxes, np.zeros(150, int), np.zeros(150, bool))
-    return truths, Detections(truths.images, boxes, truths.classes, generator.random(150)), 1, 1
+    return truths, DetectionTable(truths.images, boxes, truths.classes, generator.random(150)), 1, 1
 
 
-def without_extent() -> tuple[Truths, Detections, int, int]:
+def without_extent() -> tuple[Truths, DetectionTable, int, int]:
     """Boxes that are points or lines, and detections of them."""
     boxes = np.array([[10, 10, 10, 10], [20, 20, 20, 40], [30, 30, 60, 60.0]])
     truths = Truths(np.zeros(3, int), boxes, np.zeros(3, int), np.zeros(3, bool))
     return truths, perfect(truths), 1, 1
 
 
-def at_the_borders() -> tuple[Truths, Detections, int, int]:
+def at_the_borders() -> tuple[Truths, DetectionTable, int, int]:
     """Areas of exactly 32 * 32 and 96 * 96, and overlaps of exactly 0.5 and 0.75."""
     truths = Truths(np.arange(4), np.array([[0, 0, 32, 32], [0, 0, 96, 96], [0, 0, 10, 10], [0, 0, 10, 10.0]]), np.zeros(4, int), np.zeros(4, bool))
     boxes = np.array([[0, 0, 32, 32], [0, 0, 96, 96], [0, 0, 10, 5], [0, 0, 10, 7.5]])
-    return truths, Detections(np.arange(4), boxes, np.zeros(4, int), np.array([0.9, 0.8, 0.7, 0.6])), 4, 1
+    return truths, DetectionTable(np.arange(4), boxes, np.zeros(4, int), np.array([0.9, 0.8, 0.7, 0.6])), 4, 1
 
 
-def doubled() -> tuple[Truths, Detections, int, int]:
+def doubled() -> tuple[Truths, DetectionTable, int, int]:
     """Every box is found three times, with equal scores."""
     truths, _, num_images, num_classes = random_set(6)
     thrice = [np.concatenate([column] * 3) for column in (truths.images, truths.boxes, truths.classes)]
-    return truths, Detections(*thrice, np.full(len(thrice[0]), 0.5)), num_images, num_classes
+    return truths, DetectionTable(*thrice, np.full(len(thrice[0]), 0.5)), num_images, num_classes
 
 
 SETS = {
@@ -97,11 +97,11 @@ SETS = {
 }
 
 
-def shifted(detections: Detections) -> Detections:
-    return Detections(detections.images, detections.boxes - 150.0, detections.classes, -detections.scores)
+def shifted(detections: DetectionTable) -> DetectionTable:
+    return DetectionTable(detections.images, detections.boxes - 150.0, detections.classes, -detections.scores)
 
 
-def by_pycocotools(truths: Truths, detections: Detections, num_images: int, num_classes: int) -> COCOeval:
+def by_pycocotools(truths: Truths, detections: DetectionTable, num_images: int, num_classes: int) -> COCOeval:
     def xywh(box):
         return [box[1], box[0], box[3] - box[1], box[2] - box[0]]
 
@@ -168,6 +168,6 @@ def test_a_detection_that_can_not_be_is_refused_by_its_number(change):
     [(column, value)] = change.items()
     broken = getattr(detections, column).copy()
     broken[7] = value
-    changed = Detections(**{name: broken if name == column else getattr(detections, name) for name in ("images", "boxes", "classes", "scores")})
+    changed = DetectionTable(**{name: broken if name == column else getattr(detections, name) for name in ("images", "boxes", "classes", "scores")})
     with pytest.raises(DataError, match="^detection 7: image"):
         evaluate_detections(truths, changed, num_images, ["a"] * num_classes)

@@ -61,7 +61,7 @@ def test_the_chain_publishes_a_detector_with_its_figures(chain):
 
 def test_every_format_of_a_detector_finds_the_same_boxes_as_the_trained_model(chain):
     """Loaded anew from the published version, and asked for all test images."""
-    from pipeline_ops.export.check import References, Rule, compare
+    from pipeline_ops.export.check import AgreementRule, References, compare
     from pipeline_ops.export.formats import PATHS, load_format
 
     manifest = read_manifest(chain["export"] / NAME)
@@ -75,7 +75,7 @@ def test_every_format_of_a_detector_finds_the_same_boxes_as_the_trained_model(ch
         assert each.max_difference <= each.tolerance == 1e-4
         if name in PATHS:
             answer = load_format(name, version / PATHS[name])(references.images())
-            assert compare(references.outputs, references.packed(answer), Rule.of(name, Export(model="any"), "detection"), name).num_checked == 30
+            assert compare(references.outputs, references.packed(answer), AgreementRule.of(name, Export(model="any"), "detection"), name).num_checked == 30
             assert answer["num_detections"].min() > 0
     assert "Images with the same boxes" in (chain["export"] / REPORT).read_text()
 

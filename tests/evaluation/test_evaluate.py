@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from workshop import copy_dataset, read_examples, remove_from_tests, write_model
 
-from beam_jobs.planning.index import Entry, write_index
+from beam_jobs.planning.index import IndexEntry, write_index
 from pipeline_ops.artifacts.dataset import INDEX, KEY, DatasetFigures, shard_paths
 from pipeline_ops.artifacts.manifest import NAME, find_damage, list_files, read_manifest, write_manifest
 from pipeline_ops.artifacts.results import METRICS, REPORT, EvaluationFigures
@@ -210,7 +210,7 @@ def test_a_test_split_of_which_something_else_is_removed_than_was_planned_is_ref
 def with_index(dataset: str, folder: Path, *places: tuple[str, str, str]) -> str:
     """A copy of a data set with an index of these records: (key, content, split)."""
     uri = copy_dataset(dataset, folder)
-    write_index(folder / INDEX, [Entry(key, content, "", split, "shard", 0, 1) for key, content, split in places])
+    write_index(folder / INDEX, [IndexEntry(key, content, "", split, "shard", 0, 1) for key, content, split in places])
     manifest = read_manifest(uri)
     write_manifest(folder, manifest.model_copy(update={"files": list_files(folder, {file.path: file.num_examples for file in manifest.files})}))
     return uri

@@ -9,12 +9,12 @@ from pydantic import ValidationError
 from pipeline_ops.artifacts.results import ClassFigures, ModelEvaluation
 from pipeline_ops.config.evaluate import Bootstrap, Evaluate, Rule
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.evaluation.bootstrap import Draws
+from pipeline_ops.evaluation.bootstrap import BootstrapSamples
 from pipeline_ops.evaluation.gate import NO_CHAMPION, Evidence, judge
 from pipeline_ops.evaluation.groups import Group, slice_groups, whole_group
 from pipeline_ops.evaluation.metrics import ModelAnswer, evaluate_model
 
-NOTHING_DRAWN = Draws({}, {})
+NOTHING_DRAWN = BootstrapSamples({}, {})
 
 
 def evidence(challenger: dict, champion: dict | None = None, why: str = NO_CHAMPION, **more) -> Evidence:

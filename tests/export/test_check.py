@@ -10,13 +10,13 @@ import pytest
 from pipeline_ops.artifacts.results import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError
-from pipeline_ops.export.check import References, Rule, check_saved_model, compare
+from pipeline_ops.export.check import AgreementRule, References, check_saved_model, compare
 
 REFERENCES = np.array([[0.9, 0.1], [0.2, 0.8]], np.float32)
 
 
 CONFIG = Export(model="digits")
-RULE = Rule.of("saved_model", CONFIG)
+RULE = AgreementRule.of("saved_model", CONFIG)
 
 
 def check(training, num_classes: int = 10):
@@ -108,7 +108,7 @@ def test_a_difference_beyond_the_tolerance_is_refused_with_its_size(answers, com
 def test_another_answer_is_refused_however_small_the_difference():
     close = np.array([[0.50001, 0.49999]], np.float32)
     with pytest.raises(DataError, match="0.0% of the answers are the same"):
-        compare(close, close[:, ::-1], Rule(1e-3, 1.0, ("export.tolerance", "the format")), "the SavedModel")
+        compare(close, close[:, ::-1], AgreementRule(1e-3, 1.0, ("export.tolerance", "the format")), "the SavedModel")
 
 
 def test_a_difference_within_the_tolerance_is_measured():
@@ -137,8 +137,8 @@ def test_a_signature_that_answers_otherwise_is_refused_by_name(training):
 
 
 def test_how_far_eight_bits_may_be_off_is_a_matter_of_its_own():
-    rule = Rule.of("tflite_int8", CONFIG)
+    rule = AgreementRule.of("tflite_int8", CONFIG)
     far = REFERENCES + np.array([[-0.2, 0.2], [0.2, -0.2]], np.float32)
     assert compare(REFERENCES, far, rule, "the format tflite_int8").top1_agreement == 1.0
     with pytest.raises(DataError, match=r"where export\.int8\.top1_agreement asks for 95\.0%"):
-        compare(REFERENCES, REFERENCES[:, ::-1], Rule(1.0, 0.95, rule.keys), "the format tflite_int8")
+        compare(REFERENCES, REFERENCES[:, ::-1], AgreementRule(1.0, 0.95, rule.keys), "the format tflite_int8")

@@ -7,7 +7,7 @@ from math import ceil, floor
 import numpy as np
 import pytest
 
-from pipeline_ops.config.input import Augment
+from pipeline_ops.config.input import AugmentOptions
 
 HEIGHT, WIDTH = 48, 64
 NUM_SCENES = 40
@@ -64,10 +64,10 @@ def changed(scenes, options, epoch=0, examples=range(NUM_SCENES), seed=1, max_bo
     import tensorflow as tf
 
     from pipeline_ops.input.augmentation import make_changes
-    from pipeline_ops.input.stateless_random import Draws
+    from pipeline_ops.input.stateless_random import StatelessRandom
 
-    draws = Draws(seed, tf.fill([len(examples)], np.int64(epoch)), tf.constant(list(examples), tf.int64))
-    images, labels = make_changes(Augment(**options), "detection", NUM_SCENES, max_boxes).load(load_from(scenes, max_boxes), draws)
+    draws = StatelessRandom(seed, tf.fill([len(examples)], np.int64(epoch)), tf.constant(list(examples), tf.int64))
+    images, labels = make_changes(AugmentOptions(**options), "detection", NUM_SCENES, max_boxes).load(load_from(scenes, max_boxes), draws)
     assert images.dtype == tf.uint8 and images.shape[1:] == (HEIGHT, WIDTH, 1)
     return images.numpy(), labels
 

@@ -9,7 +9,7 @@ from workshop import remove_from_tests
 
 from pipeline_ops.artifacts.dataset import DatasetFigures, shard_paths, shards_of
 from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
-from pipeline_ops.config.input import Input
+from pipeline_ops.config.input import InputOptions
 from pipeline_ops.errors import MachineError
 from pipeline_ops.system.disk_cache import HostCache
 
@@ -27,12 +27,12 @@ SOURCES = ("encoded in memory", "encoded on disk", "decoded in memory", "decoded
 @pytest.fixture(params=["whole", "with removals"])
 def split(request, dataset):
     """The train split, whole and after removals."""
-    from pipeline_ops.input.split import Split
+    from pipeline_ops.input.split import SplitShards
 
     manifest = read_manifest(dataset)
     figures = DatasetFigures.model_validate(manifest.figures)
     num_bytes = sum(f.num_bytes for f in shards_of(manifest, "train"))
-    split = Split(tuple(shard_paths(dataset, manifest, "train")), figures.num_examples["train"], num_bytes)
+    split = SplitShards(tuple(shard_paths(dataset, manifest, "train")), figures.num_examples["train"], num_bytes)
     if request.param == "whole":
         return split
     return dataclasses.replace(split, removed=REMOVED, num_examples=split.num_examples - sum(map(len, REMOVED)))
@@ -67,9 +67,9 @@ def batches(split, count, worker=0, workers=1, start_step=0, seed=3, source=None
     """Images and labels of the first batches."""
     from pipeline_ops.input.dataset import training_batches
     from pipeline_ops.input.sources import EncodedSource
-    from pipeline_ops.input.split import Slice
+    from pipeline_ops.input.split import BatchSlice
 
-    part, source = Slice.of(worker, workers, BATCH), source or EncodedSource(split, parse())
+    part, source = BatchSlice.of(worker, workers, BATCH), source or EncodedSource(split, parse())
     return [(x.numpy(), y.numpy()) for x, y in training_batches(split, source, BATCH, part, seed, start_step, changes).take(count)]
 
 
@@ -132,9 +132,9 @@ def labels_of(examples) -> np.ndarray:
 @pytest.mark.parametrize(("num_examples", "batch", "ends"), [(700, 60, [12, 24, 35]), (660, 60, [11, 22, 33]), (61, 60, [2, 3, 4]),
                                                             (60, 60, [1, 2, 3])])
 def test_an_epoch_ends_with_the_step_that_uses_its_last_example(num_examples, batch, ends):
-    from pipeline_ops.input.split import Split
+    from pipeline_ops.input.split import SplitShards
 
-    split = Split((), num_examples, 0)
+    split = SplitShards((), num_examples, 0)
     assert [split.end_of_epoch(epoch, batch) for epoch in range(3)] == ends
 
 
@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_not_cached_and_that_is_said(split, cache):
     from pipeline_ops.input.sources import EncodedSource, open_source
 
     said = []
-    assert isinstance(open_source(split, parse((16, 16, 1000)), Input(cache="memory", cache_limit_mib=1), cache, "1", said.append), EncodedSource)
+    assert isinstance(open_source(split, parse((16, 16, 1000)), InputOptions(cache="memory", cache_limit_mib=1), cache, "1", said.append), EncodedSource)
     assert "train.input.cache_limit_mib is 1" in said[0]
 
 

@@ -7,22 +7,22 @@ import pytest
 
 from pipeline_ops.artifacts.dataset import DatasetFigures, shard_paths, shards_of
 from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.config.input import Augment, Input
+from pipeline_ops.config.input import AugmentOptions, InputOptions
 from pipeline_ops.system.disk_cache import HostCache
 
 BATCH = 24
-PLAIN = Augment()
-FULL = Augment(flip_left_right=True, shift=0.1, scale={"least": 0.7, "most": 1.4}, brightness=0.1, contrast=0.1, mosaic=0.5)
+PLAIN = AugmentOptions()
+FULL = AugmentOptions(flip_left_right=True, shift=0.1, scale={"least": 0.7, "most": 1.4}, brightness=0.1, contrast=0.1, mosaic=0.5)
 
 
 @pytest.fixture(scope="module")
 def split(scenes):
-    from pipeline_ops.input.split import Split
+    from pipeline_ops.input.split import SplitShards
 
     manifest = read_manifest(scenes)
     figures = DatasetFigures.model_validate(manifest.figures)
     num_bytes = sum(file.num_bytes for file in shards_of(manifest, "train"))
-    return Split(tuple(shard_paths(scenes, manifest, "train")), figures.num_examples["train"], num_bytes)
+    return SplitShards(tuple(shard_paths(scenes, manifest, "train")), figures.num_examples["train"], num_bytes)
 
 
 def parse():
@@ -37,9 +37,9 @@ def examples(split, count, changes=FULL, worker=0, workers=1, start_step=0, sour
     from pipeline_ops.input.augmentation import make_changes
     from pipeline_ops.input.dataset import training_batches
     from pipeline_ops.input.sources import EncodedSource
-    from pipeline_ops.input.split import Slice
+    from pipeline_ops.input.split import BatchSlice
 
-    batches = training_batches(split, source or EncodedSource(split, parse()), BATCH, Slice.of(worker, workers, BATCH), 3, start_step,
+    batches = training_batches(split, source or EncodedSource(split, parse()), BATCH, BatchSlice.of(worker, workers, BATCH), 3, start_step,
                                make_changes(changes, "detection", split.num_examples))
     return [[_seen(images[i], labels, i) for i in range(len(images))] for images, labels in batches.take(count).as_numpy_iterator()]
 
@@ -85,7 +85,7 @@ def test_decoded_images_with_any_number_of_boxes_are_held_in_memory_and_are_the_
     from pipeline_ops.input.sources import MemorySource, open_source
 
     said = []
-    source = open_source(split, parse(), Input(), HostCache(tmp_path, 1 << 30), "1", said.append)
+    source = open_source(split, parse(), InputOptions(), HostCache(tmp_path, 1 << 30), "1", said.append)
     assert isinstance(source, MemorySource) and not said
     assert examples(split, 8, changes, source=source) == examples(split, 8, changes)
 
@@ -94,5 +94,5 @@ def test_on_disk_they_are_not_kept_and_that_is_said(split, tmp_path):
     from pipeline_ops.input.sources import EncodedSource, open_source
 
     said = []
-    assert isinstance(open_source(split, parse(), Input(cache="disk"), HostCache(tmp_path, 1 << 30), "1", said.append), EncodedSource)
+    assert isinstance(open_source(split, parse(), InputOptions(cache="disk"), HostCache(tmp_path, 1 << 30), "1", said.append), EncodedSource)
     assert "not all of them have the same shape; use train.input.cache: memory" in said[0]

@@ -10,11 +10,11 @@ import pytest
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.errors import Cancelled
-from pipeline_ops.jobs.cancellation import Claim, ask_to_end, reason_to_end, while_wanted, why_unwanted
+from pipeline_ops.jobs.cancellation import TaskInstanceRef, ask_to_end, reason_to_end, while_wanted, why_unwanted
 from pipeline_ops.system.processes import group_members
 
-FIRST = Claim(task_instance="1", max_tries=2, clear_number=0)
-RETRY = Claim(task_instance="2", max_tries=2, clear_number=0)
+FIRST = TaskInstanceRef(task_instance="1", max_tries=2, clear_number=0)
+RETRY = TaskInstanceRef(task_instance="2", max_tries=2, clear_number=0)
 
 
 @pytest.mark.parametrize("now, state", [
@@ -25,7 +25,7 @@ RETRY = Claim(task_instance="2", max_tries=2, clear_number=0)
     (RETRY, "up_for_retry"),  # its worker was killed
     (RETRY, "running"),  # the next try, before it has claimed the job
     (RETRY, None),  # an executor has lost it
-    (Claim(task_instance="1", max_tries=2, clear_number=1), "deferred"),  # another task of the run was cleared
+    (TaskInstanceRef(task_instance="1", max_tries=2, clear_number=1), "deferred"),  # another task of the run was cleared
 ])
 def test_a_job_is_wanted_as_long_as_its_task_instance_or_another_try_of_it_is_unfinished(now, state):
     assert why_unwanted(FIRST, now, state) is None
@@ -37,9 +37,9 @@ def test_a_job_is_wanted_as_long_as_its_task_instance_or_another_try_of_it_is_un
     (FIRST, "removed", "its task is removed in Airflow"),
     (FIRST, "restarting", "its task is restarting in Airflow"),  # cleared while it was running
     (RETRY, "failed", "its task is failed in Airflow"),
-    (Claim(task_instance="2", max_tries=3, clear_number=0), None, "its task was cleared in Airflow"),  # and the run left as it was
-    (Claim(task_instance="2", max_tries=3, clear_number=1), "running", "its task was cleared in Airflow"),
-    (Claim(task_instance="2", max_tries=2, clear_number=1), "up_for_retry", "its task was cleared in Airflow"),  # while it was running
+    (TaskInstanceRef(task_instance="2", max_tries=3, clear_number=0), None, "its task was cleared in Airflow"),  # and the run left as it was
+    (TaskInstanceRef(task_instance="2", max_tries=3, clear_number=1), "running", "its task was cleared in Airflow"),
+    (TaskInstanceRef(task_instance="2", max_tries=2, clear_number=1), "up_for_retry", "its task was cleared in Airflow"),  # while it was running
     (None, None, "its task is not in Airflow any more"),
 ])
 def test_a_job_is_not_wanted_when_its_task_has_ended_or_was_cleared_or_removed(now, state, why):

@@ -26,7 +26,7 @@ from pipeline_ops.storage.parsing import parse_json_as
 from pipeline_ops.storage.safe_paths import UnsafePath, parse_relative_path, read_below
 from pipeline_ops.system.processes import ProcessIdentity, group_members, kill_group
 from pipeline_ops.ui.charts import charts_of_metrics
-from pipeline_ops.ui.curves import Curves
+from pipeline_ops.ui.curves import TrainingCurves
 
 CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", "300"))
 fuzz = settings(max_examples=CASES, deadline=None, derandomize=True,
@@ -109,7 +109,7 @@ def test_a_progress_file_of_any_content_can_be_read_told_and_drawn(lines):
     for moment in moments:
         assert str(moment)
         assert parse_progress(moment.model_dump_json(exclude_defaults=True).encode(), "again").phase == moment.phase
-    curves = Curves()
+    curves = TrainingCurves()
     curves.add(moments)
     for chart in charts_of_metrics(curves.by_metric, "steps"):
         assert "nan" not in str(chart.drawing) and "inf" not in str(chart.drawing)

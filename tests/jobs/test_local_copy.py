@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 from pipeline_ops.artifacts.manifest import find_damage, read_manifest
-from pipeline_ops.config.input import Input
+from pipeline_ops.config.input import InputOptions
 from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.jobs.local_copy import local_dataset
 from pipeline_ops.system.disk_cache import HostCache
@@ -41,7 +41,7 @@ def in_s3(dataset, s3_place) -> str:
 
 
 def local(uri: str, cache: HostCache, said=None, **config) -> str:
-    return local_dataset(uri, Input(**config), cache, (said if said is not None else []).append)
+    return local_dataset(uri, InputOptions(**config), cache, (said if said is not None else []).append)
 
 
 def test_a_data_set_in_s3_is_copied_whole_and_checked(in_s3, dataset, cache, tmp_path):
@@ -130,7 +130,7 @@ def test_a_manifest_that_names_a_place_outside_is_not_staged(dataset, tmp_path, 
     value["files"][0]["path"] = path
     uri.write_text(json.dumps(value))
     with pytest.raises(DataError, match="files.0.path"):
-        local_dataset(str(uri), Input(stage="always"), cache, print)
+        local_dataset(str(uri), InputOptions(stage="always"), cache, print)
     assert not (tmp_path / "host").exists()
 
 
@@ -140,6 +140,6 @@ def test_a_link_among_the_shards_is_neither_staged_nor_taken_for_checked(dataset
     shard = tmp_path / "data" / SHARD
     shard.rename(tmp_path / "elsewhere")
     shard.symlink_to(tmp_path / "elsewhere")
-    for config in (Input(stage="always"), Input()):
+    for config in (InputOptions(stage="always"), InputOptions()):
         with pytest.raises(MachineError, match=f"{SHARD} is a link"):
             local_dataset(str(tmp_path / "data" / "manifest.json"), config, cache, print)

@@ -16,11 +16,11 @@ from launch.running import command, environment, pids
 
 from pipeline_ops.config.hosts import SshHosts
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec, Event, HostReport, Order
+from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec, Command, Event, HostReport
 from pipeline_ops.launch.agent import hold_ports
 from pipeline_ops.launch.allocation_holder import keep
 from pipeline_ops.launch.host_pool import compare
-from pipeline_ops.launch.plan import Place
+from pipeline_ops.launch.plan import Host
 from pipeline_ops.launch.ssh import SshLauncher
 from pipeline_ops.launch.train import lock_of
 
@@ -56,7 +56,7 @@ class Agent:
         self.process.stdin.flush()
 
     def order(self, **values: object) -> None:
-        self.process.stdin.write(Order(**values).model_dump_json().encode() + b"\n")
+        self.process.stdin.write(Command(**values).model_dump_json().encode() + b"\n")
         self.process.stdin.flush()
 
     def hears(self, kind: str) -> Event:
@@ -141,7 +141,7 @@ def test_ssh_never_asks_and_jumps_with_the_same_keys():
     hosts = SshHosts.model_validate({"launcher": "ssh", "hosts": [{"name": "far"}], "user": "u", "port": 2222, "identity_file": "/key",
                                      "known_hosts": "/known", "jump": ["a@one:2201", "b@two"]})
     spec = AgentSpec(host="far", run="r", lock="l", token_file="t", silence_seconds=1)
-    argv = SshLauncher(hosts).command(Place(name="far", address="far", workers=1), spec)
+    argv = SshLauncher(hosts).command(Host(name="far", address="far", workers=1), spec)
     options = dict(word.split("=", 1) for word in argv if "=" in word and argv[argv.index(word) - 1] == "-o")
     assert (options["BatchMode"], options["StrictHostKeyChecking"], options["UserKnownHostsFile"]) == ("yes", "yes", "/known")
     assert argv[-7:-1] == ["-l", "u", "-p", "2222", "--", "far"]
@@ -155,7 +155,7 @@ def test_a_destination_that_looks_like_an_option_is_a_name(tmp_path):
     """F17: ssh itself is asked, and must complain of the name and execute nothing."""
     hosts = SshHosts.model_validate({"launcher": "ssh", "hosts": [{"name": "far"}], "jump": [f"-oProxyCommand=touch {tmp_path}/executed"]})
     spec = AgentSpec(host="far", run="r", lock="l", token_file="t", silence_seconds=1)
-    place = Place(name=f"-oProxyCommand=touch {tmp_path}/executed", address="far", workers=1)
+    place = Host(name=f"-oProxyCommand=touch {tmp_path}/executed", address="far", workers=1)
     for given in (place, place.model_copy(update={"name": "far"})):
         done = subprocess.run(SshLauncher(hosts).command(given, spec), capture_output=True, text=True, timeout=60)
         assert done.returncode == 255

@@ -7,10 +7,10 @@ import pytest
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
-from pipeline_ops.launch.plan import LaunchPlan, Place, build_launch_plan, gang_size, seats_of
+from pipeline_ops.launch.plan import Host, LaunchPlan, build_launch_plan, gang_size, seats_of
 
-HERE = Place(name="here", address="127.0.0.1", workers=4, cores=8)
-THREE = [Place(name=f"h{i}", address=f"10.0.0.{i}", workers=2, cores=4, gpus=("0", "1", "2", "3")) for i in (1, 2, 3)]
+HERE = Host(name="here", address="127.0.0.1", workers=4, cores=8)
+THREE = [Host(name=f"h{i}", address=f"10.0.0.{i}", workers=2, cores=4, gpus=("0", "1", "2", "3")) for i in (1, 2, 3)]
 
 
 def train(**values) -> Train:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline_ops.launch.restart_policy import RestartBudget
+from pipeline_ops.launch.restart_policy import RestartPolicy
 
 
 @pytest.mark.parametrize(("restarts", "started_from", "waits"), [
@@ -13,5 +13,5 @@ from pipeline_ops.launch.restart_policy import RestartBudget
     (9, [0] * 9, [0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 60.0, 60.0]),
 ])
 def test_failures_are_forgiven_once_the_training_has_got_ahead(restarts, started_from, waits):
-    budget = RestartBudget(restarts)
+    budget = RestartPolicy(restarts)
     assert [budget.spend(step) for step in started_from] == waits

@@ -12,11 +12,11 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.gang_protocol import Event
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import Status
-from pipeline_ops.launch.plan import Place, build_launch_plan, seats_of, status_file
-from pipeline_ops.launch.worker_monitor import Watch
+from pipeline_ops.launch.plan import Host, build_launch_plan, seats_of, status_file
+from pipeline_ops.launch.worker_monitor import WorkerMonitor
 from pipeline_ops.storage.atomic import write_json
 
-HOSTS = [Place(name="h1", address="h1", workers=1, cores=1), Place(name="h2", address="h2", workers=1, cores=1)]
+HOSTS = [Host(name="h1", address="h1", workers=1, cores=1), Host(name="h2", address="h2", workers=1, cores=1)]
 ECHO = "UnavailableError: Connection reset by peer"
 
 
@@ -28,7 +28,7 @@ class Scene:
         self.attempt = Attempt(folder)
         seats = seats_of(config, HOSTS, 2)
         self.plan = build_launch_plan(config, HOSTS, seats, {"h1": range(9), "h2": range(9)}, self.attempt, folder, 0)
-        self.watch = Watch(self.plan, config, self.attempt)
+        self.watch = WorkerMonitor(self.plan, config, self.attempt)
 
     def ends(self, name: str, code: int, message: str = "") -> None:
         if code > 0:

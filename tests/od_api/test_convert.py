@@ -15,7 +15,7 @@ from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.convert import convert
-from pipeline_ops.od_api.reader import Reader
+from pipeline_ops.od_api.reader import ConfigReader
 from pipeline_ops.od_api.text_proto import parse_text_proto
 
 MINIMAL = """
@@ -64,7 +64,7 @@ def test_every_field_is_taken_or_told(api_folder):
     file = api_folder / "pipeline.config"
     text = file.read_text()
     told = {leaf.path for leaf in convert(file).left}
-    every = {leaf.path: leaf for leaf in Reader(parse_text_proto(text, "it"), "it").leaves()}
+    every = {leaf.path: leaf for leaf in ConfigReader(parse_text_proto(text, "it"), "it").leaves()}
     assert told < set(every)
     lines = text.splitlines()
     for path in sorted(set(every) - told):

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.od_api.text_proto import Message, Word, parse_text_proto
+from pipeline_ops.od_api.text_proto import TextMessage, Word, parse_text_proto
 
 
-def plain(message: Message) -> list:
+def plain(message: TextMessage) -> list:
     """(name, value) of all fields, messages as lists."""
-    return [(field.name, plain(field.value) if isinstance(field.value, Message) else field.value) for field in message.fields]
+    return [(field.name, plain(field.value) if isinstance(field.value, TextMessage) else field.value) for field in message.fields]
 
 
 def parsed(text: str) -> list:
@@ -123,4 +123,4 @@ def test_noise_is_read_or_refused_with_a_place_and_nothing_else(text):
         line, column = map(int, str(error).split(":")[1:3])
         assert 1 <= line <= text.count("\n") + 1 and column >= 1
     else:
-        assert isinstance(message, Message)
+        assert isinstance(message, TextMessage)

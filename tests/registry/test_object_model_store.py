@@ -12,7 +12,7 @@ from publishers import publish, publish_and_say, running_s3, start
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import Manifest, list_files, write_manifest
 from pipeline_ops.errors import MachineError
-from pipeline_ops.registry.object_model_store import Claim
+from pipeline_ops.registry.object_model_store import VersionLease
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.system.processes import ProcessIdentity
 
@@ -24,7 +24,7 @@ ELSEWHERE = ProcessIdentity("another-host", 1, 1)
 @pytest.mark.parametrize("process, age_seconds, is_abandoned", [(HERE, 1e9, False), (GONE, 0.0, True), (ELSEWHERE, 60.0, False),
                                                                 (ELSEWHERE, 3601.0, True)])
 def test_a_process_of_this_host_is_looked_for_and_one_elsewhere_is_given_an_hour(process, age_seconds, is_abandoned):
-    assert Claim("a", process).is_abandoned(age_seconds) is is_abandoned
+    assert VersionLease("a", process).is_abandoned(age_seconds) is is_abandoned
 
 
 FINGERPRINT = Fingerprint(config={}, inputs={}, code={}, versions={})
@@ -47,7 +47,7 @@ def test_a_slow_publisher_that_was_taken_for_dead_is_told_and_leaves_nothing_tha
 
 def test_a_claim_of_a_living_publisher_of_the_same_model_is_respected(s3_place):
     registry = Registry(s3_place)
-    registry.store._create("claims/1.json", Claim("a ", HERE).to_json())
+    registry.store._create("claims/1.json", VersionLease("a ", HERE).to_json())
     with pytest.raises(MachineError, match=f"process {HERE.pid} on .* is publishing the same model right now"):
         publish(registry, "a")
     assert publish(registry, "b").number == 2
@@ -64,7 +64,7 @@ def test_a_store_that_ignores_conditions_is_refused_before_anything_is_published
 def test_a_version_stays_when_its_publisher_is_gone(s3_place):
     registry = Registry(s3_place)
     publish(registry, "a")
-    registry.store._files.pipe_file(registry.store._path("claims/1.json"), Claim("a ", GONE).to_json())
+    registry.store._files.pipe_file(registry.store._path("claims/1.json"), VersionLease("a ", GONE).to_json())
     assert publish(registry, "b").number == 2 and [version.number for version in registry.versions()] == [1, 2]
 
 
@@ -75,4 +75,4 @@ def test_a_claim_that_is_none_takes_its_number_and_stops_nobody(s3_place, conten
     registry.store._files.pipe_file(f"{s3_place}/claims/1.json", content)
     registry.store._files.pipe_file(f"{s3_place}/claims/notes.txt", content)
     assert publish(registry, "a", num_bytes=100).number == 2
-    assert Claim.parse(content).is_abandoned(3601) and not Claim.parse(content).is_abandoned(60)
+    assert VersionLease.parse(content).is_abandoned(3601) and not VersionLease.parse(content).is_abandoned(60)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
-from pipeline_ops.cli.local_airflow.embedded import USER, Home, Server
+from pipeline_ops.cli.local_airflow.embedded import USER, AirflowServer, Home
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -40,7 +40,7 @@ def running_airflow(home: Path, config: Path, dag_id: str, environment: Mapping[
     holder = subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     lines = [holder.stdout.readline() for _ in range(2)]
     assert lines[1].startswith("up "), lines
-    server = Server.alive(Home(home))
+    server = AirflowServer.alive(Home(home))
     with AirflowApi(server.url, USER, server.password) as api:
         wait_until_healthy(api, Home(home), server)
         wait_for_dag(api, Home(home), server, dag_id, since=0.0)

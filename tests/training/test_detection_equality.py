@@ -9,7 +9,7 @@ import pytest
 from pipeline_ops.config.train import Train
 from pipeline_ops.jobs.gang_protocol import STATE
 from pipeline_ops.launch.gang import Gang
-from pipeline_ops.launch.host_pool import Fleet
+from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.local import LocalLauncher
 
 STEPS = 30
@@ -29,7 +29,7 @@ MODELS = pytest.mark.parametrize("model", ["center_detector", "retinanet"])
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    fleet = Fleet(LocalLauncher(), "detection-equality", tmp_path_factory.mktemp("host"))
+    fleet = HostPool(LocalLauncher(), "detection-equality", tmp_path_factory.mktemp("host"))
     yield fleet
     fleet.close()
 

@@ -87,9 +87,9 @@ def test_a_clean_process_gets_from_png_and_jpeg_bytes_what_the_model_in_memory_f
 
 
 def test_export_accepts_the_candidate_and_no_other(candidate):
-    from pipeline_ops.export.check import References, Rule
+    from pipeline_ops.export.check import AgreementRule, References
 
-    rule = Rule.of("saved_model", Export(model="scenes"))
+    rule = AgreementRule.of("saved_model", Export(model="scenes"))
     references = References(candidate[0], candidate[0] / SAVED_MODEL, 10, "detection")
     agreement = references.check_saved_model(rule)
     assert agreement.num_checked == 30 and agreement.top1_agreement == 1.0 and agreement.max_difference <= 1e-4
@@ -100,9 +100,9 @@ def test_export_accepts_the_candidate_and_no_other(candidate):
 
 
 def test_two_detections_of_nearly_the_same_score_may_come_in_any_order():
-    from pipeline_ops.export.check import Rule, compare
+    from pipeline_ops.export.check import AgreementRule, compare
 
-    rule = Rule.of("saved_model", Export(model="scenes"))
+    rule = AgreementRule.of("saved_model", Export(model="scenes"))
     one = np.zeros([1, 3, 6], np.float32)
     one[0, :2] = [[0.1, 0.1, 0.2, 0.2, 0.5, 1], [0.5, 0.5, 0.9, 0.9, 0.49999, 0]]
     assert compare(one, one[:, [1, 0, 2]], rule, "it").max_difference < 1e-4
@@ -113,17 +113,17 @@ def test_two_detections_of_nearly_the_same_score_may_come_in_any_order():
 
 
 def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_images():
-    from pipeline_ops.export.check import Rule, compare
+    from pipeline_ops.export.check import AgreementRule, compare
 
     config = Export(model="scenes", box_agreement=0.9)
     one = np.zeros([20, 3, 6], np.float32)
     one[:, 0] = [0.1, 0.1, 0.2, 0.2, 0.9, 1]
     other = one + np.float32([0, 0, 0, 0, 1e-5, 0]) * (one > 0)
     other[4, 0, :4] += 0.05
-    agreement = compare(one, other, Rule.of("tflite", config, "detection"), "the format tflite")
+    agreement = compare(one, other, AgreementRule.of("tflite", config, "detection"), "the format tflite")
     assert agreement.top1_agreement == 0.95 and 0 < agreement.max_difference <= 1e-4
     with pytest.raises(DataError, match="the SavedModel is not the model that was trained"):
-        compare(one, other, Rule.of("saved_model", config, "detection"), "the SavedModel")
+        compare(one, other, AgreementRule.of("saved_model", config, "detection"), "the SavedModel")
     other[5:9, 0, :4] += 0.05
     with pytest.raises(DataError, match=r"75\.0% of the answers are the same, where export\.box_agreement asks for 90\.0%"):
-        compare(one, other, Rule.of("tflite", config, "detection"), "the format tflite")
+        compare(one, other, AgreementRule.of("tflite", config, "detection"), "the format tflite")

@@ -18,7 +18,7 @@ import pytest
 from pipeline_ops.config.train import Train
 from pipeline_ops.jobs.gang_protocol import TRAINED, worker_digest_name
 from pipeline_ops.launch.gang import Gang
-from pipeline_ops.launch.host_pool import Fleet
+from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.local import LocalLauncher
 from pipeline_ops.training.checkpointing.state import read_arrays
 
@@ -93,7 +93,7 @@ SLOW = {
 
 @pytest.fixture(scope="module")
 def fleet(own_package, tmp_path_factory):
-    fleet = Fleet(LocalLauncher(), "equality", tmp_path_factory.mktemp("host"))
+    fleet = HostPool(LocalLauncher(), "equality", tmp_path_factory.mktemp("host"))
     yield fleet
     fleet.close()
 

@@ -13,7 +13,7 @@ from pipeline_ops.artifacts.results import TENSORBOARD
 from pipeline_ops.config.train import Train
 from pipeline_ops.jobs.gang_protocol import TRAINED
 from pipeline_ops.launch.gang import Gang
-from pipeline_ops.launch.host_pool import Fleet
+from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.local import LocalLauncher
 from pipeline_ops.training.checkpointing.state import read_arrays
 from pipeline_ops.training.random_numbers import Generators
@@ -46,7 +46,7 @@ def fleet(own_package, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         patch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ["PYTHONPATH"]]))
-        fleet = Fleet(LocalLauncher(), "random", tmp_path_factory.mktemp("host"))
+        fleet = HostPool(LocalLauncher(), "random", tmp_path_factory.mktemp("host"))
         yield fleet
         fleet.close()
 

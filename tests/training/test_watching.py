@@ -20,7 +20,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.gang_protocol import STATE, TRAINED
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.launch.gang import Gang
-from pipeline_ops.launch.host_pool import Fleet
+from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.local import LocalLauncher
 from pipeline_ops.training.checkpointing.state import TrainingState, read_arrays
 
@@ -37,7 +37,7 @@ def fleet(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")])))
-        fleet = Fleet(LocalLauncher(), "watching", tmp_path_factory.mktemp("host"))
+        fleet = HostPool(LocalLauncher(), "watching", tmp_path_factory.mktemp("host"))
         yield fleet
         fleet.close()
 

@@ -50,17 +50,17 @@ def describe(config: PipelineConfig) -> str:
 
 def _places(hosts: Hosts | None) -> list:
     from pipeline_ops.launch.local import LocalLauncher
-    from pipeline_ops.launch.plan import Place
+    from pipeline_ops.launch.plan import Host
     from pipeline_ops.launch.ssh import SshLauncher
 
     match hosts:
         case SshHosts():
             return SshLauncher(hosts).allocate(lambda: None)
         case SlurmHosts():
-            return [Place(name=f"node-{n}", address=f"node-{n}", workers=hosts.workers_per_node, cores=hosts.cores_per_node or 0)
+            return [Host(name=f"node-{n}", address=f"node-{n}", workers=hosts.workers_per_node, cores=hosts.cores_per_node or 0)
                     for n in range(1, hosts.nodes + 1)]
         case KubernetesHosts():
-            return [Place(name=f"pod-{n}", address=f"pod-{n}", workers=hosts.workers_per_pod) for n in range(hosts.pods)]
+            return [Host(name=f"pod-{n}", address=f"pod-{n}", workers=hosts.workers_per_pod) for n in range(hosts.pods)]
         case LocalHosts():
             return LocalLauncher(hosts.workers, hosts.cores or 0).allocate(lambda: None)
         case _:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from pipeline_ops.config.fields import Leaf, leaves_of
+from pipeline_ops.config.fields import ConfigField, leaves_of
 from pipeline_ops.config.pipeline import PipelineConfig
 
 _HEAD = """# Reference of a pipeline's YAML
@@ -56,12 +56,12 @@ def reference_page() -> str:
     return "".join(parts)
 
 
-def _part_of(leaf: Leaf) -> str:
+def _part_of(leaf: ConfigField) -> str:
     """The heading of a key: its first section. Keys of the whole pipeline share one heading."""
     return leaf.key.partition(".")[0].removesuffix("[]") if "." in leaf.key else "pipeline"
 
 
-def _row(leaf: Leaf) -> str:
+def _row(leaf: ConfigField) -> str:
     types = dict.fromkeys(name for field in leaf.fields for name in _types_of(field.annotation))
     if "null" in types:
         types = {**{name: None for name in types if name != "null"}, "null": None}
@@ -93,12 +93,12 @@ def _default_of(field: FieldInfo) -> str:
     return f"`{json.dumps(field.default)}`"
 
 
-def _owner_of(leaf: Leaf) -> str:
+def _owner_of(leaf: ConfigField) -> str:
     if leaf.is_per_run:
         return f"run ({leaf.run_words})" if leaf.run_words else "run"
     return "author" if leaf.kind == "scalar" and not leaf.fixed and not leaf.is_in_list else "author, always"
 
 
-def _meaning_of(leaf: Leaf) -> str:
+def _meaning_of(leaf: ConfigField) -> str:
     texts = dict.fromkeys(" ".join((field.description or "").split()) for field in leaf.fields)
     return " ".join(filter(None, texts))

@@ -19,7 +19,7 @@ from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.cli.arguments import add_config, add_overrides, load_runnable, parse_overrides
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, new_run_id
 from pipeline_ops.cli.local_airflow.author_overrides import keep_overrides, refuse_changes_of_the_dag, split_overrides
-from pipeline_ops.cli.local_airflow.embedded import USER, Home, Server
+from pipeline_ops.cli.local_airflow.embedded import USER, AirflowServer, Home
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 from pipeline_ops.cli.local_airflow.server import check_alive, embedded_airflow
 from pipeline_ops.cli.local_airflow.stopping import Stopped, stop_signals
@@ -74,7 +74,7 @@ def _run_embedded(config: PipelineConfig, overrides: Mapping[str, Any], console:
             return _run_once(api, home, server, config, overrides, console)
 
 
-def print_address(console: Console, home: Home, server: Server) -> None:
+def print_address(console: Console, home: Home, server: AirflowServer) -> None:
     """Prints the address, the user and, at a terminal, the password.
 
     Elsewhere the password would stay in a log, so only the file that holds it is named.
@@ -98,7 +98,7 @@ def _unpaused(api: AirflowApi, dag: Mapping[str, Any]) -> Iterator[None]:
                 api.pause(dag["dag_id"], paused=True)
 
 
-def _run_once(api: AirflowApi, home: Home, server: Server, config: PipelineConfig, overrides: Mapping[str, Any], console: Console) -> RunView:
+def _run_once(api: AirflowApi, home: Home, server: AirflowServer, config: PipelineConfig, overrides: Mapping[str, Any], console: Console) -> RunView:
     if config.evaluate.approval:
         console.print("Approval  before export a person is asked, in Airflow under Required Actions; this command waits for the answer.")
     for active in [] if config.evaluate.approval else api.active_runs(config.pipeline):
@@ -130,7 +130,7 @@ def task_names(config: PipelineConfig) -> list[str]:
     return [*JOBS[:position], *trials, *JOBS[position:]]
 
 
-def _follow(watcher: RunWatcher, home: Home, server: Server, console: Console) -> RunView:
+def _follow(watcher: RunWatcher, home: Home, server: AirflowServer, console: Console) -> RunView:
     with make_screen(console) as screen:
         while True:
             view = watcher.look()

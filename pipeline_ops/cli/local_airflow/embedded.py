@@ -163,7 +163,7 @@ class Secrets:
 
 
 @dataclasses.dataclass(frozen=True)
-class Server:
+class AirflowServer:
     """An embedded Airflow as its users see it.
 
     `state` is starting, up, stopping or failed. `started` is in seconds since 1970.
@@ -183,13 +183,13 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     @classmethod
-    def read(cls, home: Home) -> Server | None:
+    def read(cls, home: Home) -> AirflowServer | None:
         """Reads the file, even if its process has ended."""
         value = read_json(home.server)
         return cls(**{**value, "process": ProcessIdentity.from_json(value["process"])}) if value else None
 
     @classmethod
-    def alive(cls, home: Home) -> Server | None:
+    def alive(cls, home: Home) -> AirflowServer | None:
         """The server that runs in this home."""
         server = cls.read(home)
         return server if server and server.process.is_alive() else None

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, seconds_since_1970
-from pipeline_ops.cli.local_airflow.embedded import Home, Server
+from pipeline_ops.cli.local_airflow.embedded import AirflowServer, Home
 from pipeline_ops.cli.local_airflow.server import check_alive
 from pipeline_ops.errors import ConfigError, MachineError
 
@@ -17,7 +17,7 @@ _REPORT = "trainyard_broken.py"
 """The DAG file whose import error lists broken pipelines. It does not concern the others."""
 
 
-def wait_until_healthy(api: AirflowApi, home: Home, server: Server) -> None:
+def wait_until_healthy(api: AirflowApi, home: Home, server: AirflowServer) -> None:
     """Waits until every program has sent a heartbeat since this start.
 
     A stopped program looks healthy for half a minute.
@@ -35,7 +35,7 @@ def wait_until_healthy(api: AirflowApi, home: Home, server: Server) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def wait_for_dag(api: AirflowApi, home: Home, server: Server, dag: str, since: float) -> dict[str, Any]:
+def wait_for_dag(api: AirflowApi, home: Home, server: AirflowServer, dag: str, since: float) -> dict[str, Any]:
     """Waits until Airflow has read the DAG after `since` (seconds since 1970).
 
     Returns:

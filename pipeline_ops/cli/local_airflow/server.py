@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pipeline_ops.artifacts.fingerprint import CODE_ROOT
-from pipeline_ops.cli.local_airflow.embedded import Home, Server, last_lines
+from pipeline_ops.cli.local_airflow.embedded import AirflowServer, Home, last_lines
 from pipeline_ops.cli.local_airflow.supervisor import LOCKED
 from pipeline_ops.cli.usage_lock import hold, let_go
 from pipeline_ops.errors import MachineError
@@ -34,7 +34,7 @@ _STOP_SECONDS = 30.0
 
 
 @contextlib.contextmanager
-def embedded_airflow(home: Home, configs: Sequence[Path], say: Callable[[str], None], schedules: bool = False, dags: Path = DAGS) -> Iterator[Server]:
+def embedded_airflow(home: Home, configs: Sequence[Path], say: Callable[[str], None], schedules: bool = False, dags: Path = DAGS) -> Iterator[AirflowServer]:
     """Holds an embedded Airflow, a new one or the one that runs in this home already.
 
     Args:
@@ -62,9 +62,9 @@ def embedded_airflow(home: Home, configs: Sequence[Path], say: Callable[[str], N
         _wait_for_end(home, attempt.child, let_go(holder), say)
 
 
-def check_alive(home: Home, server: Server) -> None:
+def check_alive(home: Home, server: AirflowServer) -> None:
     """Raises MachineError, with the reason, if that Airflow is not up."""
-    now = Server.read(home)
+    now = AirflowServer.read(home)
     if now and now.process == server.process and now.state == "failed":
         raise MachineError(now.message)
     if not server.process.is_alive():
@@ -82,7 +82,7 @@ class _Start:
     say: Callable[[str], None]
     child: subprocess.Popen | None = None
 
-    def until_up(self) -> Server:
+    def until_up(self) -> AirflowServer:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
             if server := self._look():
@@ -90,9 +90,9 @@ class _Start:
             time.sleep(_POLL_SECONDS)
         raise MachineError(f"the embedded Airflow was not up after {_START_SECONDS:.0f} s; its logs are in {self.home.log('').parent}")
 
-    def _look(self) -> Server | None:
+    def _look(self) -> AirflowServer | None:
         """The server, once it is up."""
-        server = Server.alive(self.home)
+        server = AirflowServer.alive(self.home)
         if server is None and self.child is None:
             self.say("Starting Airflow; the first time in a folder this takes a little longer.")
             self.child = _start_supervisor(self.home, self.configs, self.schedules, self.dags)
@@ -119,7 +119,7 @@ def _explain(home: Home, child: subprocess.Popen) -> None:
 
     Returns if another supervisor was faster.
     """
-    server = Server.read(home)
+    server = AirflowServer.read(home)
     if server and server.process.pid == child.pid:
         raise MachineError(server.message or f"the embedded Airflow ended while it was starting; see {home.log('supervisor')}")
     if child.returncode != LOCKED:
@@ -127,7 +127,7 @@ def _explain(home: Home, child: subprocess.Popen) -> None:
         raise MachineError(f"the embedded Airflow did not start; the log of its supervisor is {log} and ends with:\n{last_lines(log)}")
 
 
-def _check_serves(server: Server, configs: Sequence[Path]) -> None:
+def _check_serves(server: AirflowServer, configs: Sequence[Path]) -> None:
     missing = [str(config) for config in configs if not server.serves(config)]
     if missing and server.state in ("starting", "up"):
         raise MachineError(f"an embedded Airflow runs already (process {server.process.pid}, {server.url}) and serves {', '.join(server.configs)}, "
@@ -137,7 +137,7 @@ def _check_serves(server: Server, configs: Sequence[Path]) -> None:
 def _wait_for_end(home: Home, child: subprocess.Popen | None, was_last: bool, say: Callable[[str], None]) -> None:
     """Waits until the supervisor has ended everything, unless another command uses it."""
     noticed, deadline = time.monotonic() + (_LAST_SECONDS if was_last else _NOT_LAST_SECONDS), time.monotonic() + _STOP_SECONDS
-    while (server := Server.alive(home)) and time.monotonic() < deadline:
+    while (server := AirflowServer.alive(home)) and time.monotonic() < deadline:
         if server.state == "up" and time.monotonic() > noticed:
             if child:
                 say(f"The embedded Airflow stays up: another command uses it. Its supervisor is process {server.process.pid}.")

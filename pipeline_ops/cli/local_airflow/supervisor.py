@@ -25,9 +25,9 @@ from pathlib import Path
 from pipeline_ops.cli.local_airflow.embedded import (
     MIGRATE,
     PROGRAMS,
+    AirflowServer,
     Home,
     Secrets,
-    Server,
     airflow_command,
     airflow_environment,
     airflow_version,
@@ -61,7 +61,7 @@ class Supervisor:
         self._home = home
         self._programs: dict[int, tuple[str, subprocess.Popen]] = {}
         self._sessions: set[int] = set()
-        self._server = Server("starting", ProcessIdentity.of(os.getpid()), free_port(), own.password, list(configs), schedules, time.time())
+        self._server = AirflowServer("starting", ProcessIdentity.of(os.getpid()), free_port(), own.password, list(configs), schedules, time.time())
         self._environment = airflow_environment(os.environ, home, dags, configs, self._server.port, own, schedules)
         self._holders = open_holders(home.holders)
         signal.signal(signal.SIGTERM, self._stop)

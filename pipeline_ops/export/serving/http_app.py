@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from pipeline_ops.export.serving.http_limits import Limits
 from pipeline_ops.export.serving.rest import BadRequest
-from pipeline_ops.export.serving.service import Answer, Service, as_json
+from pipeline_ops.export.serving.service import HttpAnswer, Service, as_json
 
 _LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin",
@@ -66,7 +66,7 @@ class Application:
             error = BadRequest("internal error; the server's log says more", HTTPStatus.INTERNAL_SERVER_ERROR)
             return _response(_refused(error), closes=True)
 
-    async def _ask(self, request: Request) -> Answer:
+    async def _ask(self, request: Request) -> HttpAnswer:
         self._check_names(request)
         path = request.scope["path"]
         if request.method != "POST":
@@ -152,11 +152,11 @@ def _hostname(url: str) -> str:
     return ""
 
 
-def _refused(error: BadRequest) -> Answer:
+def _refused(error: BadRequest) -> HttpAnswer:
     return as_json({"error": str(error)}, error.status)
 
 
-def _response(answer: Answer, closes: bool = False) -> Response:
+def _response(answer: HttpAnswer, closes: bool = False) -> Response:
     headers = _HEADERS | {"Content-Type": answer.type}
     if answer.type.startswith("text/html"):
         headers["Content-Security-Policy"] = _PAGE_POLICY

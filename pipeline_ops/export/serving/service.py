@@ -31,7 +31,7 @@ _STATIC = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     """The status, content and content type of a response."""
 
     status: int
@@ -51,10 +51,10 @@ class Service:
         self.name, self.alias, self.follower = name, alias, follower
         self._parsing = threading.Lock()
 
-    def get(self, path: str) -> Answer:
+    def get(self, path: str) -> HttpAnswer:
         if path in _STATIC:
             kind, files = _STATIC[path]
-            return Answer(HTTPStatus.OK, b"".join(file.read_bytes() for file in files), kind)
+            return HttpAnswer(HTTPStatus.OK, b"".join(file.read_bytes() for file in files), kind)
         if path == "/health":
             return self._health()
         if path == "/page.json":
@@ -70,7 +70,7 @@ class Service:
             raise BadRequest(f"{match['verb']} must be asked with POST", HTTPStatus.METHOD_NOT_ALLOWED)
         return self._state(match)
 
-    def post(self, path: str, body: bytes) -> Answer:
+    def post(self, path: str, body: bytes) -> HttpAnswer:
         match = self._match(path)
         if match["verb"] != ":predict":
             raise BadRequest(f"only :predict is served, got {match['verb'] or 'nothing'}",
@@ -84,13 +84,13 @@ class Service:
             raise BadRequest(f"the model can't take this: {error}") from None
         return as_json(answer(outputs, question.is_row))
 
-    def _health(self) -> Answer:
+    def _health(self) -> HttpAnswer:
         model = self.follower.model
         value = {"status": "ok" if model else "loading", "version": model.number if model else None,
                  "problem": self.follower.problem}
         return as_json(value, HTTPStatus.OK if model else HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def _state(self, match: re.Match) -> Answer:
+    def _state(self, match: re.Match) -> HttpAnswer:
         if self.follower.model is None:
             status = {"error_code": "UNKNOWN" if self.follower.problem else "OK", "error_message": self.follower.problem}
             state = {"version": match["version"] or "0", "state": "LOADING", "status": status}
@@ -123,5 +123,5 @@ class Service:
         raise BadRequest(f"no model is loaded yet{reason}", HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def as_json(value: Any, status: int = HTTPStatus.OK) -> Answer:
-    return Answer(status, json.dumps(value, allow_nan=True).encode())
+def as_json(value: Any, status: int = HTTPStatus.OK) -> HttpAnswer:
+    return HttpAnswer(status, json.dumps(value, allow_nan=True).encode())

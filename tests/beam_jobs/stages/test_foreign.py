@@ -12,7 +12,7 @@ import pytest
 from beam_jobs.stages import bind_stages, find_stage
 from beam_jobs.stages.foreign import load_stage
 from beam_jobs.stages.stage import class_names_after
-from pipeline_ops.config.preprocess import Stage
+from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.user_code.stages import code_of, distributions_of, published_names
 
@@ -99,7 +99,7 @@ def test_our_own_stages_have_no_foreign_code():
 
 
 def test_a_module_can_give_a_whole_line_of_the_catalogue(acme):
-    assert class_names_after(bind_stages([Stage(name="acme_stages.black:STAGE")]), ["cat", "dog"]) == ["CAT", "DOG"]
+    assert class_names_after(bind_stages([StageConfig(name="acme_stages.black:STAGE")]), ["cat", "dog"]) == ["CAT", "DOG"]
 
 
 @pytest.mark.parametrize("name, complaint", [

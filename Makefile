@@ -40,8 +40,9 @@ test-faults: install-dev ## every file operation of the jobs fails once, or kill
 sbom: install-dev ## list every locked package with version and hashes, in sbom.json (CycloneDX)
 	@$(VENV)/bin/cyclonedx-py requirements requirements.txt --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json
 
-check: install-dev ## lint
+check: install-dev ## lint and formatting
 	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check --quiet .
 
 bench: install data ## compare the chain with a plain script, the preprocess job with a hand-written program, deltas with full runs, training with fit and, where TORCH names a Python that has it, PyTorch, evaluation with model.predict and pycocotools, export by format, and an Airflow with 200 pipelines
 	@$(PYTHON) tests/bench/chain.py

@@ -49,9 +49,11 @@ class BuildShards(beam.PTransform):
         self._do_fn = _BuildShard(order, scratch, threads)
 
     def expand(self, plans: beam.PCollection[str]) -> beam.PCollection[str]:
-        return (plans
-                | "spread over workers" >> beam.Reshuffle()
-                | "build shard" >> beam.ParDo(self._do_fn).with_output_types(str))
+        return (
+            plans
+            | "spread over workers" >> beam.Reshuffle()
+            | "build shard" >> beam.ParDo(self._do_fn).with_output_types(str)
+        )
 
 
 class _BuildShard(beam.DoFn):
@@ -92,8 +94,13 @@ class _BuildShard(beam.DoFn):
         self._pool.shutdown()
 
 
-def build_shards(plans: Sequence[ShardPlan], order: ShardBuildSpec, runner: BeamRunner, scratch: Path,
-                 report: Callable[[int, int], None]) -> list[ShardSummary]:
+def build_shards(
+    plans: Sequence[ShardPlan],
+    order: ShardBuildSpec,
+    runner: BeamRunner,
+    scratch: Path,
+    report: Callable[[int, int], None],
+) -> list[ShardSummary]:
     """Builds all shards.
 
     Beam runs in a thread of its own. The calling thread stays free for reports and for
@@ -119,19 +126,24 @@ def build_shards(plans: Sequence[ShardPlan], order: ShardBuildSpec, runner: Beam
     tally = ProgressCounter(scratch / TALLY)
     write_plans(plans, scratch)
     build = BuildShards(order, scratch, threads)
-    with _Background(lambda: _run(plans, build, engine, options),
-                     stop=lambda: stop_workers(scratch / TALLY)) as background:
+    with _Background(
+        lambda: _run(plans, build, engine, options), stop=lambda: stop_workers(scratch / TALLY)
+    ) as background:
         while background.is_running(_REPORT_SECONDS):
             report(*tally.read())
     raise_what_workers_left(scratch)
     if background.error is not None:
         raise _failure_of(runner, background.error) from background.error
     report(*tally.read())
-    return [order.summary.model_validate_json((scratch / f"{plan.name}{SUMMARY}").read_bytes()) for plan in plans]
+    return [
+        order.summary.model_validate_json((scratch / f"{plan.name}{SUMMARY}").read_bytes())
+        for plan in plans
+    ]
 
 
-def _run(plans: Sequence[ShardPlan], build: BuildShards, engine: PipelineRunner,
-         options: PipelineOptions) -> None:
+def _run(
+    plans: Sequence[ShardPlan], build: BuildShards, engine: PipelineRunner, options: PipelineOptions
+) -> None:
     keep_warnings_only()
     with beam.Pipeline(engine, options=options) as pipeline:
         names = [plan.name for plan in plans]
@@ -149,7 +161,9 @@ def _failure_of(runner: BeamRunner, error: BaseException) -> TrainyardError:
         return MachineError(f"Beam failed: {what}; make room or mend the disk, then retry")
     if runner.name == "embedded":
         return TrainyardError(f"Beam failed, see the log: {what}")
-    return MachineError(f"the runner {runner.name} failed: {what}; see its log, and preprocess.runner.options")
+    return MachineError(
+        f"the runner {runner.name} failed: {what}; see its log, and preprocess.runner.options"
+    )
 
 
 class _Background:
@@ -182,7 +196,12 @@ class _Background:
         """Waits up to `wait_seconds`, and returns whether the work is still running."""
         return not self._ended.wait(wait_seconds)
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if not self._ended.is_set():
             self._stop()
             self._ended.wait(_STOP_SECONDS)

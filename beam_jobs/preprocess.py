@@ -78,23 +78,50 @@ def preprocess(job: Job) -> ExitCode:
     before, reference = read_base(job.request), read_reference(job.request.inputs)
     pictures = _hash_pictures(job, config, source, known_pictures(before))
     collection = decide_collection(config, source.found.records, pictures)
-    validate_plan(config, source.found.records, collection, source.stages, source.class_names, str(source.listing.folder), source.task)
+    validate_plan(
+        config,
+        source.found.records,
+        collection,
+        source.stages,
+        source.class_names,
+        str(source.listing.folder),
+        source.task,
+    )
     _validate_training(job, config, source)
     delta = _plan(job, config, source, collection, before)
     with job.artifact() as draft, _scratch(job) as scratch:
         unchanged = _take_over(delta, before, draft, scratch)
-        order = ShardBuildSpec(source.listing.folder, draft.folder, tuple(config.stages), source.class_names)
+        order = ShardBuildSpec(
+            source.listing.folder, draft.folder, tuple(config.stages), source.class_names
+        )
         built = _run_beam(job, config, delta.shards, order, "preprocess", scratch)
         summaries = [*unchanged, *built]
         rejected = _check_outcome(job, config, source, collection, summaries)
         _keep_rejected_by_driver(source, collection, scratch)
         write_quarantine(draft.folder, rejected, scratch)
         draft.num_examples = {summary.name: summary.num_examples for summary in built}
-        figures = _complete(draft, config, figures_of(summaries, source.class_names, rejected, source.task), delta)
-        write_index(draft.folder / INDEX, [*delta.unchanged, *entries_of(delta.shards, built, pictures),
-                                           *entries_of_kept_out(collection.kept_out, pictures)])
-        duplicates = find_duplicates(collection.by_split, without=(record.key for record in rejected))
-        describe(job, config, draft.folder, figures, collect_statistics(summaries, figures, duplicates), reference)
+        figures = _complete(
+            draft, config, figures_of(summaries, source.class_names, rejected, source.task), delta
+        )
+        write_index(
+            draft.folder / INDEX,
+            [
+                *delta.unchanged,
+                *entries_of(delta.shards, built, pictures),
+                *entries_of_kept_out(collection.kept_out, pictures),
+            ],
+        )
+        duplicates = find_duplicates(
+            collection.by_split, without=(record.key for record in rejected)
+        )
+        describe(
+            job,
+            config,
+            draft.folder,
+            figures,
+            collect_statistics(summaries, figures, duplicates),
+            reference,
+        )
     return ExitCode.SUCCESS
 
 
@@ -129,22 +156,43 @@ def _validate_training(job: Job, config: Preprocess, source: _Source) -> None:
     if training is None:
         return
     train = Train.model_validate(training.train)
-    job.progress.report("check", message=f"whether train.model {train.model} can be trained on these data")
-    if shape := shape_for(train, config, source.found.records, source.stages, source.listing.folder):
+    job.progress.report(
+        "check", message=f"whether train.model {train.model} can be trained on these data"
+    )
+    if shape := shape_for(
+        train, config, source.found.records, source.stages, source.listing.folder
+    ):
         passed = Layout(Path(job.request.root), job.request.pipeline).checked_models
         validate_training(training, source.task, shape, len(source.class_names), passed)
 
 
-def _plan(job: Job, config: Preprocess, source: _Source, collection: Decision, before: DataSetBefore | None) -> Delta:
+def _plan(
+    job: Job,
+    config: Preprocess,
+    source: _Source,
+    collection: Decision,
+    before: DataSetBefore | None,
+) -> Delta:
     delta = plan_delta(collection.by_split, before and before.base, config, source.class_names)
     job.progress.report("plan", len(delta.shards), len(delta.shards), "shards")
-    _log.info("%d files, %d classes, %d shards", len(source.listing.files), len(source.class_names), len(delta.shards))
+    _log.info(
+        "%d files, %d classes, %d shards",
+        len(source.listing.files),
+        len(source.class_names),
+        len(delta.shards),
+    )
     if before:
         _log.info("%s", delta.reason)
     return delta
 
 
-def _check_outcome(job: Job, config: Preprocess, source: _Source, collection: Decision, summaries: Sequence[ShardSummary]) -> list[RejectedRecord]:
+def _check_outcome(
+    job: Job,
+    config: Preprocess,
+    source: _Source,
+    collection: Decision,
+    summaries: Sequence[ShardSummary],
+) -> list[RejectedRecord]:
     """Returns everything that was kept out, in the order of the keys.
 
     Raises:
@@ -153,11 +201,26 @@ def _check_outcome(job: Job, config: Preprocess, source: _Source, collection: De
     rejected = _in_order([*source.found.rejected, *collection.rejected], summaries)
     _check_shapes(job, summaries)
     bad = [record for record in rejected if not is_removed_copy(record)]
-    labels = itertools.chain(((record.key, record.labels) for record in collection.without_copies), source.found.refused_labels.items())
-    check_rejects(bad, labels, source.stages, len(source.found.records) + len(source.found.rejected), config.rejects,
-                  job.attempt.folder / "rejected.jsonl", job.request.config_file)
-    check_labels(count_labels(summaries), source.class_names, str(source.listing.folder), source.task,
-                 cause_in_shards(collection.by_split, rejected, summaries))
+    labels = itertools.chain(
+        ((record.key, record.labels) for record in collection.without_copies),
+        source.found.refused_labels.items(),
+    )
+    check_rejects(
+        bad,
+        labels,
+        source.stages,
+        len(source.found.records) + len(source.found.rejected),
+        config.rejects,
+        job.attempt.folder / "rejected.jsonl",
+        job.request.config_file,
+    )
+    check_labels(
+        count_labels(summaries),
+        source.class_names,
+        str(source.listing.folder),
+        source.task,
+        cause_in_shards(collection.by_split, rejected, summaries),
+    )
     return rejected
 
 
@@ -173,20 +236,28 @@ def _list_raw_files(job: Job, config: Preprocess) -> Listing:
     return listing
 
 
-def _hash_pictures(job: Job, config: Preprocess, source: _Source, known: Mapping[str, str]) -> Mapping[str, str]:
+def _hash_pictures(
+    job: Job, config: Preprocess, source: _Source, known: Mapping[str, str]
+) -> Mapping[str, str]:
     """The perceptual hashes by content, if near duplicates are to be removed.
 
     Only files without a known hash are read.
     """
     if config.duplicates != "remove_near":
         return {}
-    order = PictureOrder(ShardBuildSpec(source.listing.folder, job.attempt.folder, (), ()))  # no shard is written
+    order = PictureOrder(
+        ShardBuildSpec(source.listing.folder, job.attempt.folder, (), ())
+    )  # no shard is written
     with _scratch(job) as scratch:
-        blocks = _run_beam(job, config, plan_blocks(source.found.records, known), order, "compare", scratch)
+        blocks = _run_beam(
+            job, config, plan_blocks(source.found.records, known), order, "compare", scratch
+        )
     return {**known, **pictures_of(blocks)}
 
 
-def _take_over(delta: Delta, before: DataSetBefore | None, draft: ArtifactDraft, scratch: Path) -> list[ShardSummary]:
+def _take_over(
+    delta: Delta, before: DataSetBefore | None, draft: ArtifactDraft, scratch: Path
+) -> list[ShardSummary]:
     if before is None or not delta.linked:
         return []
     link_shards(delta, before, draft)
@@ -209,7 +280,14 @@ def _scratch(job: Job) -> Iterator[Path]:
         remove_own(scratch)  # if the job is killed, its operator removes it
 
 
-def _run_beam(job: Job, config: Preprocess, plans: Sequence[ShardPlan], order: ShardBuildSpec | PictureOrder, phase: str, scratch: Path) -> list:
+def _run_beam(
+    job: Job,
+    config: Preprocess,
+    plans: Sequence[ShardPlan],
+    order: ShardBuildSpec | PictureOrder,
+    phase: str,
+    scratch: Path,
+) -> list:
     """The summaries of all plans."""
     if not plans:  # only removals, which need no Beam
         return []
@@ -217,7 +295,13 @@ def _run_beam(job: Job, config: Preprocess, plans: Sequence[ShardPlan], order: S
         # Importing Beam takes longer than running everything above, which finds most mistakes.
         with quiet_import():
             from beam_jobs.pipeline import build_shards
-        return build_shards(plans, order, config.runner, scratch, _reporter(job, phase, sum(len(plan.records) for plan in plans)))
+        return build_shards(
+            plans,
+            order,
+            config.runner,
+            scratch,
+            _reporter(job, phase, sum(len(plan.records) for plan in plans)),
+        )
 
 
 def _reporter(job: Job, phase: str, total: int) -> Callable[[int, int], None]:
@@ -229,9 +313,14 @@ def _reporter(job: Job, phase: str, total: int) -> Callable[[int, int], None]:
     return report
 
 
-def _in_order(unusable: Iterable[RejectedRecord], summaries: Iterable[ShardSummary]) -> list[RejectedRecord]:
+def _in_order(
+    unusable: Iterable[RejectedRecord], summaries: Iterable[ShardSummary]
+) -> list[RejectedRecord]:
     """Returns everything that was kept out, in the order of the keys."""
-    return sorted([*unusable, *(record for summary in summaries for record in summary.rejected)], key=lambda record: record.key)
+    return sorted(
+        [*unusable, *(record for summary in summaries for record in summary.rejected)],
+        key=lambda record: record.key,
+    )
 
 
 def _check_shapes(job: Job, summaries: Iterable[ShardSummary]) -> None:
@@ -239,8 +328,10 @@ def _check_shapes(job: Job, summaries: Iterable[ShardSummary]) -> None:
     examples = {shape: key for summary in summaries for shape, key in summary.shapes}
     if len(examples) > 1:
         (one, one_key), (other, other_key), *_ = sorted(examples.items())
-        raise DataError(f"images have different shapes (height, width, channels): {one_key} has {one}, {other_key} has {other}; "
-                        f"add the stage `- resize: {{height: {one[0]}, width: {one[1]}}}` to preprocess.stages in {job.request.config_file}")
+        raise DataError(
+            f"images have different shapes (height, width, channels): {one_key} has {one}, {other_key} has {other}; "
+            f"add the stage `- resize: {{height: {one[0]}, width: {one[1]}}}` to preprocess.stages in {job.request.config_file}"
+        )
 
 
 def _keep_rejected_by_driver(source: _Source, collection: Decision, scratch: Path) -> None:
@@ -253,13 +344,22 @@ def _keep_rejected_by_driver(source: _Source, collection: Decision, scratch: Pat
         files = {file.key: file for file in listing.files} if unusable else {}
         for rejected in unusable:
             if file := files.get(rejected.key):  # a box or a missing image has no bytes of its own
-                fragment.add(rejected, file.key, read_beginning(file, listing.folder, MAX_BYTES), file.num_bytes)
+                fragment.add(
+                    rejected,
+                    file.key,
+                    read_beginning(file, listing.folder, MAX_BYTES),
+                    file.num_bytes,
+                )
         for record, rejected in zip(collection.kept_out, collection.rejected, strict=True):
             if not is_removed_copy(rejected):
-                fragment.add(rejected, file_of(record.file).key, read_raw(record.file, listing.folder))
+                fragment.add(
+                    rejected, file_of(record.file).key, read_raw(record.file, listing.folder)
+                )
 
 
-def _complete(draft: ArtifactDraft, config: Preprocess, figures: DatasetFigures, delta: Delta) -> DatasetFigures:
+def _complete(
+    draft: ArtifactDraft, config: Preprocess, figures: DatasetFigures, delta: Delta
+) -> DatasetFigures:
     """Adds the figures for the manifest and, if the config asks for them, the class weights."""
     removed = {shard: list(positions) for shard, positions in delta.linked.items() if positions}
     figures = figures.model_copy(update={"generation": delta.generation, "removed": removed})
@@ -267,7 +367,11 @@ def _complete(draft: ArtifactDraft, config: Preprocess, figures: DatasetFigures,
     draft.seeds = {"split": config.split.seed}
     if config.balance == "by_class":
         write_json(draft.folder / CLASS_WEIGHTS, class_weights(figures.labels["train"]))
-    _log.info("%s; %d kept out", ", ".join(f"{count} {split}" for split, count in figures.num_examples.items()), figures.num_rejected)
+    _log.info(
+        "%s; %d kept out",
+        ", ".join(f"{count} {split}" for split, count in figures.num_examples.items()),
+        figures.num_rejected,
+    )
     return figures
 
 

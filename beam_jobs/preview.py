@@ -77,14 +77,27 @@ def preview(config: PipelineConfig, stage: str | None, num_examples: int) -> Pre
     validate_listing(config.preprocess, listing, config.file)
     records = read_records(config.preprocess.source, listing).records
     if not records:
-        raise DataError(f"{listing.folder}: there is no usable file to show; correct preprocess.source in {config.file}")
+        raise DataError(
+            f"{listing.folder}: there is no usable file to show; correct preprocess.source in {config.file}"
+        )
     class_names = getattr(config.preprocess.source, "class_names", None) or class_names_of(records)
     check_data(config.preprocess, task_of(records), class_names, config.file)
     bound = bind_stages(stages)
-    chosen = sorted(records, key=lambda record: hashlib.blake2b(record.key.encode(), person=b"preview").digest())[:num_examples]
+    chosen = sorted(
+        records, key=lambda record: hashlib.blake2b(record.key.encode(), person=b"preview").digest()
+    )[:num_examples]
     # For the whole chain, and for `decode` itself, "before" is the decoded image.
     first, last = (1, len(bound)) if place is None else (max(place, 1), place + 1)
-    examples = (Example(record.key, record.label, read_raw(record.file, listing.folder), boxes=record.boxes, frame=record.frame) for record in chosen)
+    examples = (
+        Example(
+            record.key,
+            record.label,
+            read_raw(record.file, listing.folder),
+            boxes=record.boxes,
+            frame=record.frame,
+        )
+        for record in chosen
+    )
     return draw(examples, bound[:first], bound[first:last])
 
 
@@ -96,7 +109,9 @@ def _place_of(stage: str | None, names: Sequence[str]) -> int | None:
     return names.index(stage)
 
 
-def draw(examples: Iterable[Example], before: Sequence[BoundStage], shown: Sequence[BoundStage]) -> Preview:
+def draw(
+    examples: Iterable[Example], before: Sequence[BoundStage], shown: Sequence[BoundStage]
+) -> Preview:
     """Draws examples.
 
     Args:
@@ -118,7 +133,14 @@ def _run(example: Example, before: Sequence[BoundStage], shown: Sequence[BoundSt
     rows = []
     for each in came:
         after, end = _outcome(each, shown)
-        rows.append(_Row(each.key, each, tuple(after), end or ("unchanged, keeps its bytes" if _is_same(each, after) else "changed")))
+        rows.append(
+            _Row(
+                each.key,
+                each,
+                tuple(after),
+                end or ("unchanged, keeps its bytes" if _is_same(each, after) else "changed"),
+            )
+        )
     return rows
 
 
@@ -133,8 +155,13 @@ def _outcome(example: Example, stages: Sequence[BoundStage]) -> tuple[list[Examp
 
 
 def _is_same(before: Example, after: Sequence[Example]) -> bool:
-    return len(after) == 1 and after[0].is_original and after[0].encoded is before.encoded and after[0].boxes == before.boxes \
+    return (
+        len(after) == 1
+        and after[0].is_original
+        and after[0].encoded is before.encoded
+        and after[0].boxes == before.boxes
         and after[0].label == before.label
+    )
 
 
 def _page(rows: Sequence[_Row]) -> Image.Image:
@@ -143,7 +170,9 @@ def _page(rows: Sequence[_Row]) -> Image.Image:
     strips = [_strip(row, num_after) for row in rows]
     columns = 2 if num_after == 1 and len(strips) > 1 else 1
     width, height = strips[0].size
-    page = Image.new("RGB", (columns * width + _GAP, -(-len(strips) // columns) * height + _GAP), "white")
+    page = Image.new(
+        "RGB", (columns * width + _GAP, -(-len(strips) // columns) * height + _GAP), "white"
+    )
     for index, strip in enumerate(strips):
         page.paste(strip, (index % columns * width, index // columns * height))
     return page
@@ -153,7 +182,10 @@ def _strip(row: _Row, num_after: int) -> Image.Image:
     """One row: before, an arrow, after."""
     step = _CELL + _GAP
     strip = Image.new("RGB", ((1 + num_after) * step + 4 * _GAP, _CELL + _TEXT + 2 * _GAP), "white")
-    cells = [(row.before, row.key, row.outcome), *((each, each.key, "") for each in row.after[:_MOST_SHOWN])]
+    cells = [
+        (row.before, row.key, row.outcome),
+        *((each, each.key, "") for each in row.after[:_MOST_SHOWN]),
+    ]
     for index, (example, key, note) in enumerate(cells):
         left = _GAP + index * step + (2 * _GAP if index else 0)
         strip.paste(_cell(example, key, note), (left, _GAP))
@@ -162,7 +194,12 @@ def _strip(row: _Row, num_after: int) -> Image.Image:
     if len(row.after) > _MOST_SHOWN:
         text = f"and {len(row.after) - _MOST_SHOWN} more"
         draw_on = ImageDraw.Draw(strip)
-        draw_on.text((strip.width - draw_on.textlength(text, _font(12)) - _GAP, strip.height - 2 * _GAP - 6), text, fill="#b00", font=_font(12))
+        draw_on.text(
+            (strip.width - draw_on.textlength(text, _font(12)) - _GAP, strip.height - 2 * _GAP - 6),
+            text,
+            fill="#b00",
+            font=_font(12),
+        )
     return strip
 
 
@@ -175,7 +212,10 @@ def _cell(example: Example | None, key: str, note: str) -> Image.Image:
     else:
         picture = _fitted(example)
         cell.paste(picture, ((_CELL - picture.width) // 2, (_CELL - picture.height) // 2))
-        known = [f"{example.shape[1]}x{example.shape[0]}", example.label if example.boxes is None else f"{len(example.boxes)} boxes"]
+        known = [
+            f"{example.shape[1]}x{example.shape[0]}",
+            example.label if example.boxes is None else f"{len(example.boxes)} boxes",
+        ]
     pen = ImageDraw.Draw(cell)
     color = "#b00" if note.startswith(("rejected", "skipped")) else "#666"
     _write(pen, 2, key, "black", keep_end=True)
@@ -183,7 +223,9 @@ def _cell(example: Example | None, key: str, note: str) -> Image.Image:
     return cell
 
 
-def _write(pen: ImageDraw.ImageDraw, line: int, text: str, color: str, keep_end: bool = False) -> None:
+def _write(
+    pen: ImageDraw.ImageDraw, line: int, text: str, color: str, keep_end: bool = False
+) -> None:
     """Writes a line below a picture, shortened to the width of the cell.
 
     With `keep_end`, the start is cut off: the end of a key says more than its start.
@@ -200,7 +242,9 @@ def _fitted(example: Example) -> Image.Image:
     height, width, channels = example.shape
     scale = _CELL / max(height, width)
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    picture = Image.fromarray(_three_channels(example.image)).resize(size, Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BILINEAR)
+    picture = Image.fromarray(_three_channels(example.image)).resize(
+        size, Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BILINEAR
+    )
     pen = ImageDraw.Draw(picture)
     for box in example.boxes or ():
         _draw_box(pen, box, size[0] / width, size[1] / height)
@@ -209,9 +253,21 @@ def _fitted(example: Example) -> Image.Image:
 
 def _draw_box(pen: ImageDraw.ImageDraw, box: Box, x_scale: float, y_scale: float) -> None:
     color = _COLORS[hashlib.blake2b(box.label.encode(), digest_size=2).digest()[0] % len(_COLORS)]
-    left, top, right, bottom = box.xmin * x_scale, box.ymin * y_scale, box.xmax * x_scale - 1, box.ymax * y_scale - 1
+    left, top, right, bottom = (
+        box.xmin * x_scale,
+        box.ymin * y_scale,
+        box.xmax * x_scale - 1,
+        box.ymax * y_scale - 1,
+    )
     pen.rectangle((left, top, max(left, right), max(top, bottom)), outline=color, width=2)
-    pen.text((left + 3, top + 1), box.label, fill=color, font=_font(11), stroke_width=2, stroke_fill="white")
+    pen.text(
+        (left + 3, top + 1),
+        box.label,
+        fill=color,
+        font=_font(11),
+        stroke_width=2,
+        stroke_fill="white",
+    )
 
 
 def _three_channels(image: np.ndarray) -> np.ndarray:

@@ -55,7 +55,17 @@ class Workers:
             ours, theirs = Pipe()
             with theirs:
                 argv = [sys.executable, "-m", "beam_jobs.worker", str(theirs.fileno())]
-                self._all.append((subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]), ours))
+                self._all.append(
+                    (
+                        subprocess.Popen(
+                            argv,
+                            env=environment,
+                            stdin=subprocess.DEVNULL,
+                            pass_fds=[theirs.fileno()],
+                        ),
+                        ours,
+                    )
+                )
             ours.send_bytes(hello)
             self._free.put(self._all[-1])
 
@@ -66,7 +76,9 @@ class Workers:
             connection.send(name)
             return connection.recv()
         except (EOFError, OSError):
-            error = MachineError(f"a worker process died ({_end_of(process)}); out of memory is the usual cause: lower preprocess.runner.workers")
+            error = MachineError(
+                f"a worker process died ({_end_of(process)}); out of memory is the usual cause: lower preprocess.runner.workers"
+            )
             give_up(name, error, self._scratch)
             return None
         finally:
@@ -91,7 +103,9 @@ def _end_of(process: subprocess.Popen) -> str:
 
 
 @contextlib.contextmanager
-def worker_processes(runner: BeamRunner, plans: Sequence[ShardPlan], order: Any, scratch: Path) -> Iterator[None]:
+def worker_processes(
+    runner: BeamRunner, plans: Sequence[ShardPlan], order: Any, scratch: Path
+) -> Iterator[None]:
     """Runs worker processes during the block, if the runner asks for them and the work is worth it.
 
     `workers_for` finds them.
@@ -121,6 +135,8 @@ def num_processes(runner: BeamRunner, plans: Sequence[ShardPlan]) -> int:
         return 0
     if runner.workers:
         return min(runner.workers, len(plans))
-    size = sum(record.file.num_bytes + _BYTES_PER_RECORD for plan in plans for record in plan.records)
+    size = sum(
+        record.file.num_bytes + _BYTES_PER_RECORD for plan in plans for record in plan.records
+    )
     count = min(len(os.sched_getaffinity(0)), len(plans), math.ceil(size / _BYTES_PER_WORKER))
     return count if count > 1 else 0

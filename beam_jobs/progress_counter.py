@@ -13,7 +13,9 @@ from pathlib import Path
 
 from pipeline_ops.storage.atomic import names_file
 
-_NOTE = struct.Struct("<II")  # records done, and records rejected among them, since the worker's last note
+_NOTE = struct.Struct(
+    "<II"
+)  # records done, and records rejected among them, since the worker's last note
 _SECONDS_BETWEEN_NOTES = 0.25
 
 
@@ -32,7 +34,10 @@ class ProgressCounter:
 
     def read(self) -> tuple[int, int]:
         """The number of records that all workers have finished so far, and of those rejected."""
-        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:  # gone once a worker has given up
+        with (
+            contextlib.suppress(FileNotFoundError),
+            open(self._path, "rb") as file,
+        ):  # gone once a worker has given up
             file.seek(self._offset)
             data = file.read()
             whole = data[: len(data) // _NOTE.size * _NOTE.size]

@@ -22,7 +22,12 @@ from apache_beam.runners.runner import PipelineRunner
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import ConfigError
 
-_BEAMS_NAMES = {"portable": "PortableRunner", "flink": "FlinkRunner", "spark": "SparkRunner", "dataflow": "DataflowRunner"}
+_BEAMS_NAMES = {
+    "portable": "PortableRunner",
+    "flink": "FlinkRunner",
+    "spark": "SparkRunner",
+    "dataflow": "DataflowRunner",
+}
 
 
 def engine_of(runner: BeamRunner) -> tuple[PipelineRunner, PipelineOptions]:
@@ -32,15 +37,23 @@ def engine_of(runner: BeamRunner) -> tuple[PipelineRunner, PipelineOptions]:
       ConfigError: Beam lacks the runner's packages, or does not take an option.
     """
     if runner.name == "embedded":
-        return FnApiRunner(), PipelineOptions([], direct_running_mode="in_memory", direct_num_workers=1)
+        return FnApiRunner(), PipelineOptions(
+            [], direct_running_mode="in_memory", direct_num_workers=1
+        )
     try:
-        options = PipelineOptions.from_dictionary({"runner": _BEAMS_NAMES[runner.name], **runner.options})
+        options = PipelineOptions.from_dictionary(
+            {"runner": _BEAMS_NAMES[runner.name], **runner.options}
+        )
         options.get_all_options()
         return create_runner(_BEAMS_NAMES[runner.name]), options
     except SystemExit:  # Beam's argument parser exits after it has named the wrong option on stderr
-        raise ConfigError(f"preprocess.runner.options: Beam does not take {runner.options}; the log says why") from None
+        raise ConfigError(
+            f"preprocess.runner.options: Beam does not take {runner.options}; the log says why"
+        ) from None
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"preprocess.runner.name: Beam can't start {runner.name}: {error}") from None
+        raise ConfigError(
+            f"preprocess.runner.name: Beam can't start {runner.name}: {error}"
+        ) from None
 
 
 def threads_of(runner: BeamRunner, num_shards: int) -> int:

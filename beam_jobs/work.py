@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from beam_jobs.output.shard import ShardBuildSpec
     from beam_jobs.planning.perceptual_hash import PictureOrder
 
-TALLY, PLAN, SUMMARY, ERROR = "tally", ".plan", ".json", ".error"  # in the scratch folder, the last three for each shard
+TALLY, PLAN, SUMMARY, ERROR = (
+    "tally",
+    ".plan",
+    ".json",
+    ".error",
+)  # in the scratch folder, the last three for each shard
 Done = tuple[int, int]
 """The number of examples, and the number of rejected records."""
 _log = logging.getLogger("beam_jobs.work")
@@ -39,7 +44,9 @@ class Work:
         import cv2
 
         cv2.setNumThreads(1)  # its threads would compete with the workers for the same cores
-        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # a broken image is rejected with a reason, without a line on stderr
+        cv2.utils.logging.setLogLevel(
+            cv2.utils.logging.LOG_LEVEL_SILENT
+        )  # a broken image is rejected with a reason, without a line on stderr
         warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
         self._builder, self._scratch = order.builder(scratch / TALLY, scratch), scratch
 

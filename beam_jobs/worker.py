@@ -44,14 +44,20 @@ def serve(driver: Connection) -> None:
 def main() -> None:
     _die_with_driver()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
     from beam_jobs.output import shard  # noqa: F401  imported while the driver imports Beam
     from beam_jobs.planning import perceptual_hash  # noqa: F401
 
     with contextlib.suppress(EOFError, ConnectionError):  # the driver is done
         serve(Connection(int(sys.argv[1])))
     sys.stderr.flush()
-    os._exit(0)  # everything is on disk, and the driver waits: shutting down a Python with OpenCV takes a tenth of a second
+    os._exit(
+        0
+    )  # everything is on disk, and the driver waits: shutting down a Python with OpenCV takes a tenth of a second
 
 
 if __name__ == "__main__":

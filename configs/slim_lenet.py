@@ -9,8 +9,12 @@ def lenet(images, is_training: bool, num_classes: int):
     """Logits, of images in 0..255."""
     import tf_slim as slim
 
-    with slim.arg_scope([slim.conv2d, slim.fully_connected], weights_regularizer=slim.l2_regularizer(5e-4), normalizer_fn=slim.batch_norm,
-                        normalizer_params={"is_training": is_training, "decay": 0.9}):
+    with slim.arg_scope(
+        [slim.conv2d, slim.fully_connected],
+        weights_regularizer=slim.l2_regularizer(5e-4),
+        normalizer_fn=slim.batch_norm,
+        normalizer_params={"is_training": is_training, "decay": 0.9},
+    ):
         net = slim.conv2d(images / 255.0, 32, [5, 5], scope="conv1")
         net = slim.max_pool2d(net, [2, 2], scope="pool1")
         net = slim.conv2d(net, 64, [5, 5], scope="conv2")
@@ -21,4 +25,6 @@ def lenet(images, is_training: bool, num_classes: int):
 
 
 def build(image_shape, num_classes):
-    return slim_model(lambda images, is_training: lenet(images, is_training, num_classes), image_shape)
+    return slim_model(
+        lambda images, is_training: lenet(images, is_training, num_classes), image_shape
+    )

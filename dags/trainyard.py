@@ -18,4 +18,6 @@ from pipeline_ops.operators.dags import make_dags
 
 _DEFAULT = str(Path(__file__).resolve().parents[1] / "configs")
 
-globals().update(make_dags(os.environ.get("TRAINYARD_CONFIGS", _DEFAULT).split(os.pathsep), check_stages))
+globals().update(
+    make_dags(os.environ.get("TRAINYARD_CONFIGS", _DEFAULT).split(os.pathsep), check_stages)
+)

@@ -102,17 +102,34 @@ def find_run(dag_id: str, run_id: str, session: Session) -> PipelineRun:
     if row is None:
         raise NotFound(f"There is no run {run_id} of {dag_id}.")
     config_file, order = _plan_of(dag_id, session)
-    instances = session.scalars(select(TaskInstance).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id)).all()
-    tasks = [TaskState(task.task_id, task.map_index, str(task.state or ""), task.try_number, task.start_date, task.end_date)
-             for task in instances]
+    instances = session.scalars(
+        select(TaskInstance).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id)
+    ).all()
+    tasks = [
+        TaskState(
+            task.task_id,
+            task.map_index,
+            str(task.state or ""),
+            task.try_number,
+            task.start_date,
+            task.end_date,
+        )
+        for task in instances
+    ]
     places = {task_id: place for place, task_id in enumerate(order)}
     tasks.sort(key=lambda task: (places.get(task.task_id, len(places)), task.map_index))
-    return PipelineRun(run_config_or_author(config_file, row.conf, run_id), run_id, str(row.state), tuple(tasks))
+    return PipelineRun(
+        run_config_or_author(config_file, row.conf, run_id), run_id, str(row.state), tuple(tasks)
+    )
 
 
 def find_pipelines(dag_ids: Iterable[str], session: Session) -> list[str]:
     """The pipelines among some DAGs, sorted by name."""
-    tagged = select(DagTag.dag_id).join(DagModel, DagModel.dag_id == DagTag.dag_id).where(DagTag.name == TAG, ~DagModel.is_stale)
+    tagged = (
+        select(DagTag.dag_id)
+        .join(DagModel, DagModel.dag_id == DagTag.dag_id)
+        .where(DagTag.name == TAG, ~DagModel.is_stale)
+    )
     return sorted(set(session.scalars(tagged)) & set(dag_ids))
 
 
@@ -121,7 +138,9 @@ def _plan_of(dag_id: str, session: Session) -> tuple[str, tuple[str, ...]]:
     serialized = SerializedDagModel.get(dag_id, session=session)
     plan = _read_plan(serialized) if serialized else None
     if plan is None:
-        raise NotFound(f"{dag_id} is not a pipeline of Trainyard, so there is nothing to show here.")
+        raise NotFound(
+            f"{dag_id} is not a pipeline of Trainyard, so there is nothing to show here."
+        )
     return plan
 
 
@@ -131,9 +150,13 @@ def _read_plan(serialized: SerializedDagModel) -> tuple[str, tuple[str, ...]] | 
     Deserializing a DAG takes tens of milliseconds, and a page asks every two seconds.
     """
     if serialized.dag_hash not in _plans:
-        tasks = sorted(serialized.dag.tasks, key=lambda task: len(task.get_flat_relative_ids(upstream=True)))  # each task after its upstream tasks
+        tasks = sorted(
+            serialized.dag.tasks, key=lambda task: len(task.get_flat_relative_ids(upstream=True))
+        )  # each task after its upstream tasks
         files = [file for task in tasks if (file := getattr(task, "config_file", None))]
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
-        _plans[serialized.dag_hash] = (files[0], tuple(task.task_id for task in tasks)) if files else None
+        _plans[serialized.dag_hash] = (
+            (files[0], tuple(task.task_id for task in tasks)) if files else None
+        )
     return _plans[serialized.dag_hash]

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS, ENCODED, KEY, LABEL, DatasetFigures, shard_name
+from pipeline_ops.artifacts.dataset import (
+    CLASS_WEIGHTS,
+    ENCODED,
+    KEY,
+    LABEL,
+    DatasetFigures,
+    shard_name,
+)
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.manifest import Manifest, list_files, read_manifest, write_manifest
@@ -22,12 +29,21 @@ from pipeline_ops.jobs.runner import Job
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.system.temp_dirs import own_temporary_folder
 
-pytest_plugins = ["workshop", "publishers", "scenes", "small_disks", "log_tails", "airflow_database"]
+pytest_plugins = [
+    "workshop",
+    "publishers",
+    "scenes",
+    "small_disks",
+    "log_tails",
+    "airflow_database",
+]
 
 DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 NUM_SHARDS = 4
 
-os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps the folders of tests that have failed
+os.environ.setdefault(
+    "PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir()
+)  # where pytest keeps the folders of tests that have failed
 _temporary = own_temporary_folder("tests")
 _folder = _temporary.__enter__()
 # No file may import this one by its name: it would be run again, with a folder that goes in the middle of the tests.
@@ -65,13 +81,38 @@ def dataset(tmp_path_factory) -> str:
     for split, indexes in parts.items():
         for shard in range(NUM_SHARDS):
             name = shard_name(split, shard, NUM_SHARDS)
-            counts[name] = _write_shard(folder / name, [(digits.images[i], digits.target[i], i) for i in indexes if i % NUM_SHARDS == shard])
-    labels = {split: {str(d): int(sum(digits.target[i] == d for i in indexes)) for d in range(10)} for split, indexes in parts.items()}
-    figures = DatasetFigures(class_names=[str(d) for d in range(10)], image_shape=(16, 16, 1), num_examples={s: len(i) for s, i in parts.items()},
-                             labels=labels, num_rejected=0, rejected_by_reason={})
+            counts[name] = _write_shard(
+                folder / name,
+                [
+                    (digits.images[i], digits.target[i], i)
+                    for i in indexes
+                    if i % NUM_SHARDS == shard
+                ],
+            )
+    labels = {
+        split: {str(d): int(sum(digits.target[i] == d for i in indexes)) for d in range(10)}
+        for split, indexes in parts.items()
+    }
+    figures = DatasetFigures(
+        class_names=[str(d) for d in range(10)],
+        image_shape=(16, 16, 1),
+        num_examples={s: len(i) for s, i in parts.items()},
+        labels=labels,
+        num_rejected=0,
+        rejected_by_reason={},
+    )
     fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-    write_manifest(folder, Manifest(job="preprocess", pipeline="digits", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest,
-                                    files=list_files(folder, counts), figures=figures.model_dump(mode="json")))
+    write_manifest(
+        folder,
+        Manifest(
+            job="preprocess",
+            pipeline="digits",
+            fingerprint=fingerprint,
+            fingerprint_digest=fingerprint.digest,
+            files=list_files(folder, counts),
+            figures=figures.model_dump(mode="json"),
+        ),
+    )
     return str(folder / "manifest.json")
 
 
@@ -80,9 +121,19 @@ def _write_shard(path: Path, rows) -> int:
 
     with tf.io.TFRecordWriter(str(path)) as writer:
         for image, label, index in rows:
-            png = tf.io.encode_png(tf.cast(image.repeat(2, 0).repeat(2, 1)[..., None] * 15, tf.uint8)).numpy()
-            features = {ENCODED: _bytes(png), KEY: _bytes(str(index).encode()), LABEL: tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))}
-            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString(deterministic=True))
+            png = tf.io.encode_png(
+                tf.cast(image.repeat(2, 0).repeat(2, 1)[..., None] * 15, tf.uint8)
+            ).numpy()
+            features = {
+                ENCODED: _bytes(png),
+                KEY: _bytes(str(index).encode()),
+                LABEL: tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+            }
+            writer.write(
+                tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString(
+                    deterministic=True
+                )
+            )
     return len(rows)
 
 
@@ -97,7 +148,9 @@ def weighted_dataset(dataset, tmp_path_factory) -> str:
     """The same data set, balanced: with a weight for each class, from 0.5 to 1.4."""
     manifest, folder = read_manifest(dataset), tmp_path_factory.mktemp("weighted") / "dataset"
     shutil.copytree(Path(dataset).parent, folder)
-    (folder / CLASS_WEIGHTS).write_text(json.dumps({str(digit): 0.5 + digit / 10 for digit in range(10)}))
+    (folder / CLASS_WEIGHTS).write_text(
+        json.dumps({str(digit): 0.5 + digit / 10 for digit in range(10)})
+    )
     counts = {file.path: file.num_examples for file in manifest.files}
     write_manifest(folder, manifest.model_copy(update={"files": list_files(folder, counts)}))
     return str(folder / "manifest.json")
@@ -109,7 +162,9 @@ def own_package():
     folder = str(Path(__file__).parent / "own")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")])))
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+        )
         yield
 
 
@@ -127,7 +182,11 @@ def make_job_in():
 
 def job_maker(folder: Path, dataset: str, file: Path = DIGITS):
     def make(name: str = "attempt", **overrides) -> Job:
-        config = load_config(file, {"storage.root": str(folder / "root")} | {k.replace("__", "."): v for k, v in overrides.items()})
+        config = load_config(
+            file,
+            {"storage.root": str(folder / "root")}
+            | {k.replace("__", "."): v for k, v in overrides.items()},
+        )
         plan = plan_job("train", config, "run", {"preprocess": dataset})
         attempt = Attempt(folder / name)
         write_request(attempt, plan.request)

@@ -13,12 +13,24 @@ ROOT = Path(__file__).resolve().parents[1]
 OURS = ("pipeline_ops", "beam_jobs")
 TENSORFLOW = {"tensorflow", "keras", "numpy"}
 EVERYWHERE = {"pydantic"}  # the language of all that is said between processes
-LAYERS = ("errors", "storage", "system", "config", "pages", "artifacts", "user_code", "raw_data", "jobs", "registry", "planning")
+LAYERS = (
+    "errors",
+    "storage",
+    "system",
+    "config",
+    "pages",
+    "artifacts",
+    "user_code",
+    "raw_data",
+    "jobs",
+    "registry",
+    "planning",
+)
 """Each may import itself and those before it."""
 
 
 def up_to(layer: str) -> set[str]:
-    return set(LAYERS[:LAYERS.index(layer) + 1])
+    return set(LAYERS[: LAYERS.index(layer) + 1])
 
 
 SHARED = up_to("registry")
@@ -37,24 +49,53 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/registry/minisign.py": (up_to("errors"), {"cryptography"}),
     "pipeline_ops/registry": (up_to("registry"), {"fsspec"}),
     "pipeline_ops/planning": (up_to("planning"), set()),
-    "pipeline_ops/operators": (up_to("planning") | {"operators"}, {"airflow", "asgiref", "openlineage"}),
+    "pipeline_ops/operators": (
+        up_to("planning") | {"operators"},
+        {"airflow", "asgiref", "openlineage"},
+    ),
     "pipeline_ops/airflow_runs.py": (up_to("config") | {"artifacts"}, {"airflow", "sqlalchemy"}),
     "pipeline_ops/reaper": (SHARED | {"reaper", "airflow_runs"}, {"airflow", "sqlalchemy"}),
     "pipeline_ops/launch": (SHARED | {"launch"}, set()),
     "pipeline_ops/training": (SHARED | {"training", "models", "input"}, TENSORFLOW | {"PIL"}),
     "pipeline_ops/models": (SHARED | {"models"}, TENSORFLOW),
     "pipeline_ops/input": (SHARED | {"input"}, TENSORFLOW),
-    "pipeline_ops/evaluation": (SHARED | {"evaluation", "models", "input"}, TENSORFLOW | {"jinja2", "markupsafe", "PIL", "faster_coco_eval"}),
-    "pipeline_ops/export": (SHARED | {"export", "models", "input"},
-                            TENSORFLOW | {"google", "onnxruntime", "tf2onnx", "anyio", "h11", "starlette", "uvicorn"}),
+    "pipeline_ops/evaluation": (
+        SHARED | {"evaluation", "models", "input"},
+        TENSORFLOW | {"jinja2", "markupsafe", "PIL", "faster_coco_eval"},
+    ),
+    "pipeline_ops/export": (
+        SHARED | {"export", "models", "input"},
+        TENSORFLOW | {"google", "onnxruntime", "tf2onnx", "anyio", "h11", "starlette", "uvicorn"},
+    ),
     "pipeline_ops/cli/commands/compare.py": (up_to("planning") | {"cli", "evaluation"}, {"rich"}),
-    "pipeline_ops/ui": (SHARED | {"ui", "reaper", "airflow_runs"}, {"airflow", "fastapi", "sqlalchemy", "jinja2", "markupsafe"}),
+    "pipeline_ops/ui": (
+        SHARED | {"ui", "reaper", "airflow_runs"},
+        {"airflow", "fastapi", "sqlalchemy", "jinja2", "markupsafe"},
+    ),
     "pipeline_ops/od_api": (up_to("config") | {"od_api", "beam_jobs"}, {"yaml"}),
-    "pipeline_ops/cli": (up_to("planning") | {"cli", "launch", "od_api", "beam_jobs.stages", "beam_jobs"}, {"httpx", "rich", "yaml"}),
+    "pipeline_ops/cli": (
+        up_to("planning") | {"cli", "launch", "od_api", "beam_jobs.stages", "beam_jobs"},
+        {"httpx", "rich", "yaml"},
+    ),
     "beam_jobs/sources/tfds.py": (SHARED | {"beam_jobs"}, {"tensorflow_datasets"}),
-    "beam_jobs/sources/digit_scenes_builder.py": ({"beam_jobs"}, {"tensorflow_datasets", "apache_beam"}),
-    "beam_jobs": (SHARED | {"beam_jobs"},
-                  {"apache_beam", "numpy", "cv2", "simplejpeg", "PIL", "google_crc32c", "google", "sklearn", "markupsafe"}),
+    "beam_jobs/sources/digit_scenes_builder.py": (
+        {"beam_jobs"},
+        {"tensorflow_datasets", "apache_beam"},
+    ),
+    "beam_jobs": (
+        SHARED | {"beam_jobs"},
+        {
+            "apache_beam",
+            "numpy",
+            "cv2",
+            "simplejpeg",
+            "PIL",
+            "google_crc32c",
+            "google",
+            "sklearn",
+            "markupsafe",
+        },
+    ),
     "dags": (up_to("planning") | {"operators", "beam_jobs.stages"}, {"airflow"}),
 }
 
@@ -83,14 +124,22 @@ def package_of(module: str) -> str:
 @pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_file_imports_only_what_its_package_may(file):
     place = str(file.relative_to(ROOT))
-    ours, others = next(BORDERS[package] for package in BORDERS if f"{place}/".startswith(f"{package}/"))
+    ours, others = next(
+        BORDERS[package] for package in BORDERS if f"{place}/".startswith(f"{package}/")
+    )
     for module in imports(file):
         top = module.split(".")[0]
         if top in OURS:
             package = package_of(module)
-            assert package in ours or (package.startswith("beam_jobs") and "beam_jobs" in ours) or package == "", f"{place} imports {module}"
+            assert (
+                package in ours
+                or (package.startswith("beam_jobs") and "beam_jobs" in ours)
+                or package == ""
+            ), f"{place} imports {module}"
         else:
-            assert top in others | EVERYWHERE or top in sys.stdlib_module_names, f"{place} imports {module}"
+            assert top in others | EVERYWHERE or top in sys.stdlib_module_names, (
+                f"{place} imports {module}"
+            )
 
 
 def test_a_border_can_be_seen_to_be_crossed(tmp_path):
@@ -102,12 +151,20 @@ def test_a_border_can_be_seen_to_be_crossed(tmp_path):
 
 def calls(file: Path, name: str) -> list[ast.Call]:
     """The calls of a function in a file."""
-    return [node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name]
+    return [
+        node
+        for node in ast.walk(ast.parse(file.read_bytes()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name
+    ]
 
 
 def test_in_airflow_a_conf_reaches_a_config_through_run_config_only():
     """F6: `load_config` takes the author's overrides, so it gets nothing but the file there."""
-    files = [file for file in FILES if file.relative_to(ROOT).parts[1] in ("operators", "ui", "reaper", "airflow_runs.py")]
+    files = [
+        file
+        for file in FILES
+        if file.relative_to(ROOT).parts[1] in ("operators", "ui", "reaper", "airflow_runs.py")
+    ]
     found = [(file, call) for file in files for call in calls(file, "load_config")]
     assert {file.name for file, _ in found} >= {"airflow_runs.py", "reading.py"}
     assert [file.name for file, call in found if len(call.args) != 1 or call.keywords] == []

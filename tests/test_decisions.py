@@ -21,9 +21,13 @@ def test_the_index_lists_every_decision_in_order():
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_decision_has_the_title_date_and_status_of_the_index(file):
     title, _, state, *_ = file.read_text().splitlines()
-    [(_, date, listed_title, _, listed)] = [row for row in ROW.findall((FOLDER / "README.md").read_text()) if row[3] == file.name]
+    [(_, date, listed_title, _, listed)] = [
+        row for row in ROW.findall((FOLDER / "README.md").read_text()) if row[3] == file.name
+    ]
     assert title == f"# {listed_title}"
-    found = re.fullmatch(rf"Date: {date}\. Status: (accepted|superseded by \[.+\]\((.+\.md)\))\.", state)
+    found = re.fullmatch(
+        rf"Date: {date}\. Status: (accepted|superseded by \[.+\]\((.+\.md)\))\.", state
+    )
     assert found, state
     assert listed.split()[0] == found[1].split()[0]
     if successor := found[2]:

@@ -15,8 +15,18 @@ _PINNED = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;]+)", re.MULTILINE
 def test_the_sbom_lists_every_locked_package_with_its_hashes(tmp_path):
     locked = set(_PINNED.findall((REPOSITORY / "requirements.txt").read_text()))
     file = tmp_path / "sbom.json"
-    command = [str(Path(sys.executable).with_name("cyclonedx-py")), "requirements", "requirements.txt",
-               "--pyproject", "pyproject.toml", "--output-reproducible", "--of", "JSON", "-o", str(file)]
+    command = [
+        str(Path(sys.executable).with_name("cyclonedx-py")),
+        "requirements",
+        "requirements.txt",
+        "--pyproject",
+        "pyproject.toml",
+        "--output-reproducible",
+        "--of",
+        "JSON",
+        "-o",
+        str(file),
+    ]
     assert " ".join(command[1:-1]) in (REPOSITORY / "Makefile").read_text()
     subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
     found = json.loads(file.read_text())

@@ -10,8 +10,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-ROWS = [line for line in PAGE.partition("## Threats")[2].partition("\n## ")[0].splitlines()
-        if line.startswith("| ") and not line.startswith("| |")]
+ROWS = [
+    line
+    for line in PAGE.partition("## Threats")[2].partition("\n## ")[0].splitlines()
+    if line.startswith("| ") and not line.startswith("| |")
+]
 _TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
 

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 _Field = descriptor_pb2.FieldDescriptorProto
-_PNG = [16, 1]  # cv2.IMWRITE_PNG_COMPRESSION: written out, so that another default of OpenCV changes nothing
+_PNG = [
+    16,
+    1,
+]  # cv2.IMWRITE_PNG_COMPRESSION: written out, so that another default of OpenCV changes nothing
 
 
 def serialise(example: Example, labels: Mapping[str, int]) -> tuple[bytes, bytes, bytes]:
@@ -47,7 +50,10 @@ def serialise(example: Example, labels: Mapping[str, int]) -> tuple[bytes, bytes
     """
     encoded = example.encoded if example.is_original else encode_png(example.image)
     if example.boxes is None:
-        before, after = _label_entry(labels[example.label]), _entry(KEY, _bytes_feature(example.key.encode()))
+        before, after = (
+            _label_entry(labels[example.label]),
+            _entry(KEY, _bytes_feature(example.key.encode())),
+        )
     else:
         before, after = b"", _entries_after_image(example, labels)
     value = b"\x0a" + _varint(len(encoded))  # of the bytes_list
@@ -69,7 +75,10 @@ def pack(features: Mapping[str, bytes | int]) -> bytes:
 def unpack(record: bytes) -> dict[str, bytes | int]:
     """The features that `pack` got."""
     features = _TrainExample.FromString(record).features.feature
-    return {name: getattr(feature, feature.WhichOneof("kind")).value[0] for name, feature in features.items()}
+    return {
+        name: getattr(feature, feature.WhichOneof("kind")).value[0]
+        for name, feature in features.items()
+    }
 
 
 def _entries_after_image(example: Example, labels: Mapping[str, int]) -> bytes:
@@ -81,12 +90,17 @@ def _entries_after_image(example: Example, labels: Mapping[str, int]) -> bytes:
     height, width, _ = example.shape
     boxes = example.boxes
     features = {
-        HEIGHT: _int64_feature([height]), WIDTH: _int64_feature([width]), KEY: _bytes_feature(example.key.encode()),
-        BOX_YMIN: _float_feature([box.ymin / height for box in boxes]), BOX_XMIN: _float_feature([box.xmin / width for box in boxes]),
-        BOX_YMAX: _float_feature([box.ymax / height for box in boxes]), BOX_XMAX: _float_feature([box.xmax / width for box in boxes]),
+        HEIGHT: _int64_feature([height]),
+        WIDTH: _int64_feature([width]),
+        KEY: _bytes_feature(example.key.encode()),
+        BOX_YMIN: _float_feature([box.ymin / height for box in boxes]),
+        BOX_XMIN: _float_feature([box.xmin / width for box in boxes]),
+        BOX_YMAX: _float_feature([box.ymax / height for box in boxes]),
+        BOX_XMAX: _float_feature([box.xmax / width for box in boxes]),
         BOX_LABEL: _int64_feature([labels[box.label] for box in boxes]),
         BOX_IS_CROWD: _int64_feature([int(box.is_crowd) for box in boxes]),
-        BOX_IS_DIFFICULT: _int64_feature([int(box.is_difficult) for box in boxes])}
+        BOX_IS_DIFFICULT: _int64_feature([int(box.is_difficult) for box in boxes]),
+    }
     return b"".join(_entry(name, features[name]) for name in sorted(features))
 
 
@@ -108,12 +122,16 @@ def _bytes_feature(value: bytes) -> bytes:
 
 
 def _float_feature(values: Sequence[float]) -> bytes:
-    return _delimited(b"\x12", _delimited(b"\x0a", struct.pack(f"<{len(values)}f", *values)) if values else b"")
+    return _delimited(
+        b"\x12", _delimited(b"\x0a", struct.pack(f"<{len(values)}f", *values)) if values else b""
+    )
 
 
 def _int64_feature(values: Sequence[int]) -> bytes:
     """A feature of numbers, which must be 0 or more."""
-    return _delimited(b"\x1a", _delimited(b"\x0a", b"".join(map(_varint, values))) if values else b"")
+    return _delimited(
+        b"\x1a", _delimited(b"\x0a", b"".join(map(_varint, values))) if values else b""
+    )
 
 
 def _delimited(tag: bytes, content: bytes) -> bytes:
@@ -148,7 +166,10 @@ def parse(record: bytes) -> dict[str, list]:
         features = _TrainExample.FromString(record).features.feature
     except DecodeError as error:
         raise ValueError(f"not a tf.train.Example: {error}") from None
-    return {name: list(getattr(feature, kind).value) if (kind := feature.WhichOneof("kind")) else [] for name, feature in features.items()}
+    return {
+        name: list(getattr(feature, kind).value) if (kind := feature.WhichOneof("kind")) else []
+        for name, feature in features.items()
+    }
 
 
 def encode_png(image_HWC: np.ndarray) -> bytes:
@@ -164,9 +185,15 @@ def encode_png(image_HWC: np.ndarray) -> bytes:
 
 def _declare_messages() -> descriptor_pb2.FileDescriptorProto:
     """Declares tf.train.Example as tensorflow/core/example/{feature,example}.proto does."""
-    file = descriptor_pb2.FileDescriptorProto(name="trainyard/example.proto", package="tensorflow", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="trainyard/example.proto", package="tensorflow", syntax="proto3"
+    )
     add = functools.partial(_add_field, label=_Field.LABEL_OPTIONAL)
-    for name, kind in (("BytesList", _Field.TYPE_BYTES), ("FloatList", _Field.TYPE_FLOAT), ("Int64List", _Field.TYPE_INT64)):
+    for name, kind in (
+        ("BytesList", _Field.TYPE_BYTES),
+        ("FloatList", _Field.TYPE_FLOAT),
+        ("Int64List", _Field.TYPE_INT64),
+    ):
         _add_field(file.message_type.add(name=name), "value", 1, kind, label=_Field.LABEL_REPEATED)
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
@@ -178,15 +205,21 @@ def _declare_messages() -> descriptor_pb2.FileDescriptorProto:
     entry.options.map_entry = True
     add(entry, "key", 1, _Field.TYPE_STRING)
     add(entry, "value", 2, ".tensorflow.Feature")
-    _add_field(features, "feature", 1, ".tensorflow.Features.FeatureEntry", label=_Field.LABEL_REPEATED)
+    _add_field(
+        features, "feature", 1, ".tensorflow.Features.FeatureEntry", label=_Field.LABEL_REPEATED
+    )
     add(file.message_type.add(name="Example"), "features", 1, ".tensorflow.Features")
     return file
 
 
-def _add_field(message: descriptor_pb2.DescriptorProto, name: str, number: int, kind: int | str, **options: int) -> None:
+def _add_field(
+    message: descriptor_pb2.DescriptorProto, name: str, number: int, kind: int | str, **options: int
+) -> None:
     """Adds a field. `kind` is a scalar type, or the name of a message."""
     if isinstance(kind, str):
-        message.field.add(name=name, number=number, type=_Field.TYPE_MESSAGE, type_name=kind, **options)
+        message.field.add(
+            name=name, number=number, type=_Field.TYPE_MESSAGE, type_name=kind, **options
+        )
     else:
         message.field.add(name=name, number=number, type=kind, **options)
 

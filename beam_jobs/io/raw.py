@@ -68,9 +68,13 @@ def read_raw(raw: Raw, folder: RawFolder) -> bytes:
     if isinstance(folder, RemoteFolder):
         return folder.read([raw])[0]
     try:
-        content = _read_packed(raw, folder) if isinstance(raw, PackedImage) else _read_file(raw, folder)
+        content = (
+            _read_packed(raw, folder) if isinstance(raw, PackedImage) else _read_file(raw, folder)
+        )
     except OSError as error:
-        raise MachineError(f"{raw.key} could not be read: {error.strerror}; it was there when the run started, so retry") from error
+        raise MachineError(
+            f"{raw.key} could not be read: {error.strerror}; it was there when the run started, so retry"
+        ) from error
     if content is None:
         raise MachineError(f"{raw.key} has changed since the run started; retry")
     return content
@@ -101,12 +105,19 @@ class RawReader:
             return read_raw(raw, self._folder)
         while raw.key not in self._fetched:
             files = self._next_files()
-            self._fetched = {file.key: content for file, content in zip(files, self._folder.read(files), strict=True)}
+            self._fetched = {
+                file.key: content
+                for file, content in zip(files, self._folder.read(files), strict=True)
+            }
         return self._fetched.pop(raw.key)
 
     def _next_files(self) -> list[RawFile]:
         files, num_bytes = [], 0
-        while len(files) < _FETCHED_FILES and num_bytes < _FETCHED_BYTES and (file := next(self._ahead, None)):
+        while (
+            len(files) < _FETCHED_FILES
+            and num_bytes < _FETCHED_BYTES
+            and (file := next(self._ahead, None))
+        ):
             files.append(file)
             num_bytes += file.num_bytes
         return files
@@ -118,15 +129,21 @@ def _read_file(raw: RawFile, folder: Path) -> bytes | None:
     The file's state is checked after its bytes are read: any write since it was listed has changed
     its ctime by then.
     """
-    descriptor = os.open(raw.path(folder), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
+    descriptor = os.open(
+        raw.path(folder), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )  # a pipe must not block
     try:
         content = os.read(descriptor, raw.num_bytes)
-        while len(content) < raw.num_bytes and (more := os.read(descriptor, raw.num_bytes - len(content))):  # beyond 2 GB
+        while len(content) < raw.num_bytes and (
+            more := os.read(descriptor, raw.num_bytes - len(content))
+        ):  # beyond 2 GB
             content += more
         stat = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    is_same = stat.st_size == len(content) == raw.num_bytes and (version_of(stat) == raw.version or raw.holds(content))
+    is_same = stat.st_size == len(content) == raw.num_bytes and (
+        version_of(stat) == raw.version or raw.holds(content)
+    )
     return content if is_same else None
 
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from beam_jobs.io.tfrecord import masked_crc
+from beam_jobs.io.tfrecord_writer import masked_crc
 
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
 _MAX_RECORD_BYTES = 1 << 30  # a record is held in memory
@@ -72,7 +72,10 @@ def read_record(path: bytes, offset: int) -> bytes:
 def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
     length = _length_at(file, offset, size)
     if length > _MAX_RECORD_BYTES:
-        raise Damaged("too_large", f"the record at byte {offset} has {length} bytes, allowed are {_MAX_RECORD_BYTES}")
+        raise Damaged(
+            "too_large",
+            f"the record at byte {offset} has {length} bytes, allowed are {_MAX_RECORD_BYTES}",
+        )
     data = file.read(length + _TAIL_BYTES)
     if len(data) < length + _TAIL_BYTES:
         raise Damaged("truncated", f"the file ends inside the record at byte {offset}", is_end=True)
@@ -86,12 +89,28 @@ def _length_at(file: BinaryIO, offset: int, size: int) -> int:
     file.seek(offset)
     head = file.read(_HEAD_BYTES)
     if offset == 0 and head[:2] in (_GZIP, *_ZLIB) and masked_crc(head[:8]) != head[8:]:
-        raise Damaged("compressed", "a compressed TFRecord file; write it again without compression, which saves nothing on images", is_end=True)
+        raise Damaged(
+            "compressed",
+            "a compressed TFRecord file; write it again without compression, which saves nothing on images",
+            is_end=True,
+        )
     if len(head) < _HEAD_BYTES:
-        raise Damaged("truncated", f"the file ends inside the head of the record at byte {offset}", is_end=True)
+        raise Damaged(
+            "truncated",
+            f"the file ends inside the head of the record at byte {offset}",
+            is_end=True,
+        )
     if masked_crc(head[:8]) != head[8:]:
-        raise Damaged("corrupt", f"no record begins at byte {offset}: the checksum of its length is wrong", is_end=True)
+        raise Damaged(
+            "corrupt",
+            f"no record begins at byte {offset}: the checksum of its length is wrong",
+            is_end=True,
+        )
     (length,) = struct.unpack("<Q", head[:8])
     if length > size - offset - _HEAD_BYTES - _TAIL_BYTES:
-        raise Damaged("truncated", f"the record at byte {offset} has {length} bytes, and the file only {size - offset} more", is_end=True)
+        raise Damaged(
+            "truncated",
+            f"the record at byte {offset} has {length} bytes, and the file only {size - offset} more",
+            is_end=True,
+        )
     return length

@@ -19,7 +19,13 @@ from beam_jobs.statistics.dataset import DatasetComparison, DatasetStatistics, m
 from beam_jobs.statistics.drift import distances
 from beam_jobs.statistics.page import PageData, reference_name, render
 from beam_jobs.statistics.schema import DataSchema, compare_schemas, infer_schema
-from pipeline_ops.artifacts.dataset import DATA_PAGE, QUARANTINE_SHARD, SCHEMA, STATISTICS, DatasetFigures
+from pipeline_ops.artifacts.dataset import (
+    DATA_PAGE,
+    QUARANTINE_SHARD,
+    SCHEMA,
+    STATISTICS,
+    DatasetFigures,
+)
 from pipeline_ops.artifacts.input_names import REFERENCES
 from pipeline_ops.artifacts.manifest import Input, Manifest, read_input
 from pipeline_ops.config.preprocess import Preprocess
@@ -51,17 +57,33 @@ def read_reference(inputs: Mapping[str, Input]) -> Reference | None:
     if name is None:
         return None
     folder, manifest = Path(inputs[name].uri).parent, read_input(inputs[name])
-    return Reference(name, manifest, _read(folder / SCHEMA, DataSchema), _read(folder / STATISTICS, DatasetStatistics))
+    return Reference(
+        name,
+        manifest,
+        _read(folder / SCHEMA, DataSchema),
+        _read(folder / STATISTICS, DatasetStatistics),
+    )
 
 
 def _read(file: Path, kind: type[BaseModel]) -> BaseModel:
     try:
         return kind.model_validate(read_json(file))
     except (OSError, ValidationError, ValueError) as error:
-        raise unreadable(f"{file}: can't be read", error, "; remove the artifact that it is in, and start a new run") from None
+        raise unreadable(
+            f"{file}: can't be read",
+            error,
+            "; remove the artifact that it is in, and start a new run",
+        ) from None
 
 
-def describe(job: Job, config: Preprocess, folder: Path, figures: DatasetFigures, statistics: DatasetStatistics, reference: Reference | None) -> None:
+def describe(
+    job: Job,
+    config: Preprocess,
+    folder: Path,
+    figures: DatasetFigures,
+    statistics: DatasetStatistics,
+    reference: Reference | None,
+) -> None:
     """Writes statistics, schema and page into a data set's folder, where the quarantine already is.
 
     Raises:
@@ -70,38 +92,65 @@ def describe(job: Job, config: Preprocess, folder: Path, figures: DatasetFigures
     """
     schema = infer_schema(figures, merge_splits(statistics.splits))
     if reference:
-        statistics = statistics.model_copy(update={"comparison": _compare(schema, statistics, reference, config)})
-    page = render(PageData(pipeline=job.request.pipeline, figures=figures, statistics=statistics, schema=schema,
-                           quarantine=list(itertools.islice(read_quarantine(folder / QUARANTINE_SHARD), _SHOWN_REJECTS)),
-                           reference=reference.statistics if reference else None)).encode()
+        statistics = statistics.model_copy(
+            update={"comparison": _compare(schema, statistics, reference, config)}
+        )
+    page = render(
+        PageData(
+            pipeline=job.request.pipeline,
+            figures=figures,
+            statistics=statistics,
+            schema=schema,
+            quarantine=list(
+                itertools.islice(read_quarantine(folder / QUARANTINE_SHARD), _SHOWN_REJECTS)
+            ),
+            reference=reference.statistics if reference else None,
+        )
+    ).encode()
     _check(statistics.comparison, config, job, page)
     write_json(folder / SCHEMA, schema.model_dump(mode="json"))
     write_json(folder / STATISTICS, statistics.model_dump(mode="json"))
     write_whole(folder / DATA_PAGE, page)
 
 
-def _compare(schema: DataSchema, ours: DatasetStatistics, reference: Reference, config: Preprocess) -> DatasetComparison:
+def _compare(
+    schema: DataSchema, ours: DatasetStatistics, reference: Reference, config: Preprocess
+) -> DatasetComparison:
     train, theirs = ours.splits["train"], reference.statistics.splits["train"]
-    return DatasetComparison(reference=reference.name, digest=reference.manifest.digest, thresholds=config.drift,
-                      schema_violations=compare_schemas(schema, reference.schema, config.schema),
-                      drift=distances(train.features, train.labels, theirs.features, theirs.labels, config.drift))
+    return DatasetComparison(
+        reference=reference.name,
+        digest=reference.manifest.digest,
+        thresholds=config.drift,
+        schema_violations=compare_schemas(schema, reference.schema, config.schema),
+        drift=distances(train.features, train.labels, theirs.features, theirs.labels, config.drift),
+    )
 
 
 def _check(comparison: DatasetComparison | None, config: Preprocess, job: Job, page: bytes) -> None:
     if comparison is None:
         return
-    faults = [f"{violation.text} (allow it with preprocess.schema.{violation.rule})" for violation in comparison.schema_violations if violation.fails]
+    faults = [
+        f"{violation.text} (allow it with preprocess.schema.{violation.rule})"
+        for violation in comparison.schema_violations
+        if violation.fails
+    ]
     if config.drift.action == "fail":
         faults += _drifts(comparison)
     if faults:
         place = job.attempt.folder / DATA_PAGE
         write_whole(place, page)
-        raise DataError(f"this is not what {reference_name(comparison.reference)} was:\n" + "\n".join(f"  {fault}" for fault in faults) +
-                        f"\nThe page {place} shows it. Mend the data, or change the rules in {job.request.config_file}")
+        raise DataError(
+            f"this is not what {reference_name(comparison.reference)} was:\n"
+            + "\n".join(f"  {fault}" for fault in faults)
+            + f"\nThe page {place} shows it. Mend the data, or change the rules in {job.request.config_file}"
+        )
 
 
 def _drifts(comparison: DatasetComparison) -> Sequence[str]:
     limits = comparison.thresholds
-    return [f"{distance.feature} has drifted: Jensen-Shannon {distance.jensen_shannon:.3f} (at most {limits.js_above:g}), "
-            f"L-infinity {distance.l_infinity:.3f} (at most {limits.linf_above:g}); see preprocess.drift"
-            for distance in comparison.drift if distance.is_above]
+    return [
+        f"{distance.feature} has drifted: Jensen-Shannon {distance.jensen_shannon:.3f} (at most {limits.js_above:g}), "
+        f"L-infinity {distance.l_infinity:.3f} (at most {limits.linf_above:g}); see preprocess.drift"
+        for distance in comparison.drift
+        if distance.is_above
+    ]

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 
 from beam_jobs.io.example import pack, unpack
-from beam_jobs.io.tfrecord import TFRecordWriter
 from beam_jobs.io.tfrecord_reader import Damaged, scan_records
+from beam_jobs.io.tfrecord_writer import TFRecordWriter
 from beam_jobs.stages.stage import BoundStage, class_names_after
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.artifacts.dataset import (
@@ -59,12 +59,23 @@ class FragmentWriter:
     def __enter__(self) -> FragmentWriter:
         return self
 
-    def add(self, rejected: RejectedRecord, source: str, content: bytes, num_bytes: int | None = None) -> None:
+    def add(
+        self, rejected: RejectedRecord, source: str, content: bytes, num_bytes: int | None = None
+    ) -> None:
         """Adds a bad record. `num_bytes` is given if `content` is only its beginning."""
-        self.add_packed(pack({
-            QUARANTINE_KEY: rejected.key.encode(), QUARANTINE_STAGE: rejected.stage.encode(), QUARANTINE_REASON: rejected.reason.encode(),
-            QUARANTINE_DETAIL: rejected.detail.encode(), QUARANTINE_SOURCE: source.encode(),
-            QUARANTINE_NUM_BYTES: len(content) if num_bytes is None else num_bytes, QUARANTINE_CONTENT: content[:MAX_BYTES]}))
+        self.add_packed(
+            pack(
+                {
+                    QUARANTINE_KEY: rejected.key.encode(),
+                    QUARANTINE_STAGE: rejected.stage.encode(),
+                    QUARANTINE_REASON: rejected.reason.encode(),
+                    QUARANTINE_DETAIL: rejected.detail.encode(),
+                    QUARANTINE_SOURCE: source.encode(),
+                    QUARANTINE_NUM_BYTES: len(content) if num_bytes is None else num_bytes,
+                    QUARANTINE_CONTENT: content[:MAX_BYTES],
+                }
+            )
+        )
 
     def add_packed(self, record: bytes) -> None:
         """Adds a bad record in the format of a quarantine shard."""
@@ -72,7 +83,12 @@ class FragmentWriter:
             self._writer = self._open.enter_context(TFRecordWriter(self._path))
         self._writer.write(record)
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._open.__exit__(kind, value, traceback)
 
 
@@ -86,9 +102,16 @@ def write_quarantine(folder: Path, rejected: Sequence[RejectedRecord], fragments
       fragments: the folder that holds the fragments of all shards.
     """
     write_list(folder / QUARANTINE, rejected)
-    places = sorted(place for file in sorted(fragments.glob(f"*{_FRAGMENT}")) for place in _places(file))
+    places = sorted(
+        place for file in sorted(fragments.glob(f"*{_FRAGMENT}")) for place in _places(file)
+    )
     with TFRecordWriter(folder / QUARANTINE_SHARD) as writer:
-        for _, file, offset, length in places:  # opened one by one: there may be more fragments than a process may open
+        for (
+            _,
+            file,
+            offset,
+            length,
+        ) in places:  # opened one by one: there may be more fragments than a process may open
             with open(file, "rb") as fragment:
                 fragment.seek(offset)
                 writer.write(fragment.read(length))
@@ -110,7 +133,11 @@ def carry_over(shard: Path, keys: Collection[str], fragments: Path) -> None:
                 if unpack(record)[QUARANTINE_KEY].decode() in keys:
                     fragment.add_packed(record)
     except (Damaged, OSError) as error:
-        raise unreadable(f"{shard}: can't be read", error, "; remove the data set that it is in, and start a new run") from error
+        raise unreadable(
+            f"{shard}: can't be read",
+            error,
+            "; remove the data set that it is in, and start a new run",
+        ) from error
 
 
 def read_quarantine(shard: Path) -> Iterator[dict[str, bytes | int]]:
@@ -145,8 +172,15 @@ def _frames(file) -> Iterator[tuple[int, int]]:
         file.seek(offset)
 
 
-def check_rejects(rejected: Sequence[RejectedRecord], labels: Iterable[tuple[str, Iterable[str]]], stages: Sequence[BoundStage], num_records: int,
-                  rejects: Rejects, full_list: Path, config_file: str) -> None:
+def check_rejects(
+    rejected: Sequence[RejectedRecord],
+    labels: Iterable[tuple[str, Iterable[str]]],
+    stages: Sequence[BoundStage],
+    num_records: int,
+    rejects: Rejects,
+    full_list: Path,
+    config_file: str,
+) -> None:
     """Checks the bad records against the budget, and that no class is lost.
 
     Args:
@@ -168,17 +202,28 @@ def check_rejects(rejected: Sequence[RejectedRecord], labels: Iterable[tuple[str
     if len(rejected) <= budget and not lost:
         return
     write_list(full_list, rejected)
-    named = "\n".join(f"  {record.key}: {record.reason} ({record.stage}: {record.detail})" for record in rejected[:_NAMED])
+    named = "\n".join(
+        f"  {record.key}: {record.reason} ({record.stage}: {record.detail})"
+        for record in rejected[:_NAMED]
+    )
     more = f"\n  and {len(rejected) - _NAMED} more" if len(rejected) > _NAMED else ""
     mend = f"All of them are in {full_list}. Mend or remove them"
     if lost:
-        raise DataError(f"every record of {', '.join(lost)} is unusable; no budget allows for the loss of a class:\n{named}{more}\n"
-                        f"{mend}, or correct preprocess.stages in {config_file}")
-    raise DataError(f"{len(rejected)} of {num_records} raw files are unusable, and the budget is {budget}:\n{named}{more}\n"
-                    f"{mend}, or raise preprocess.rejects in {config_file}")
+        raise DataError(
+            f"every record of {', '.join(lost)} is unusable; no budget allows for the loss of a class:\n{named}{more}\n"
+            f"{mend}, or correct preprocess.stages in {config_file}"
+        )
+    raise DataError(
+        f"{len(rejected)} of {num_records} raw files are unusable, and the budget is {budget}:\n{named}{more}\n"
+        f"{mend}, or raise preprocess.rejects in {config_file}"
+    )
 
 
-def lost_classes(labels: Iterable[tuple[str, Iterable[str]]], rejected: Iterable[RejectedRecord], stages: Sequence[BoundStage] = ()) -> list[str]:
+def lost_classes(
+    labels: Iterable[tuple[str, Iterable[str]]],
+    rejected: Iterable[RejectedRecord],
+    stages: Sequence[BoundStage] = (),
+) -> list[str]:
     """The classes that had records, all of which were rejected.
 
     The names are those after the stages.

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from beam_jobs.io.example import serialise
 from beam_jobs.io.raw import RawReader, file_of
-from beam_jobs.io.tfrecord import TFRecordWriter
+from beam_jobs.io.tfrecord_writer import TFRecordWriter
 from beam_jobs.output.quarantine import FragmentWriter
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.progress_counter import Notes
@@ -68,42 +68,81 @@ class ShardBuilder:
           Stopped: the driver has given up.
         """
         counts, notes, reader = _Counts(), Notes(self._tally), self.reader(plan)
-        with FragmentWriter(self._fragments, plan.name) as quarantine, TFRecordWriter(self._order.target / plan.name) as writer:
+        with (
+            FragmentWriter(self._fragments, plan.name) as quarantine,
+            TFRecordWriter(self._order.target / plan.name) as writer,
+        ):
             for record in plan.records:
                 num_rejected = len(counts.rejected)
-                counts.outcomes.append(self._add(record, plan.split, reader, writer, quarantine, counts))
+                counts.outcomes.append(
+                    self._add(record, plan.split, reader, writer, quarantine, counts)
+                )
                 notes.add(is_rejected=len(counts.rejected) > num_rejected)
                 if len(counts.shapes) > 1:
                     break
         notes.flush()
-        return ShardSummary(split=plan.split, name=plan.name, num_examples=counts.num_examples, labels=counts.labels,
-                            shapes=list(counts.shapes.items()), rejected=counts.rejected, skipped=counts.skipped,
-                            nanoseconds=counts.nanoseconds, outcomes=counts.outcomes, measured=counts.ruler.measured())
+        return ShardSummary(
+            split=plan.split,
+            name=plan.name,
+            num_examples=counts.num_examples,
+            labels=counts.labels,
+            shapes=list(counts.shapes.items()),
+            rejected=counts.rejected,
+            skipped=counts.skipped,
+            nanoseconds=counts.nanoseconds,
+            outcomes=counts.outcomes,
+            measured=counts.ruler.measured(),
+        )
 
-    def _add(self, record: Record, split: str, reader: RawReader, writer: TFRecordWriter, quarantine: FragmentWriter, counts: _Counts) -> Outcome:
+    def _add(
+        self,
+        record: Record,
+        split: str,
+        reader: RawReader,
+        writer: TFRecordWriter,
+        quarantine: FragmentWriter,
+        counts: _Counts,
+    ) -> Outcome:
         """Adds one record to the shard, or to the quarantine if a stage rejects it."""
         nanoseconds, skipped = counts.nanoseconds, Counter()
         try:
             start = time.perf_counter_ns()
-            raw = Example(record.key, record.label, reader.read(record.file), boxes=record.boxes, frame=record.frame, split=split)
+            raw = Example(
+                record.key,
+                record.label,
+                reader.read(record.file),
+                boxes=record.boxes,
+                frame=record.frame,
+                split=split,
+            )
             nanoseconds["read"] += time.perf_counter_ns() - start
             # The first stage, `decode`, runs separately: its result is measured as the raw image.
             decoded = run_stages(self._stages[:1], raw, nanoseconds, skipped)
-            examples = [(one.shape, example) for one in decoded for example in run_stages(self._stages[1:], one, nanoseconds, skipped)]
+            examples = [
+                (one.shape, example)
+                for one in decoded
+                for example in run_stages(self._stages[1:], one, nanoseconds, skipped)
+            ]
             start = time.perf_counter_ns()
-            numbers = [numbers_of(raw_shape, len(raw.encoded), example) for raw_shape, example in examples]
+            numbers = [
+                numbers_of(raw_shape, len(raw.encoded), example) for raw_shape, example in examples
+            ]
             measured = time.perf_counter_ns()
             for _, example in examples:
                 writer.write(*serialise(example, self._labels))
             nanoseconds["measure"] += measured - start
             nanoseconds["write"] += time.perf_counter_ns() - measured
         except Rejected as reject:
-            rejected = RejectedRecord(key=record.key, stage=reject.stage, reason=reject.reason, detail=reject.detail)
+            rejected = RejectedRecord(
+                key=record.key, stage=reject.stage, reason=reject.reason, detail=reject.detail
+            )
             counts.rejected.append(rejected)
             quarantine.add(rejected, file_of(record.file).key, raw.encoded)
             return counts.add([], [], skipped)
         except MemoryError as error:
-            raise MachineError(f"out of memory at {record.key}: {error}; give the host more, or lower preprocess.runner.workers") from error
+            raise MachineError(
+                f"out of memory at {record.key}: {error}; give the host more, or lower preprocess.runner.workers"
+            ) from error
         return counts.add([example for _, example in examples], numbers, skipped)
 
     def reader(self, plan: ShardPlan) -> RawReader:
@@ -124,11 +163,15 @@ class _Counts:
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     ruler: Ruler = dataclasses.field(default_factory=Ruler)
 
-    def add(self, examples: Sequence[Example], numbers: Sequence[Numbers], skipped: Mapping[str, int]) -> Outcome:
+    def add(
+        self, examples: Sequence[Example], numbers: Sequence[Numbers], skipped: Mapping[str, int]
+    ) -> Outcome:
         """Counts the outcome of one record, and returns it for the index."""
         labels: dict[str, int] = {}
         for example, measured in zip(examples, numbers, strict=True):
-            for label in (example.label,) if example.boxes is None else [box.label for box in example.boxes]:
+            for label in (
+                (example.label,) if example.boxes is None else [box.label for box in example.boxes]
+            ):
                 labels[label] = labels.get(label, 0) + 1
             self.shapes.setdefault(example.shape, example.key)
             self.ruler.add_numbers(measured)

@@ -11,4 +11,7 @@ def class_weights(counts: Mapping[str, int]) -> dict[str, float]:
     The mean weight over all examples of the split is 1. A class without examples weighs 0.
     """
     present = [count for count in counts.values() if count]
-    return {name: sum(present) / (len(present) * count) if count else 0.0 for name, count in sorted(counts.items())}
+    return {
+        name: sum(present) / (len(present) * count) if count else 0.0
+        for name, count in sorted(counts.items())
+    }

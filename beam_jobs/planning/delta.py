@@ -53,34 +53,60 @@ class Delta:
 
     @property
     def generation(self) -> int:
-        return max((generation_of(name) for name in [*self.linked, *(shard.name for shard in self.shards)]), default=1)
+        return max(
+            (
+                generation_of(name)
+                for name in [*self.linked, *(shard.name for shard in self.shards)]
+            ),
+            default=1,
+        )
 
 
-def plan_delta(by_split: Mapping[str, Sequence[Record]], base: Base | None, config: Preprocess, class_names: Sequence[str]) -> Delta:
+def plan_delta(
+    by_split: Mapping[str, Sequence[Record]],
+    base: Base | None,
+    config: Preprocess,
+    class_names: Sequence[str],
+) -> Delta:
     """Plans the shards to take over and to build, for records that have been split."""
     if base is None:
         return _everything(by_split, config, "there is no data set to go on from")
     if list(class_names) != list(base.class_names):
-        return _everything(by_split, config, f"the classes changed from {', '.join(base.class_names)} to {', '.join(class_names)}")
+        return _everything(
+            by_split,
+            config,
+            f"the classes changed from {', '.join(base.class_names)} to {', '.join(class_names)}",
+        )
     changed, unchanged = _compare(by_split, base)
     linked = _linked(base, unchanged)
     generation = 1 + max(map(generation_of, linked), default=0)
     if reason := _why_compact(changed, linked, unchanged, generation, config):
         return _everything(by_split, config, reason)
-    return Delta(tuple(_shards_of_generation(changed, generation, config)), linked, unchanged, _describe(changed, unchanged, base))
+    return Delta(
+        tuple(_shards_of_generation(changed, generation, config)),
+        linked,
+        unchanged,
+        _describe(changed, unchanged, base),
+    )
 
 
 def _everything(by_split: Mapping[str, Sequence[Record]], config: Preprocess, reason: str) -> Delta:
     return Delta(tuple(plan_data_set(by_split, config)), {}, (), f"everything anew: {reason}")
 
 
-def _compare(by_split: Mapping[str, Sequence[Record]], base: Base) -> tuple[dict[str, list[Record]], tuple[IndexEntry, ...]]:
+def _compare(
+    by_split: Mapping[str, Sequence[Record]], base: Base
+) -> tuple[dict[str, list[Record]], tuple[IndexEntry, ...]]:
     changed: dict[str, list[Record]] = {split: [] for split in by_split}
     unchanged = []
     for split, records in by_split.items():
         for record in records:
             entry = base.entries.get(record.key)
-            if entry and (entry.content, entry.split, entry.annotation) == (record.file.digest, split, annotation_digest(record)):
+            if entry and (entry.content, entry.split, entry.annotation) == (
+                record.file.digest,
+                split,
+                annotation_digest(record),
+            ):
                 unchanged.append(entry)
             else:
                 changed[split].append(record)
@@ -99,16 +125,28 @@ def _linked(base: Base, unchanged: Iterable[IndexEntry]) -> dict[str, tuple[int,
             kept.add(entry.shard)
         else:
             removed[entry.shard].update(entry.positions)
-    return {shard: tuple(sorted(removed[shard].union(base.removed.get(shard, ())))) for shard in sorted(kept)}
+    return {
+        shard: tuple(sorted(removed[shard].union(base.removed.get(shard, ()))))
+        for shard in sorted(kept)
+    }
 
 
-def _why_compact(changed: Mapping[str, Sequence[Record]], linked: Mapping[str, Sequence[int]], unchanged: Sequence[IndexEntry], generation: int,
-                 config: Preprocess) -> str | None:
+def _why_compact(
+    changed: Mapping[str, Sequence[Record]],
+    linked: Mapping[str, Sequence[int]],
+    unchanged: Sequence[IndexEntry],
+    generation: int,
+    config: Preprocess,
+) -> str | None:
     """The reason against a further generation, or None if it pays off."""
     num_new, num_removed = sum(map(len, changed.values())), sum(map(len, linked.values()))
     if not linked:
         return "nothing is left of the data set before"
-    loose = num_new + num_removed + sum(entry.num_examples for entry in unchanged if generation_of(entry.shard) > 1)
+    loose = (
+        num_new
+        + num_removed
+        + sum(entry.num_examples for entry in unchanged if generation_of(entry.shard) > 1)
+    )
     total = num_new + num_removed + sum(entry.num_examples for entry in unchanged)
     if loose > config.deltas.max_fraction * total:
         return f"{loose} of {total} examples are new, removed or of later generations, more than preprocess.deltas.max_fraction allows"
@@ -118,16 +156,24 @@ def _why_compact(changed: Mapping[str, Sequence[Record]], linked: Mapping[str, S
     return None
 
 
-def _shards_of_generation(changed: Mapping[str, Sequence[Record]], generation: int, config: Preprocess) -> list[ShardPlan]:
+def _shards_of_generation(
+    changed: Mapping[str, Sequence[Record]], generation: int, config: Preprocess
+) -> list[ShardPlan]:
     shards = []
     for split, records in changed.items():
-        num_shards = min(num_shards_of(records, config), math.ceil(len(records) / _RECORDS_PER_SHARD))
+        num_shards = min(
+            num_shards_of(records, config), math.ceil(len(records) / _RECORDS_PER_SHARD)
+        )
         shards += plan_shards({split: records}, config.split.seed, num_shards, generation)
     return shards
 
 
-def _describe(changed: Mapping[str, Sequence[Record]], unchanged: Sequence[IndexEntry], base: Base) -> str:
+def _describe(
+    changed: Mapping[str, Sequence[Record]], unchanged: Sequence[IndexEntry], base: Base
+) -> str:
     keys = {record.key for records in changed.values() for record in records}
     num_known = sum(key in base.entries and base.entries[key].split != "" for key in keys)
-    num_gone = sum(entry.split != "" for entry in base.entries.values()) - len(unchanged) - num_known
+    num_gone = (
+        sum(entry.split != "" for entry in base.entries.values()) - len(unchanged) - num_known
+    )
     return f"{len(keys) - num_known} new, {num_known} changed, {num_gone} gone, {len(unchanged)} as before"

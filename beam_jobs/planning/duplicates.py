@@ -45,18 +45,28 @@ class Decision:
         another.
         """
         yield from itertools.chain.from_iterable(self.by_split.values())
-        yield from (record for record, rejected in zip(self.kept_out, self.rejected, strict=True) if not is_removed_copy(rejected))
+        yield from (
+            record
+            for record, rejected in zip(self.kept_out, self.rejected, strict=True)
+            if not is_removed_copy(rejected)
+        )
 
 
-def decide_collection(config: Preprocess, records: Sequence[Record], pictures: Mapping[str, str]) -> Decision:
+def decide_collection(
+    config: Preprocess, records: Sequence[Record], pictures: Mapping[str, str]
+) -> Decision:
     """Decides the split of each record, and which records are kept out because of others."""
     by_split = split_records(records, config.split)
     if config.duplicates == "keep":
         return Decision(by_split)
-    return remove_duplicates(by_split, pictures, config.near_bits if config.duplicates == "remove_near" else None)
+    return remove_duplicates(
+        by_split, pictures, config.near_bits if config.duplicates == "remove_near" else None
+    )
 
 
-def remove_duplicates(by_split: Mapping[str, Sequence[Record]], pictures: Mapping[str, str], max_bits: int | None) -> Decision:
+def remove_duplicates(
+    by_split: Mapping[str, Sequence[Record]], pictures: Mapping[str, str], max_bits: int | None
+) -> Decision:
     """Removes the duplicates from a collection.
 
     Args:
@@ -76,15 +86,26 @@ def remove_duplicates(by_split: Mapping[str, Sequence[Record]], pictures: Mappin
                 continue
             picture = _as_number(pictures.get(record.file.digest, ""))
             if equal := first.get(record.file.digest):
-                reasons[record.key] = RejectedRecord(key=record.key, stage=_STAGE, reason=_DUPLICATE, detail=f"equal to {equal.key}")
-            elif max_bits is not None and picture is not None and (like := near.find(picture, meaning_of(record))):
-                reasons[record.key] = RejectedRecord(key=record.key, stage=_STAGE, reason=_DUPLICATE, detail=f"near {like}")
+                reasons[record.key] = RejectedRecord(
+                    key=record.key, stage=_STAGE, reason=_DUPLICATE, detail=f"equal to {equal.key}"
+                )
+            elif (
+                max_bits is not None
+                and picture is not None
+                and (like := near.find(picture, meaning_of(record)))
+            ):
+                reasons[record.key] = RejectedRecord(
+                    key=record.key, stage=_STAGE, reason=_DUPLICATE, detail=f"near {like}"
+                )
             else:
                 first[record.file.digest] = record
                 kept[split].append(record)
                 if max_bits is not None and picture is not None:
                     near.add(picture, meaning_of(record), record.key)
-    kept_out = sorted((record for records in by_split.values() for record in records if record.key in reasons), key=lambda record: record.key)
+    kept_out = sorted(
+        (record for records in by_split.values() for record in records if record.key in reasons),
+        key=lambda record: record.key,
+    )
     return Decision(kept, tuple(kept_out), tuple(reasons[record.key] for record in kept_out))
 
 
@@ -98,7 +119,11 @@ def is_removed_copy(record: RejectedRecord) -> bool:
 
 def meaning_of(record: Record) -> tuple:
     """The annotation of an image, for comparison: its label, or the labels of its boxes."""
-    return (record.label,) if record.boxes is None else tuple(sorted(box.label for box in record.boxes))
+    return (
+        (record.label,)
+        if record.boxes is None
+        else tuple(sorted(box.label for box in record.boxes))
+    )
 
 
 def _conflicts(by_split: Mapping[str, Iterable[Record]]) -> dict[str, RejectedRecord]:
@@ -111,14 +136,22 @@ def _conflicts(by_split: Mapping[str, Iterable[Record]]) -> dict[str, RejectedRe
         if len({meaning_of(record) for record in members}) > 1:
             members.sort(key=lambda record: record.key)
             for record in members:
-                other = next(member for member in members if meaning_of(member) != meaning_of(record))
+                other = next(
+                    member for member in members if meaning_of(member) != meaning_of(record)
+                )
                 detail = f"equal to {other.key}, which is {_in_words(other)}, while this is {_in_words(record)}"
-                reasons[record.key] = RejectedRecord(key=record.key, stage=_STAGE, reason="conflicting_labels", detail=detail)
+                reasons[record.key] = RejectedRecord(
+                    key=record.key, stage=_STAGE, reason="conflicting_labels", detail=detail
+                )
     return reasons
 
 
 def _in_words(record: Record) -> str:
-    return record.label if record.boxes is None else f"{len(record.boxes)} boxes of {', '.join(sorted(set(meaning_of(record)))) or 'nothing'}"
+    return (
+        record.label
+        if record.boxes is None
+        else f"{len(record.boxes)} boxes of {', '.join(sorted(set(meaning_of(record)))) or 'nothing'}"
+    )
 
 
 def _as_number(picture: str) -> int | None:
@@ -135,7 +168,9 @@ class _Near:
     def __init__(self, max_bits: int | None):
         self._max_bits = max_bits or 0
         edges = [index * _HASH_BITS // (self._max_bits + 1) for index in range(self._max_bits + 2)]
-        self._bands = [(start, (1 << (end - start)) - 1) for start, end in zip(edges, edges[1:], strict=False)]
+        self._bands = [
+            (start, (1 << (end - start)) - 1) for start, end in zip(edges, edges[1:], strict=False)
+        ]
         self._kept: dict[tuple, list[tuple[int, str]]] = defaultdict(list)
 
     def find(self, picture: int, meaning: tuple) -> str | None:
@@ -151,4 +186,7 @@ class _Near:
             self._kept[place].append((picture, key))
 
     def _places(self, picture: int, meaning: tuple) -> list[tuple]:
-        return [(meaning, band, picture >> start & mask) for band, (start, mask) in enumerate(self._bands)]
+        return [
+            (meaning, band, picture >> start & mask)
+            for band, (start, mask) in enumerate(self._bands)
+        ]

@@ -20,7 +20,13 @@ from beam_jobs.planning.index import IndexEntry, annotation_digest, read_index
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.statistics.measure import Ruler, numbers_from_text
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
-from pipeline_ops.artifacts.dataset import INDEX, QUARANTINE, QUARANTINE_SHARD, SPLITS, DatasetFigures
+from pipeline_ops.artifacts.dataset import (
+    INDEX,
+    QUARANTINE,
+    QUARANTINE_SHARD,
+    SPLITS,
+    DatasetFigures,
+)
 from pipeline_ops.artifacts.input_names import BASE
 from pipeline_ops.artifacts.manifest import Manifest, read_input
 from pipeline_ops.jobs.request import Request
@@ -52,7 +58,12 @@ def read_base(request: Request) -> DataSetBefore | None:
     if (entry := request.inputs.get(BASE)) is None:
         return None
     manifest, folder = read_input(entry), Path(entry.uri).parent
-    return DataSetBefore(folder, manifest, DatasetFigures.model_validate(manifest.figures), read_index(folder / INDEX))
+    return DataSetBefore(
+        folder,
+        manifest,
+        DatasetFigures.model_validate(manifest.figures),
+        read_index(folder / INDEX),
+    )
 
 
 def link_shards(delta: Delta, before: DataSetBefore, draft: ArtifactDraft) -> None:
@@ -69,11 +80,23 @@ def summaries_of_unchanged(delta: Delta, before: DataSetBefore) -> list[ShardSum
     """
     rejected = _rejected_before(before, {entry.key for entry in delta.unchanged})
     splits = {entry.key: entry.split for entry in delta.unchanged}
-    return [_summary_of(split, [entry for entry in delta.unchanged if entry.split == split],
-                        [record for record in rejected if splits[record.key] == split], before.figures) for split in SPLITS]
+    return [
+        _summary_of(
+            split,
+            [entry for entry in delta.unchanged if entry.split == split],
+            [record for record in rejected if splits[record.key] == split],
+            before.figures,
+        )
+        for split in SPLITS
+    ]
 
 
-def _summary_of(split: str, entries: Sequence[IndexEntry], rejected: list[RejectedRecord], figures: DatasetFigures) -> ShardSummary:
+def _summary_of(
+    split: str,
+    entries: Sequence[IndexEntry],
+    rejected: list[RejectedRecord],
+    figures: DatasetFigures,
+) -> ShardSummary:
     labels: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     ruler = Ruler()
@@ -83,9 +106,17 @@ def _summary_of(split: str, entries: Sequence[IndexEntry], rejected: list[Reject
         for numbers in numbers_from_text(entry.numbers):
             ruler.add_numbers(numbers)
     first = min((entry.key for entry in entries if entry.num_examples), default=None)
-    return ShardSummary(split=split, name=f"{split} as before", num_examples=sum(entry.num_examples for entry in entries), labels=labels,
-                        shapes=[] if first is None else [(figures.image_shape, first)], rejected=rejected, skipped=skipped,
-                        nanoseconds={}, measured=ruler.measured())
+    return ShardSummary(
+        split=split,
+        name=f"{split} as before",
+        num_examples=sum(entry.num_examples for entry in entries),
+        labels=labels,
+        shapes=[] if first is None else [(figures.image_shape, first)],
+        rejected=rejected,
+        skipped=skipped,
+        nanoseconds={},
+        measured=ruler.measured(),
+    )
 
 
 def _rejected_before(before: DataSetBefore, keys: set[str]) -> list[RejectedRecord]:
@@ -94,24 +125,40 @@ def _rejected_before(before: DataSetBefore, keys: set[str]) -> list[RejectedReco
         records = map(RejectedRecord.model_validate_json, file.read_bytes().splitlines())
         return [record for record in records if record.key in keys]
     except (OSError, ValidationError) as error:
-        raise unreadable(f"{file}: can't be read", error, "; remove the data set that it is in, and start a new run") from error
+        raise unreadable(
+            f"{file}: can't be read",
+            error,
+            "; remove the data set that it is in, and start a new run",
+        ) from error
 
 
-def keep_rejected(before: DataSetBefore, unchanged: Iterable[ShardSummary], fragments: Path) -> None:
+def keep_rejected(
+    before: DataSetBefore, unchanged: Iterable[ShardSummary], fragments: Path
+) -> None:
     """Copies the bytes of records that are rejected as before to the fragments.
 
     Raises:
       DataError: the bytes cannot be read.
     """
-    carry_over(before.folder / QUARANTINE_SHARD, {record.key for summary in unchanged for record in summary.rejected}, fragments)
+    carry_over(
+        before.folder / QUARANTINE_SHARD,
+        {record.key for summary in unchanged for record in summary.rejected},
+        fragments,
+    )
 
 
 def known_pictures(before: DataSetBefore | None) -> dict[str, str]:
     """The perceptual hashes, by content, of all images in the previous data set's index."""
-    return {entry.content: entry.picture for entry in before.entries.values() if entry.picture} if before else {}
+    return (
+        {entry.content: entry.picture for entry in before.entries.values() if entry.picture}
+        if before
+        else {}
+    )
 
 
-def entries_of(plans: Iterable[ShardPlan], summaries: Iterable[ShardSummary], pictures: Mapping[str, str]) -> Iterator[IndexEntry]:
+def entries_of(
+    plans: Iterable[ShardPlan], summaries: Iterable[ShardSummary], pictures: Mapping[str, str]
+) -> Iterator[IndexEntry]:
     """The index entries of shards that were just built.
 
     `pictures` are perceptual hashes by content.
@@ -120,15 +167,33 @@ def entries_of(plans: Iterable[ShardPlan], summaries: Iterable[ShardSummary], pi
         position = 0
         for record, outcome in zip(plan.records, summary.outcomes, strict=True):
             place = (plan.name, position) if outcome.num_examples else ("", 0)
-            yield IndexEntry(record.key, record.file.digest, annotation_digest(record), plan.split, *place, outcome.num_examples, outcome.labels,
-                        pictures.get(record.file.digest, ""), outcome.skipped, outcome.numbers)
+            yield IndexEntry(
+                record.key,
+                record.file.digest,
+                annotation_digest(record),
+                plan.split,
+                *place,
+                outcome.num_examples,
+                outcome.labels,
+                pictures.get(record.file.digest, ""),
+                outcome.skipped,
+                outcome.numbers,
+            )
             position += outcome.num_examples
 
 
-def entries_of_kept_out(records: Iterable[Record], pictures: Mapping[str, str]) -> Iterator[IndexEntry]:
+def entries_of_kept_out(
+    records: Iterable[Record], pictures: Mapping[str, str]
+) -> Iterator[IndexEntry]:
     """The index entries of records that the collection kept out.
 
     They are in no split, so that they are built as soon as the collection includes them.
     """
     for record in records:
-        yield IndexEntry(record.key, record.file.digest, annotation_digest(record), "", picture=pictures.get(record.file.digest, ""))
+        yield IndexEntry(
+            record.key,
+            record.file.digest,
+            annotation_digest(record),
+            "",
+            picture=pictures.get(record.file.digest, ""),
+        )

@@ -23,7 +23,11 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.storage.atomic import write_whole
 from pipeline_ops.storage.read_errors import unreadable
 
-_ANNOTATION = tuple(field.name for field in dataclasses.fields(Record) if field.name not in ("file", "split", "group"))
+_ANNOTATION = tuple(
+    field.name
+    for field in dataclasses.fields(Record)
+    if field.name not in ("file", "split", "group")
+)
 """The fields of a record that describe its image.
 
 The split is a field of the index. The group is in no example.
@@ -65,7 +69,9 @@ def annotation_digest(record: Record) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _digest_annotation(annotation: tuple) -> str:
-    return hashlib.blake2b(repr(annotation).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        repr(annotation).encode("utf-8", "surrogatepass"), digest_size=8
+    ).hexdigest()
 
 
 def write_index(file: Path, entries: Iterable[IndexEntry]) -> None:
@@ -74,7 +80,10 @@ def write_index(file: Path, entries: Iterable[IndexEntry]) -> None:
     Raises:
       MachineError: the disk refuses.
     """
-    lines = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in sorted(entries, key=lambda entry: entry.key))
+    lines = "".join(
+        json.dumps(entry, separators=(",", ":")) + "\n"
+        for entry in sorted(entries, key=lambda entry: entry.key)
+    )
     write_whole(file, gzip.compress(lines.encode(), _COMPRESSION, mtime=0))
 
 
@@ -86,9 +95,15 @@ def read_index(file: Path) -> dict[str, IndexEntry]:
             entries = (share(IndexEntry(*json.loads(line))) for line in lines)
             found = {entry.key: entry for entry in entries}
     except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
-        raise unreadable(f"{file}: the index can't be read", error, "; remove the data set that it is in, and start a new run") from error
+        raise unreadable(
+            f"{file}: the index can't be read",
+            error,
+            "; remove the data set that it is in, and start a new run",
+        ) from error
     if not found:
-        raise DataError(f"{file}: the index is empty, and no data set is; remove the data set that it is in, and start a new run")
+        raise DataError(
+            f"{file}: the index is empty, and no data set is; remove the data set that it is in, and start a new run"
+        )
     return found
 
 
@@ -100,4 +115,9 @@ class _Shared:
 
     def __call__(self, entry: IndexEntry) -> IndexEntry:
         labels = self._labels.setdefault(tuple(entry.labels.items()), entry.labels)
-        return entry._replace(split=sys.intern(entry.split), shard=sys.intern(entry.shard), annotation=sys.intern(entry.annotation), labels=labels)
+        return entry._replace(
+            split=sys.intern(entry.split),
+            shard=sys.intern(entry.shard),
+            annotation=sys.intern(entry.annotation),
+            labels=labels,
+        )

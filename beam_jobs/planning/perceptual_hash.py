@@ -32,7 +32,9 @@ NO_PICTURE = "-"
 _RECORDS_PER_BLOCK = 256
 _SIDE_PIXELS, _FREQUENCIES = 32, 8
 _MIN_CONTRAST = 2.0  # standard deviation, of 255
-_MAX_PIXELS = 100_000_000  # `decode` rejects larger ones or fails on them. Here they must do no harm
+_MAX_PIXELS = (
+    100_000_000  # `decode` rejects larger ones or fails on them. Here they must do no harm
+)
 
 
 class HashedBlock(BaseModel, frozen=True):
@@ -77,12 +79,21 @@ class PictureHasher:
 
 def plan_blocks(records: Iterable[Record], known: Iterable[str]) -> list[ShardPlan]:
     """Plans blocks of records whose content has no known hash, one record for each content."""
-    wanted = {record.file.digest: record for record in sorted(records, key=lambda record: record.key, reverse=True)}
+    wanted = {
+        record.file.digest: record
+        for record in sorted(records, key=lambda record: record.key, reverse=True)
+    }
     for content in known:
         wanted.pop(content, None)
     ordered = sorted(wanted.values(), key=lambda record: record.key)
-    return [ShardPlan("", f"pictures-{start // _RECORDS_PER_BLOCK:06d}", tuple(ordered[start : start + _RECORDS_PER_BLOCK]))
-            for start in range(0, len(ordered), _RECORDS_PER_BLOCK)]
+    return [
+        ShardPlan(
+            "",
+            f"pictures-{start // _RECORDS_PER_BLOCK:06d}",
+            tuple(ordered[start : start + _RECORDS_PER_BLOCK]),
+        )
+        for start in range(0, len(ordered), _RECORDS_PER_BLOCK)
+    ]
 
 
 def pictures_of(blocks: Sequence[HashedBlock]) -> dict[str, str]:
@@ -97,7 +108,9 @@ def picture_hash(data: bytes) -> str:
     image_HW = _decode_grey(data)
     if image_HW is None:
         return NO_PICTURE
-    small = cv2.resize(image_HW.astype(np.float32), (_SIDE_PIXELS, _SIDE_PIXELS), interpolation=cv2.INTER_AREA)
+    small = cv2.resize(
+        image_HW.astype(np.float32), (_SIDE_PIXELS, _SIDE_PIXELS), interpolation=cv2.INTER_AREA
+    )
     if small.std() < _MIN_CONTRAST:
         return NO_PICTURE
     low = cv2.dct(small)[:_FREQUENCIES, :_FREQUENCIES].ravel()
@@ -121,7 +134,9 @@ def _decode_jpeg(data: bytes) -> np.ndarray | None:
         height, width, _, _ = simplejpeg.decode_jpeg_header(data)
         if height * width > _MAX_PIXELS:
             return None
-        return simplejpeg.decode_jpeg(data, "GRAY", min_height=2 * _SIDE_PIXELS, min_width=2 * _SIDE_PIXELS)[:, :, 0]
+        return simplejpeg.decode_jpeg(
+            data, "GRAY", min_height=2 * _SIDE_PIXELS, min_width=2 * _SIDE_PIXELS
+        )[:, :, 0]
     except ValueError:
         return None
 
@@ -135,6 +150,15 @@ def _decode_other(data: bytes) -> np.ndarray | None:
         with Image.open(io.BytesIO(data)) as header:
             if header.width * header.height > _MAX_PIXELS:
                 return None
-        return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION)
-    except (cv2.error, OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning):
+        return cv2.imdecode(
+            np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION
+        )
+    except (
+        cv2.error,
+        OSError,
+        ValueError,
+        SyntaxError,
+        Image.DecompressionBombError,
+        Image.DecompressionBombWarning,
+    ):
         return None

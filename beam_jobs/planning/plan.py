@@ -68,7 +68,9 @@ class ShardPlan:
     records: tuple[Record, ...]
 
 
-def plan_shards(by_split: Mapping[str, Sequence[Record]], seed: int, num_shards: int, generation: int = 1) -> list[ShardPlan]:
+def plan_shards(
+    by_split: Mapping[str, Sequence[Record]], seed: int, num_shards: int, generation: int = 1
+) -> list[ShardPlan]:
     """The shards of some splits, of about equal size in raw bytes.
 
     A split with fewer records than `num_shards` gets one shard for each record. Inside a split, the
@@ -77,7 +79,10 @@ def plan_shards(by_split: Mapping[str, Sequence[Record]], seed: int, num_shards:
     plans = []
     for split, records in by_split.items():
         blocks = _even_blocks(_in_order(records, seed), min(num_shards, len(records)))
-        plans += [ShardPlan(split, shard_name(split, index, len(blocks), generation), block) for index, block in enumerate(blocks)]
+        plans += [
+            ShardPlan(split, shard_name(split, index, len(blocks), generation), block)
+            for index, block in enumerate(blocks)
+        ]
     return plans
 
 
@@ -87,10 +92,18 @@ def plan_data_set(by_split: Mapping[str, Sequence[Record]], config: Preprocess) 
     Raises:
       DataError: the train split has fewer records than the required number of shards.
     """
-    if 0 < len(by_split["train"]) < config.shards:  # each worker needs a shard to read; an empty split has its own message
-        raise DataError(f"the train split has {len(by_split['train'])} records, too few for {config.shards} shards; "
-                        "add images, or lower preprocess.shards (and train.workers with it)")
-    return [plan for split, records in by_split.items() for plan in plan_shards({split: records}, config.split.seed, num_shards_of(records, config))]
+    if (
+        0 < len(by_split["train"]) < config.shards
+    ):  # each worker needs a shard to read; an empty split has its own message
+        raise DataError(
+            f"the train split has {len(by_split['train'])} records, too few for {config.shards} shards; "
+            "add images, or lower preprocess.shards (and train.workers with it)"
+        )
+    return [
+        plan
+        for split, records in by_split.items()
+        for plan in plan_shards({split: records}, config.split.seed, num_shards_of(records, config))
+    ]
 
 
 def num_shards_of(records: Iterable[Record], config: Preprocess) -> int:
@@ -154,7 +167,9 @@ def _size(record: Record) -> int:
 
 def hash_of(purpose: bytes, seed: int, key: str) -> int:
     """A hash from 0 to 2**64 - 1, independent for each purpose."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8, person=purpose).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8, person=purpose).digest(), "big"
+    )
 
 
 def class_names_of(records: Iterable[Record]) -> list[str]:
@@ -172,11 +187,19 @@ def task_of(records: Iterable[Record]) -> Task:
 
 def planned_labels(by_split: Mapping[str, Iterable[Record]]) -> dict[str, Counter[str]]:
     """The number of records, or of boxes for detection, by split and label."""
-    return {split: Counter(label for record in records for label in record.labels) for split, records in by_split.items()}
+    return {
+        split: Counter(label for record in records for label in record.labels)
+        for split, records in by_split.items()
+    }
 
 
-def check_labels(labels: Mapping[str, Mapping[str, int]], class_names: Sequence[str], source: str, task: Task = "classification",
-                 why_empty: Callable[[str], str] | None = None) -> None:
+def check_labels(
+    labels: Mapping[str, Mapping[str, int]],
+    class_names: Sequence[str],
+    source: str,
+    task: Task = "classification",
+    why_empty: Callable[[str], str] | None = None,
+) -> None:
     """Checks that there are enough examples to train, validate and test a model.
 
     Args:
@@ -191,13 +214,21 @@ def check_labels(labels: Mapping[str, Mapping[str, int]], class_names: Sequence[
         train split has no example of a class.
     """
     if task == "detection" and not class_names:
-        raise DataError(f"{source}: a detector needs boxes, found none; correct the annotations, or preprocess.source")
+        raise DataError(
+            f"{source}: a detector needs boxes, found none; correct the annotations, or preprocess.source"
+        )
     if task == "classification" and len(class_names) < 2:
-        raise DataError(f"{source}: a classifier needs two classes or more, found {', '.join(class_names) or 'none'}; "
-                        "put the images of each class into a folder of its own")
+        raise DataError(
+            f"{source}: a classifier needs two classes or more, found {', '.join(class_names) or 'none'}; "
+            "put the images of each class into a folder of its own"
+        )
     if missing := [name for name in class_names if not labels["train"].get(name)]:
-        raise DataError(f"{source}: no training example of {', '.join(missing)}; add images of it, or remove the folder")
+        raise DataError(
+            f"{source}: no training example of {', '.join(missing)}; add images of it, or remove the folder"
+        )
     for split in SPLITS:
         if not sum(labels[split].values()):
-            cause = why_empty(split) if why_empty else f"add images, or raise preprocess.split.{split}"
+            cause = (
+                why_empty(split) if why_empty else f"add images, or raise preprocess.split.{split}"
+            )
             raise DataError(f"{source}: the {split} split has no example; {cause}")

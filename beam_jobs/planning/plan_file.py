@@ -25,7 +25,9 @@ def write_plan(path: Path, plan: ShardPlan) -> None:
     records = [_record_to_json(record) for record in plan.records]
     value = [plan.split, plan.name, records]
     with names_file(path):
-        path.write_text(json.dumps(value, separators=(",", ":"), default=_to_python), encoding="ascii")
+        path.write_text(
+            json.dumps(value, separators=(",", ":"), default=_to_python), encoding="ascii"
+        )
 
 
 def read_plan(path: Path) -> ShardPlan:
@@ -41,18 +43,38 @@ def read_plan(path: Path) -> ShardPlan:
 
 def _record_to_json(record: Record) -> list[Any]:
     boxes = record.boxes if record.boxes is None else [_box_to_json(box) for box in record.boxes]
-    return [_raw_to_json(record.file), record.label, boxes, record.split, record.group, record.frame]
+    return [
+        _raw_to_json(record.file),
+        record.label,
+        boxes,
+        record.split,
+        record.group,
+        record.frame,
+    ]
 
 
 def _record_from_json(value: list[Any]) -> Record:
     raw, label, boxes, split, group, frame = value
-    return Record(_raw_from_json(raw), label, None if boxes is None else tuple(Box(*box) for box in boxes),
-                  split, group, None if frame is None else tuple(frame))
+    return Record(
+        _raw_from_json(raw),
+        label,
+        None if boxes is None else tuple(Box(*box) for box in boxes),
+        split,
+        group,
+        None if frame is None else tuple(frame),
+    )
 
 
 def _raw_to_json(raw: Raw) -> list[Any]:
     if isinstance(raw, PackedImage):
-        return [raw.key, raw.num_bytes, raw.digest, _raw_to_json(raw.container), raw.offset, raw.feature]
+        return [
+            raw.key,
+            raw.num_bytes,
+            raw.digest,
+            _raw_to_json(raw.container),
+            raw.offset,
+            raw.feature,
+        ]
     return [raw.key, raw.num_bytes, raw.digest, raw.version]
 
 

@@ -35,7 +35,9 @@ _NO_KEY = "\0"
 """Ends the name of a group, so that no group is mistaken for the key of a file."""
 
 
-def split_records(records: Iterable[Record], split: Split, max_search_seconds: float = 60) -> dict[str, list[Record]]:
+def split_records(
+    records: Iterable[Record], split: Split, max_search_seconds: float = 60
+) -> dict[str, list[Record]]:
     """The records of each split, in no particular order.
 
     Args:
@@ -69,7 +71,9 @@ def split_of(key: str, split: Split) -> str:
     position = hash_of(b"split", split.seed, key) / 2**64
     if position < split.train:
         return "train"
-    return "validation" if position < split.train + split.validation or not split.test else "test"  # the sum may be a little below 1
+    return (
+        "validation" if position < split.train + split.validation or not split.test else "test"
+    )  # the sum may be a little below 1
 
 
 @contextlib.contextmanager
@@ -84,8 +88,10 @@ def _bounded_search(split: Split, max_seconds: float) -> Iterator[None]:
         return
 
     def stop(_signal: int, _frame: Any) -> NoReturn:
-        raise ConfigError(f"preprocess.split.group_regex ({split.group_regex!r}) took more than {max_seconds:g} s; "
-                          "write it without a repetition inside a repetition")
+        raise ConfigError(
+            f"preprocess.split.group_regex ({split.group_regex!r}) took more than {max_seconds:g} s; "
+            "write it without a repetition inside a repetition"
+        )
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, max_seconds)
@@ -106,11 +112,13 @@ def _unit_of(record: Record, split: Split) -> str:
     if split.group_by is None:
         return record.key
     if split.group_by == "parent_folder":
-        return _group(record.key.rpartition('/')[0])
+        return _group(record.key.rpartition("/")[0])
     found = re.search(split.group_regex, record.key)
     if not found or found.group(1) is None:
-        raise DataError(f"{record.key}: preprocess.split.group_regex ({split.group_regex!r}) finds no group in this key; "
-                        "a record without a group could leak from train to test")
+        raise DataError(
+            f"{record.key}: preprocess.split.group_regex ({split.group_regex!r}) finds no group in this key; "
+            "a record without a group could leak from train to test"
+        )
     return _group(found.group(1))
 
 
@@ -118,9 +126,13 @@ def _group(name: str) -> str:
     return name + _NO_KEY
 
 
-def _cut_out_of_train(given: Mapping[str, str], members: Mapping[str, Sequence[Record]], split: Split) -> dict[str, str]:
+def _cut_out_of_train(
+    given: Mapping[str, str], members: Mapping[str, Sequence[Record]], split: Split
+) -> dict[str, str]:
     """The splits of the records for train, if a split that has a share is given no records."""
-    shares = {"train": split.train} | {name: getattr(split, name) for name in ("validation", "test") if name not in given.values()}
+    shares = {"train": split.train} | {
+        name: getattr(split, name) for name in ("validation", "test") if name not in given.values()
+    }
     units = [unit for unit, name in given.items() if name == "train"]
     if not units or not any(share for name, share in shares.items() if name != "train"):
         return {}
@@ -129,8 +141,14 @@ def _cut_out_of_train(given: Mapping[str, str], members: Mapping[str, Sequence[R
     return _divided(units, members, split.model_copy(update=rescaled))
 
 
-def _divided(units: Sequence[str], members: Mapping[str, Sequence[Record]], split: Split) -> dict[str, str]:
-    return _stratified(units, members, split) if split.stratify else {unit: split_of(unit, split) for unit in units}
+def _divided(
+    units: Sequence[str], members: Mapping[str, Sequence[Record]], split: Split
+) -> dict[str, str]:
+    return (
+        _stratified(units, members, split)
+        if split.stratify
+        else {unit: split_of(unit, split) for unit in units}
+    )
 
 
 def _given_splits(members: Mapping[str, Sequence[Record]]) -> dict[str, str]:
@@ -139,26 +157,40 @@ def _given_splits(members: Mapping[str, Sequence[Record]]) -> dict[str, str]:
         by_split = {record.split: record.key for record in records if record.split is not None}
         if foreign := set(by_split) - set(SPLITS):
             name = min(foreign)
-            raise DataError(f"{by_split[name]}: the source gives it the split {name!r}; splits are {', '.join(SPLITS)}")
+            raise DataError(
+                f"{by_split[name]}: the source gives it the split {name!r}; splits are {', '.join(SPLITS)}"
+            )
         if len(by_split) > 1:
             (one, one_key), (other, other_key), *_ = sorted(by_split.items())
-            raise DataError(f"{one_key} is given the split {one} and {other_key} the split {other}, "
-                            f"but both are of the group {unit.rstrip(_NO_KEY)}; "
-                            "correct the given splits, or the groups")
+            raise DataError(
+                f"{one_key} is given the split {one} and {other_key} the split {other}, "
+                f"but both are of the group {unit.rstrip(_NO_KEY)}; "
+                "correct the given splits, or the groups"
+            )
         for name in by_split:
             given[unit] = name
     return given
 
 
-def _stratified(units: Iterable[str], members: Mapping[str, Sequence[Record]], split: Split) -> dict[str, str]:
+def _stratified(
+    units: Iterable[str], members: Mapping[str, Sequence[Record]], split: Split
+) -> dict[str, str]:
     strata: dict[str, list[str]] = defaultdict(list)
     for unit in units:
         strata[_class_of(members[unit])].append(unit)
     found: dict[str, str] = {}
     for stratum in strata.values():
         stratum.sort(key=lambda unit: (hash_of(b"split", split.seed, unit), unit))
-        first, second = round(split.train * len(stratum)), round((split.train + split.validation) * len(stratum))
-        found.update({unit: "train" if index < first else "validation" if index < second else "test" for index, unit in enumerate(stratum)})
+        first, second = (
+            round(split.train * len(stratum)),
+            round((split.train + split.validation) * len(stratum)),
+        )
+        found.update(
+            {
+                unit: "train" if index < first else "validation" if index < second else "test"
+                for index, unit in enumerate(stratum)
+            }
+        )
     return found
 
 
@@ -167,5 +199,11 @@ def _class_of(records: Sequence[Record]) -> str:
 
     Of equally frequent classes, it is the first by name.
     """
-    counts = Counter(label for record in records for label in ([record.label] if record.boxes is None else [box.label for box in record.boxes]))
+    counts = Counter(
+        label
+        for record in records
+        for label in (
+            [record.label] if record.boxes is None else [box.label for box in record.boxes]
+        )
+    )
     return min(counts, key=lambda label: (-counts[label], label), default="")

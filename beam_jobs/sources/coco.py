@@ -36,22 +36,38 @@ def parse_lists(content: bytes, name: str) -> dict[str, list[Any]]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{name}: not JSON: {error}; it is named by preprocess.source.parts") from None
+        raise DataError(
+            f"{name}: not JSON: {error}; it is named by preprocess.source.parts"
+        ) from None
     lists = {key: value.get(key) for key in _LISTS} if isinstance(value, dict) else {}
     if not lists or not all(isinstance(items, list) for items in lists.values()):
-        raise DataError(f"{name}: not a COCO file for detection: it must be a mapping with the lists images, categories and annotations")
+        raise DataError(
+            f"{name}: not a COCO file for detection: it must be a mapping with the lists images, categories and annotations"
+        )
     return lists
 
 
-def _read_part(part: CocoPart, lists: Mapping[str, list[Any]], collector: Collector, files: Files) -> None:
-    names = {_id_of(entry, "id"): entry.get("name") for entry in lists["categories"] if isinstance(entry, dict)}
-    images = [(f"{part.annotations}#images-{index}", entry) for index, entry in enumerate(lists["images"])]
+def _read_part(
+    part: CocoPart, lists: Mapping[str, list[Any]], collector: Collector, files: Files
+) -> None:
+    names = {
+        _id_of(entry, "id"): entry.get("name")
+        for entry in lists["categories"]
+        if isinstance(entry, dict)
+    }
+    images = [
+        (f"{part.annotations}#images-{index}", entry) for index, entry in enumerate(lists["images"])
+    ]
     times = Counter(_id_of(entry, "id") for _, entry in images)
     by_image = defaultdict(list)
     for index, annotation in enumerate(lists["annotations"]):
         image_id = _id_of(annotation, "image_id")
         if image_id is None or image_id not in times:
-            collector.reject(f"{part.annotations}#annotations-{index}", "unknown_image", f"its image_id is {image_id!r}, which no image has")
+            collector.reject(
+                f"{part.annotations}#annotations-{index}",
+                "unknown_image",
+                f"its image_id is {image_id!r}, which no image has",
+            )
         else:
             by_image[image_id].append(annotation)
     for place, entry in images:
@@ -64,7 +80,15 @@ def _read_part(part: CocoPart, lists: Mapping[str, list[Any]], collector: Collec
             boxes = tuple(_box_of(annotation, names) for annotation in by_image[image_id])
             collector.note_labels([box.label for box in boxes])
             frame = size_of(entry.get("height"), entry.get("width"))
-            collector.add(Record(files.image(part.images, entry.get("file_name")), boxes=boxes, split=part.split, frame=frame), place)
+            collector.add(
+                Record(
+                    files.image(part.images, entry.get("file_name")),
+                    boxes=boxes,
+                    split=part.split,
+                    frame=frame,
+                ),
+                place,
+            )
 
 
 def _id_of(entry: Any, key: str) -> int | str | None:
@@ -83,9 +107,16 @@ def _key_of(entry: Any, part: CocoPart, files: Files) -> str | None:
 def _box_of(annotation: Mapping[str, Any], names: Mapping[Any, Any]) -> Box:
     category = _id_of(annotation, "category_id")
     if category not in names:
-        raise Reject("unknown_class", f"an annotation has the category_id {category!r}, which no category has")
+        raise Reject(
+            "unknown_class",
+            f"an annotation has the category_id {category!r}, which no category has",
+        )
     box = annotation.get("bbox")
     if not isinstance(box, list) or len(box) != 4:
-        raise Reject("malformed", "an annotation whose bbox is not a list of x, y, width and height")
+        raise Reject(
+            "malformed", "an annotation whose bbox is not a list of x, y, width and height"
+        )
     x, y, width, height = map(number, box)
-    return make_box((y, x, y + height, x + width), names[category], is_crowd=annotation.get("iscrowd", 0))
+    return make_box(
+        (y, x, y + height, x + width), names[category], is_crowd=annotation.get("iscrowd", 0)
+    )

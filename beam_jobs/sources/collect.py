@@ -62,7 +62,9 @@ class Collector:
             yield
         except Reject as reject:
             self.reject(key, reject.reason, reject.detail)
-            self._refused_labels[_printable(key)] = [label for label in self._labels if self._is_class(label)]
+            self._refused_labels[_printable(key)] = [
+                label for label in self._labels if self._is_class(label)
+            ]
 
     def note_labels(self, labels: Sequence[str]) -> None:
         """Notes the labels of the current record before a fault in it can be found.
@@ -72,7 +74,14 @@ class Collector:
         self._labels = labels
 
     def reject(self, key: str, reason: str, detail: str) -> None:
-        self._rejected.append(RejectedRecord(key=_printable(key), stage="source", reason=reason, detail=_printable(detail)[:_DETAIL_CHARACTERS]))
+        self._rejected.append(
+            RejectedRecord(
+                key=_printable(key),
+                stage="source",
+                reason=reason,
+                detail=_printable(detail)[:_DETAIL_CHARACTERS],
+            )
+        )
 
     def add(self, record: Record, place: str) -> None:
         """Adds a record. `place` says where the source names it.
@@ -83,7 +92,10 @@ class Collector:
         """
         self.note_labels(record.labels)
         if record.file.num_bytes > MAX_IMAGE_BYTES:
-            raise Reject("too_large", f"has {record.file.num_bytes} bytes, allowed for an image are {MAX_IMAGE_BYTES}")
+            raise Reject(
+                "too_large",
+                f"has {record.file.num_bytes} bytes, allowed for an image are {MAX_IMAGE_BYTES}",
+            )
         for label in record.labels:
             self._check_label(label)
         boxes = record.boxes
@@ -103,25 +115,51 @@ class Collector:
             if len(self._places[key]) > 1 or key in refused:
                 self._refused_labels[_printable(key)] = record.labels
             if len(self._places[key]) > 1:
-                self.reject(key, "duplicate", f"named more than once: {', '.join(self._places[key])}")
+                self.reject(
+                    key, "duplicate", f"named more than once: {', '.join(self._places[key])}"
+                )
             elif key in refused:
-                self.reject(key, "duplicate", f"{self._places[key][0]} names it as well, and that could be used")
+                self.reject(
+                    key,
+                    "duplicate",
+                    f"{self._places[key][0]} names it as well, and that could be used",
+                )
             else:
                 kept.append(self._without_empty_boxes(record))
-        return Found(kept, sorted(self._rejected, key=lambda rejected: rejected.key), self._refused_labels)
+        return Found(
+            kept, sorted(self._rejected, key=lambda rejected: rejected.key), self._refused_labels
+        )
 
     def _without_empty_boxes(self, record: Record) -> Record:
-        empty = [index for index, box in enumerate(record.boxes or ()) if box.xmin == box.xmax or box.ymin == box.ymax]
+        empty = [
+            index
+            for index, box in enumerate(record.boxes or ())
+            if box.xmin == box.xmax or box.ymin == box.ymax
+        ]
         if not empty:
             return record
         for index in empty:
             box = record.boxes[index]
-            self.reject(f"{record.key}#box-{index}", "box_empty", f"{box.label}: x {box.xmin:g} to {box.xmax:g}, y {box.ymin:g} to {box.ymax:g}")
-        return Record(record.file, record.label, tuple(box for index, box in enumerate(record.boxes) if index not in empty),
-                      record.split, record.group, record.frame)
+            self.reject(
+                f"{record.key}#box-{index}",
+                "box_empty",
+                f"{box.label}: x {box.xmin:g} to {box.xmax:g}, y {box.ymin:g} to {box.ymax:g}",
+            )
+        return Record(
+            record.file,
+            record.label,
+            tuple(box for index, box in enumerate(record.boxes) if index not in empty),
+            record.split,
+            record.group,
+            record.frame,
+        )
 
     def _is_class(self, label: str) -> bool:
-        return bool(label) and _printable(label) == label and (self._class_names is None or label in self._class_names)
+        return (
+            bool(label)
+            and _printable(label) == label
+            and (self._class_names is None or label in self._class_names)
+        )
 
     def _check_label(self, label: str) -> None:
         if not label or _printable(label) != label:
@@ -171,16 +209,24 @@ class Files:
         """
         file = self.get(key := self.key(".", path))
         if key in self._refused:
-            raise DataError(f"{self._folder / path}: {self._refused[key].detail}; it is named by preprocess.source.{named_by}")
+            raise DataError(
+                f"{self._folder / path}: {self._refused[key].detail}; it is named by preprocess.source.{named_by}"
+            )
         if file is None:
-            raise DataError(f"{self._folder / path}: there is no such file; it is named by preprocess.source.{named_by}")
+            raise DataError(
+                f"{self._folder / path}: there is no such file; it is named by preprocess.source.{named_by}"
+            )
         if file.num_bytes > MAX_ANNOTATION_BYTES:
-            raise DataError(f"{self._folder / path}: has {file.num_bytes} bytes, allowed are {MAX_ANNOTATION_BYTES}; divide it. "
-                            f"It is named by preprocess.source.{named_by}")
+            raise DataError(
+                f"{self._folder / path}: has {file.num_bytes} bytes, allowed are {MAX_ANNOTATION_BYTES}; divide it. "
+                f"It is named by preprocess.source.{named_by}"
+            )
         return read_raw(file, self._folder)
 
 
-def make_box(coordinates: Iterable[Any], label: Any, is_difficult: Any = 0, is_crowd: Any = 0) -> Box:
+def make_box(
+    coordinates: Iterable[Any], label: Any, is_difficult: Any = 0, is_crowd: Any = 0
+) -> Box:
     """A box of ymin, xmin, ymax, xmax as a file has them. Raises Reject: malformed."""
     return Box(*map(number, coordinates), text(label), flag(is_difficult), flag(is_crowd))
 

@@ -23,7 +23,10 @@ from pipeline_ops.config.sources import CsvSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
 
-_COLUMNS = {"classification": ("path", "label"), "detection": ("path", "xmin", "ymin", "xmax", "ymax", "label")}
+_COLUMNS = {
+    "classification": ("path", "label"),
+    "detection": ("path", "xmin", "ymin", "xmax", "ymax", "label"),
+}
 _OF_THE_IMAGE = ("split", "group", "width", "height")
 
 Row = dict[str, str]
@@ -54,7 +57,9 @@ def read_rows(content: bytes, source: CsvSource) -> Iterator[tuple[int, str | No
     Raises:
       DataError: the header lacks a column.
     """
-    reader = csv.reader(io.StringIO(content.decode("utf-8-sig", "surrogateescape"), newline=""), strict=True)
+    reader = csv.reader(
+        io.StringIO(content.decode("utf-8-sig", "surrogateescape"), newline=""), strict=True
+    )
     header = _read_header(reader, source)
     while True:
         line = reader.line_num + 1
@@ -69,10 +74,21 @@ def read_rows(content: bytes, source: CsvSource) -> Iterator[tuple[int, str | No
             continue
         if len(fields) != len(header):
             path = fields[header.index("path")] if len(fields) > header.index("path") else None
-            yield line, path, Reject("malformed", f"line {line} has {len(fields)} fields, and the header {len(header)}")
+            yield (
+                line,
+                path,
+                Reject(
+                    "malformed",
+                    f"line {line} has {len(fields)} fields, and the header {len(header)}",
+                ),
+            )
             continue
         row = dict(zip(header, fields, strict=True))
-        yield (line, row["path"], row) if row["path"] else (line, None, Reject("malformed", f"line {line} has no path"))
+        yield (
+            (line, row["path"], row)
+            if row["path"]
+            else (line, None, Reject("malformed", f"line {line} has no path"))
+        )
 
 
 def _read_header(reader: Iterator[list[str]], source: CsvSource) -> list[str]:
@@ -82,10 +98,14 @@ def _read_header(reader: Iterator[list[str]], source: CsvSource) -> list[str]:
         raise DataError(f"{source.manifest}:1: no header of a CSV file: {error}") from None
     wanted = _COLUMNS[source.task]
     if missing := [name for name in wanted if name not in header]:
-        raise DataError(f"{source.manifest}:1: the header lacks {', '.join(missing)}; for {source.task} it must have {','.join(wanted)}, "
-                        f"and has {_shown(header)}")
+        raise DataError(
+            f"{source.manifest}:1: the header lacks {', '.join(missing)}; for {source.task} it must have {','.join(wanted)}, "
+            f"and has {_shown(header)}"
+        )
     if twice := sorted({name for name in header if name and header.count(name) > 1}):
-        raise DataError(f"{source.manifest}:1: the header has {', '.join(map(_shown, twice))} more than once")
+        raise DataError(
+            f"{source.manifest}:1: the header has {', '.join(map(_shown, twice))} more than once"
+        )
     return header
 
 
@@ -93,7 +113,9 @@ def _shown(header: list[str] | str) -> str:
     return ascii(header if isinstance(header, str) else ",".join(header))[1:-1][:200]
 
 
-def _entries_of(path: str, rows: list[tuple[int, Row | Reject]], source: CsvSource) -> Iterator[tuple[ManifestEntry, int]]:
+def _entries_of(
+    path: str, rows: list[tuple[int, Row | Reject]], source: CsvSource
+) -> Iterator[tuple[ManifestEntry, int]]:
     """Yields one entry for each row, or one entry for all boxes of an image.
 
     Raises Reject: malformed, contradictory.
@@ -103,20 +125,34 @@ def _entries_of(path: str, rows: list[tuple[int, Row | Reject]], source: CsvSour
             raise row
     if source.task == "classification":
         for line, row in rows:
-            yield ManifestEntry(path, row["label"], split=row.get("split"), group=row.get("group")), line
+            yield (
+                ManifestEntry(path, row["label"], split=row.get("split"), group=row.get("group")),
+                line,
+            )
         return
     line, first = rows[0]
     for other_line, row in rows:
         if differing := [name for name in _OF_THE_IMAGE if row.get(name) != first.get(name)]:
-            raise Reject("contradictory", f"lines {line} and {other_line} say different things of {', '.join(differing)}")
+            raise Reject(
+                "contradictory",
+                f"lines {line} and {other_line} say different things of {', '.join(differing)}",
+            )
     boxes = tuple(box for other_line, row in rows if (box := _box_of(row, other_line)))
-    yield ManifestEntry(path, boxes=boxes, **{name: first.get(name) for name in _OF_THE_IMAGE}), line
+    yield (
+        ManifestEntry(path, boxes=boxes, **{name: first.get(name) for name in _OF_THE_IMAGE}),
+        line,
+    )
 
 
 def _box_of(row: Row, line: int) -> Box | None:
     if not any(row[name] for name in (*CORNERS, "label")):
         return None
     try:
-        return make_box([row[name] for name in CORNERS], row["label"], row.get("is_difficult", ""), row.get("is_crowd", ""))
+        return make_box(
+            [row[name] for name in CORNERS],
+            row["label"],
+            row.get("is_difficult", ""),
+            row.get("is_crowd", ""),
+        )
     except Reject as reject:
         raise Reject(reject.reason, f"line {line}: {reject.detail}") from None

@@ -43,8 +43,11 @@ def _digits(split: str) -> list[tuple[np.ndarray, int]]:
 
     digits = load_digits()
     held_out = {4: "validation", 9: "test"}
-    return [(image, int(label)) for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True))
-            if held_out.get(index % 10, "train") == split]
+    return [
+        (image, int(label))
+        for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True))
+        if held_out.get(index % 10, "train") == split
+    ]
 
 
 def _background(rng: np.random.Generator) -> np.ndarray:
@@ -55,7 +58,10 @@ def _background(rng: np.random.Generator) -> np.ndarray:
 def _free_place(rng: np.random.Generator, height: int, width: int, taken: list[Box]) -> Box | None:
     """A place that hardly touches another digit, or None if ten tries find none."""
     for _ in range(_TRIES):
-        top, left = int(rng.integers(0, SIDE_PIXELS - height + 1)), int(rng.integers(0, SIDE_PIXELS - width + 1))
+        top, left = (
+            int(rng.integers(0, SIDE_PIXELS - height + 1)),
+            int(rng.integers(0, SIDE_PIXELS - width + 1)),
+        )
         box = (top, left, top + height, left + width)
         if all(_overlap(box, other) < _MAX_OVERLAP * height * width for other in taken):
             return box
@@ -63,7 +69,9 @@ def _free_place(rng: np.random.Generator, height: int, width: int, taken: list[B
 
 
 def _overlap(one: Box, other: Box) -> int:
-    height, width = (min(one[axis + 2], other[axis + 2]) - max(one[axis], other[axis]) for axis in (0, 1))
+    height, width = (
+        min(one[axis + 2], other[axis + 2]) - max(one[axis], other[axis]) for axis in (0, 1)
+    )
     return max(0, height) * max(0, width)
 
 
@@ -72,6 +80,10 @@ def _paste(image_HW: np.ndarray, digit_hw: np.ndarray, box: Box, intensity: floa
     import cv2
 
     top, left, bottom, right = box
-    cover = np.clip(cv2.resize(digit_hw / _WHITE, (right - left, bottom - top), interpolation=cv2.INTER_LINEAR), 0, 1)
+    cover = np.clip(
+        cv2.resize(digit_hw / _WHITE, (right - left, bottom - top), interpolation=cv2.INTER_LINEAR),
+        0,
+        1,
+    )
     part = image_HW[top:bottom, left:right]
     part[:] = part * (1 - cover) + intensity * cover

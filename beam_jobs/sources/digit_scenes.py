@@ -36,7 +36,9 @@ def prepare(data_dir: Path) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Prepares scenes of scikit-learn's digits for TensorFlow Datasets.")
+    parser = argparse.ArgumentParser(
+        description="Prepares scenes of scikit-learn's digits for TensorFlow Datasets."
+    )
     parser.add_argument("data_dir", type=Path)
     data_dir = parser.parse_args(arguments).data_dir.resolve()
     try:
@@ -44,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TrainyardError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
-    print(f"{data_dir}: {'3,500 scenes written' if is_new else 'the scenes are there already, nothing to do'}")
+    print(
+        f"{data_dir}: {'3,500 scenes written' if is_new else 'the scenes are there already, nothing to do'}"
+    )
 
 
 if __name__ == "__main__":

@@ -23,10 +23,21 @@ class DigitScenes(tfds.core.GeneratorBasedBuilder):
     code_path = None
 
     def _info(self) -> tfds.core.DatasetInfo:
-        objects = {"bbox": tfds.features.BBoxFeature(), "label": tfds.features.ClassLabel(names=[str(digit) for digit in range(10)])}
-        features = {"image": tfds.features.Image(shape=(SIDE_PIXELS, SIDE_PIXELS, 1), encoding_format="png"),
-                    "objects": tfds.features.Sequence(objects)}
-        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features), description=DigitScenes.__doc__)
+        objects = {
+            "bbox": tfds.features.BBoxFeature(),
+            "label": tfds.features.ClassLabel(names=[str(digit) for digit in range(10)]),
+        }
+        features = {
+            "image": tfds.features.Image(
+                shape=(SIDE_PIXELS, SIDE_PIXELS, 1), encoding_format="png"
+            ),
+            "objects": tfds.features.Sequence(objects),
+        }
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict(features),
+            description=DigitScenes.__doc__,
+        )
 
     def _split_generators(self, dl_manager: Any, pipeline: Any) -> dict[str, Any]:
         return {split: self._generate_examples(pipeline, split) for split in NUM_SCENES}
@@ -34,13 +45,20 @@ class DigitScenes(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self, pipeline: Any, split: str) -> Any:
         import apache_beam as beam
 
-        numbers = pipeline | f"Number the scenes of {split}" >> beam.Create(range(NUM_SCENES[split])).with_output_types(int)
-        return numbers | f"Draw the scenes of {split}" >> beam.Map(functools.partial(_example, split))
+        numbers = pipeline | f"Number the scenes of {split}" >> beam.Create(
+            range(NUM_SCENES[split])
+        ).with_output_types(int)
+        return numbers | f"Draw the scenes of {split}" >> beam.Map(
+            functools.partial(_example, split)
+        )
 
 
 def _example(split: str, number: int) -> tuple[int, dict[str, Any]]:
     image_HW, boxes = draw_scene(split, number)
-    objects = [{"bbox": tfds.features.BBox(*(edge / SIDE_PIXELS for edge in box)), "label": label} for box, label in boxes]
+    objects = [
+        {"bbox": tfds.features.BBox(*(edge / SIDE_PIXELS for edge in box)), "label": label}
+        for box, label in boxes
+    ]
     return number, {"image": image_HW[..., None], "objects": objects}
 
 
@@ -51,4 +69,6 @@ def beam_on_this_host() -> tfds.download.DownloadConfig:
     """
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    return tfds.download.DownloadConfig(beam_runner="FnApiRunner", beam_options=PipelineOptions(["--direct_running_mode=in_memory"]))
+    return tfds.download.DownloadConfig(
+        beam_runner="FnApiRunner", beam_options=PipelineOptions(["--direct_running_mode=in_memory"])
+    )

@@ -33,7 +33,9 @@ def write_digits(folder: Path) -> bool:
 
     digits = load_digits()
     names = [f"{label}/{index:05d}.png" for index, label in enumerate(digits.target)]
-    with exclusive_lock(folder.with_name(f".{folder.name}.lock"), f"the writing of {folder}", wait_seconds=60):
+    with exclusive_lock(
+        folder.with_name(f".{folder.name}.lock"), f"the writing of {folder}", wait_seconds=60
+    ):
         return _write_once(folder, names, digits.images)
 
 
@@ -51,8 +53,10 @@ def _check_complete(folder: Path, names: list[str]) -> None:
     found = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     missing, foreign = set(names) - found, found - set(names)
     if missing or foreign:
-        raise DataError(f"{folder}: not empty, and not the digits: {len(missing)} files are missing, {len(foreign)} are foreign; "
-                        "remove the folder, or name another")
+        raise DataError(
+            f"{folder}: not empty, and not the digits: {len(missing)} files are missing, {len(foreign)} are foreign; "
+            "remove the folder, or name another"
+        )
 
 
 def _write_png(file: Path, image) -> None:
@@ -65,7 +69,9 @@ def _write_png(file: Path, image) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes scikit-learn's handwritten digits as an image folder.")
+    parser = argparse.ArgumentParser(
+        description="Writes scikit-learn's handwritten digits as an image folder."
+    )
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder.resolve()
     try:
@@ -73,7 +79,9 @@ def main() -> None:
     except TrainyardError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
-    print(f"{folder}: {'1,797 images written' if is_new else 'the digits are there already, nothing to do'}")
+    print(
+        f"{folder}: {'1,797 images written' if is_new else 'the digits are there already, nothing to do'}"
+    )
 
 
 if __name__ == "__main__":

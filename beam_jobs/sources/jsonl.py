@@ -65,4 +65,9 @@ def _box_of(value: Any) -> Box:
         raise Reject("malformed", "a box must be an object with xmin, ymin, xmax, ymax and label")
     if missing := [name for name in (*CORNERS, "label") if name not in value]:
         raise Reject("malformed", f"a box lacks {', '.join(missing)}")
-    return make_box([value[name] for name in CORNERS], value["label"], value.get("is_difficult", 0), value.get("is_crowd", 0))
+    return make_box(
+        [value[name] for name in CORNERS],
+        value["label"],
+        value.get("is_difficult", 0),
+        value.get("is_crowd", 0),
+    )

@@ -36,12 +36,18 @@ def parse_label_map(content: bytes, name: str) -> dict[int, str]:
     names: dict[int, str] = {}
     for item, (number, label) in zip(message.item, items, strict=True):
         if not item.HasField("id") or not label:
-            raise DataError(f"{name}: an item needs an id and a name, got id {number} and name {label!r}")
+            raise DataError(
+                f"{name}: an item needs an id and a name, got id {number} and name {label!r}"
+            )
         if number in names:
-            raise DataError(f"{name}: the id {number} stands for both {names[number]!r} and {label!r}; give each class its own")
+            raise DataError(
+                f"{name}: the id {number} stands for both {names[number]!r} and {label!r}; give each class its own"
+            )
         names[number] = label
     if not names:
-        raise DataError(f"{name}: a label map without items: it must be like item {{ id: 1 name: 'cat' }}")
+        raise DataError(
+            f"{name}: a label map without items: it must be like item {{ id: 1 name: 'cat' }}"
+        )
     return names
 
 
@@ -50,12 +56,26 @@ def _make_label_map() -> type:
 
     The field numbers are those of object_detection/protos/string_int_label_map.proto.
     """
-    file = descriptor_pb2.FileDescriptorProto(name="trainyard/label_map.proto", package="trainyard", syntax="proto2")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="trainyard/label_map.proto", package="trainyard", syntax="proto2"
+    )
     item = file.message_type.add(name="Item")
-    for number, (name, kind) in enumerate((("name", _Field.TYPE_STRING), ("id", _Field.TYPE_INT32), ("display_name", _Field.TYPE_STRING)), start=1):
+    for number, (name, kind) in enumerate(
+        (
+            ("name", _Field.TYPE_STRING),
+            ("id", _Field.TYPE_INT32),
+            ("display_name", _Field.TYPE_STRING),
+        ),
+        start=1,
+    ):
         item.field.add(name=name, number=number, type=kind, label=_Field.LABEL_OPTIONAL)
     file.message_type.add(name="LabelMap").field.add(
-        name="item", number=1, type=_Field.TYPE_MESSAGE, type_name=".trainyard.Item", label=_Field.LABEL_REPEATED)
+        name="item",
+        number=1,
+        type=_Field.TYPE_MESSAGE,
+        type_name=".trainyard.Item",
+        label=_Field.LABEL_REPEATED,
+    )
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("trainyard.LabelMap"))

@@ -30,7 +30,9 @@ class ManifestEntry:
     width: Any = None
 
 
-def add_entry(entry: ManifestEntry, place: str, source: ManifestSource, collector: Collector, files: Files) -> None:
+def add_entry(
+    entry: ManifestEntry, place: str, source: ManifestSource, collector: Collector, files: Files
+) -> None:
     """Adds the record of an entry.
 
     Raises Reject: the entry has a value that can't be right.
@@ -40,7 +42,17 @@ def add_entry(entry: ManifestEntry, place: str, source: ManifestSource, collecto
     frame = FRACTIONS if source.units == "fractions" else size_of(entry.height, entry.width)
     group = None if entry.group in (None, "") else text(entry.group)
     image = files.image(source.images, entry.path)
-    collector.add(Record(image, label, entry.boxes, split_named(entry.split), group, None if entry.boxes is None else frame), place)
+    collector.add(
+        Record(
+            image,
+            label,
+            entry.boxes,
+            split_named(entry.split),
+            group,
+            None if entry.boxes is None else frame,
+        ),
+        place,
+    )
 
 
 def key_or_place(path: Any, place: str, source: ManifestSource, files: Files) -> str:

@@ -22,7 +22,12 @@ from pipeline_ops.raw_data.raw_file import RawFile
 Features = Mapping[str, list[Any]]
 
 
-def add_containers(containers: Iterable[RawFile], folder: Path, collector: Collector, make: Callable[[RawFile, int, str, Features], Record]) -> None:
+def add_containers(
+    containers: Iterable[RawFile],
+    folder: Path,
+    collector: Collector,
+    make: Callable[[RawFile, int, str, Features], Record],
+) -> None:
     """Adds every record of some TFRecord files. A damaged one is rejected as `<file>#<index>`.
 
     Args:
@@ -42,7 +47,9 @@ def add_containers(containers: Iterable[RawFile], folder: Path, collector: Colle
                 with collector.rejects(key):
                     collector.add(make(container, offset, key, _parsed(content)), key)
         except OSError as error:
-            raise MachineError(f"{container.key} could not be read: {error.strerror}; it was there when the run started, so retry") from error
+            raise MachineError(
+                f"{container.key} could not be read: {error.strerror}; it was there when the run started, so retry"
+            ) from error
 
 
 def _parsed(content: bytes | Damaged) -> Features:
@@ -54,11 +61,15 @@ def _parsed(content: bytes | Damaged) -> Features:
         raise Reject("malformed", str(error)) from None
 
 
-def packed_image(container: RawFile, offset: int, key: str, feature: str, features: Features) -> PackedImage:
+def packed_image(
+    container: RawFile, offset: int, key: str, feature: str, features: Features
+) -> PackedImage:
     """Raises Reject: no_image."""
     values = features.get(feature, [])
     if len(values) != 1 or not isinstance(values[0], bytes):
-        raise Reject("no_image", f"the feature {feature} must hold one image, and holds {len(values)} values")
+        raise Reject(
+            "no_image", f"the feature {feature} must hold one image, and holds {len(values)} values"
+        )
     return PackedImage(key, len(values[0]), digest_image(values[0]), container, offset, feature)
 
 
@@ -83,5 +94,8 @@ def flags(features: Features, name: str, count: int) -> list[int]:
 def _values(features: Features, name: str, count: int, kinds: tuple[type, ...]) -> list[Any]:
     values = features.get(name, [])
     if len(values) != count or not all(isinstance(value, kinds) for value in values):
-        raise Reject("malformed", f"the feature {name} must hold {count} numbers, and holds {len(values)} values")
+        raise Reject(
+            "malformed",
+            f"the feature {name} must hold {count} numbers, and holds {len(values)} values",
+        )
     return values

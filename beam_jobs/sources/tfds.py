@@ -40,8 +40,7 @@ _OWN_FEATURE = re.compile(r"tensorflow_datasets\.core\.features\.[A-Za-z_.]+")
 
 
 def read_records(source: TfdsSource, listing: Listing) -> Found:
-    """Raises DataError: the data set is not prepared, lacks a split, or is of an unsupported kind.
-    """
+    """Raises DataError: the data set is not prepared, lacks a split, or is of an unsupported kind."""
     check_features(listing, source.builder.partition(".")[0])
     builder = _prepared_builder(source, listing.folder)
     schema = _schema_of(builder)
@@ -68,17 +67,23 @@ def check_features(listing: Listing, own_package: str) -> None:
         if file.key.rpartition("/")[2] == _FEATURES:
             for name in _class_names_in(_read_json(file, listing)):
                 if not _OWN_FEATURE.fullmatch(name) and not name.startswith(f"{own_package}."):
-                    raise DataError(f"{listing.folder / file.key}: the feature {name[:100]!r} is not one of TensorFlow Datasets' own; "
-                                    "prepare the data set again without it")
+                    raise DataError(
+                        f"{listing.folder / file.key}: the feature {name[:100]!r} is not one of TensorFlow Datasets' own; "
+                        "prepare the data set again without it"
+                    )
 
 
 def _read_json(file: RawFile, listing: Listing) -> Any:
     if file.num_bytes > _MAX_FEATURES_BYTES:
-        raise DataError(f"{listing.folder / file.key}: has {file.num_bytes} bytes, allowed are {_MAX_FEATURES_BYTES}")
+        raise DataError(
+            f"{listing.folder / file.key}: has {file.num_bytes} bytes, allowed are {_MAX_FEATURES_BYTES}"
+        )
     try:
         return json.loads(read_raw(file, listing.folder))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{listing.folder / file.key}: not JSON: {error}; prepare the data set again") from None
+        raise DataError(
+            f"{listing.folder / file.key}: not JSON: {error}; prepare the data set again"
+        ) from None
 
 
 def _class_names_in(value: Any) -> Iterator[str]:
@@ -102,14 +107,20 @@ def _prepared_builder(source: TfdsSource, folder: Path) -> Any:
         is_prepared = builder.is_prepared()
     except Exception as error:  # a builder is foreign code
         first_line = next(iter(str(error).splitlines()), "")
-        raise DataError(f"TensorFlow Datasets has no {source.builder} in {folder.parent}: {type(error).__name__}: {first_line}; prepare it, "
-                        "or correct preprocess.source.builder") from error
+        raise DataError(
+            f"TensorFlow Datasets has no {source.builder} in {folder.parent}: {type(error).__name__}: {first_line}; prepare it, "
+            "or correct preprocess.source.builder"
+        ) from error
     if not is_prepared:
-        raise DataError(f"{source.builder} is not prepared in {folder.parent}: call download_and_prepare of the builder once; "
-                        "this job downloads nothing")
+        raise DataError(
+            f"{source.builder} is not prepared in {folder.parent}: call download_and_prepare of the builder once; "
+            "this job downloads nothing"
+        )
     if builder.info.file_format.value != "tfrecord":
-        raise DataError(f"{builder.data_dir}: prepared as {builder.info.file_format.value}, and only tfrecord is read; prepare it with "
-                        "file_format='tfrecord'")
+        raise DataError(
+            f"{builder.data_dir}: prepared as {builder.info.file_format.value}, and only tfrecord is read; prepare it with "
+            "file_format='tfrecord'"
+        )
     return builder
 
 
@@ -118,7 +129,9 @@ def _builder_of(name: str, version: str | None, data_dir: str) -> Any:
 
     plain, _, config = name.partition("/")
     if "." not in plain:
-        return tensorflow_datasets.builder(f"{name}:{version}" if version else name, data_dir=data_dir, try_gcs=False)
+        return tensorflow_datasets.builder(
+            f"{name}:{version}" if version else name, data_dir=data_dir, try_gcs=False
+        )
     module, _, class_name = plain.rpartition(".")
     builder_class = getattr(importlib.import_module(module), class_name)
     return builder_class(data_dir=data_dir, config=config or None, version=version)
@@ -127,12 +140,16 @@ def _builder_of(name: str, version: str | None, data_dir: str) -> Any:
 def _containers(builder: Any, part: TfdsPart, files: Files, listing: Listing) -> Iterator[RawFile]:
     """The files of one of the builder's splits."""
     if part.name not in builder.info.splits:
-        raise DataError(f"{builder.info.full_name} has no split {part.name}; {nearest(part.name, builder.info.splits)}")
+        raise DataError(
+            f"{builder.info.full_name} has no split {part.name}; {nearest(part.name, builder.info.splits)}"
+        )
     for path in builder.info.splits[part.name].filepaths:
         key = files.key(".", str(Path(path).absolute().relative_to(listing.folder)))
         container = files.get(key)
         if container is None:
-            raise DataError(f"{path}: missing, though {builder.info.full_name} says that it has it; prepare the data set again")
+            raise DataError(
+                f"{path}: missing, though {builder.info.full_name} says that it has it; prepare the data set again"
+            )
         yield container
 
 
@@ -158,10 +175,14 @@ def _schema_of(builder: Any) -> _Schema:
     has_objects = isinstance(objects.get("bbox"), kinds.BBoxFeature)
     label = objects.get(_LABEL) if has_objects else features.get(_LABEL)
     if not isinstance(features.get(_IMAGE), kinds.Image) or not isinstance(label, kinds.ClassLabel):
-        raise DataError(f"{builder.info.full_name}: needs the features image (Image), and label (ClassLabel) or objects with bbox and label; "
-                        f"it has {', '.join(features)}")
+        raise DataError(
+            f"{builder.info.full_name}: needs the features image (Image), and label (ClassLabel) or objects with bbox and label; "
+            f"it has {', '.join(features)}"
+        )
     if has_objects and getattr(objects["bbox"].bbox_format, "value", "REL_YXYX") != "REL_YXYX":
-        raise DataError(f"{builder.info.full_name}: its boxes are {objects['bbox'].bbox_format.value}; only REL_YXYX, the default, is read")
+        raise DataError(
+            f"{builder.info.full_name}: its boxes are {objects['bbox'].bbox_format.value}; only REL_YXYX, the default, is read"
+        )
     return _Schema(label.names, has_objects)
 
 
@@ -170,7 +191,14 @@ def _by_name(features: Any) -> dict[str, Any]:
     return dict(features.items()) if hasattr(features, "items") else {}
 
 
-def _make_record(container: RawFile, offset: int, key: str, features: Features, split: str | None, schema: _Schema) -> Record:
+def _make_record(
+    container: RawFile,
+    offset: int,
+    key: str,
+    features: Features,
+    split: str | None,
+    schema: _Schema,
+) -> Record:
     image = packed_image(container, offset, key, _IMAGE, features)
     if not schema.has_objects:
         return Record(image, _name_of(integers(features, _LABEL, 1)[0], schema), split=split)
@@ -178,8 +206,13 @@ def _make_record(container: RawFile, offset: int, key: str, features: Features, 
     count = len(labels)
     names = [_name_of(label, schema) for label in integers(features, f"{_OBJECTS}/{_LABEL}", count)]
     edges = floats(features, f"{_OBJECTS}/bbox", 4 * count)
-    difficult, crowd = (flags(features, f"{_OBJECTS}/{name}", count) for name in ("is_difficult", "is_crowd"))
-    boxes = tuple(make_box(edges[4 * index : 4 * index + 4], names[index], difficult[index], crowd[index]) for index in range(count))
+    difficult, crowd = (
+        flags(features, f"{_OBJECTS}/{name}", count) for name in ("is_difficult", "is_crowd")
+    )
+    boxes = tuple(
+        make_box(edges[4 * index : 4 * index + 4], names[index], difficult[index], crowd[index])
+        for index in range(count)
+    )
     return Record(image, boxes=boxes, split=split, frame=FRACTIONS)
 
 

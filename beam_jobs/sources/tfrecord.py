@@ -51,9 +51,13 @@ def _containers(source: TfrecordSource, listing: Listing) -> list[tuple[RawFile,
     for index, part in enumerate(source.parts):
         files = [file for file in listing.files if fnmatchcase(file.key, part.files)]
         if not files:
-            raise DataError(f"{listing.folder}: no file matches {part.files}; it is named by preprocess.source.parts.{index}.files")
+            raise DataError(
+                f"{listing.folder}: no file matches {part.files}; it is named by preprocess.source.parts.{index}.files"
+            )
         if twice := [file.key for file in files if file.key in found]:
-            raise DataError(f"{listing.folder}: {twice[0]} belongs to two parts; correct preprocess.source.parts.{index}.files, now {part.files}")
+            raise DataError(
+                f"{listing.folder}: {twice[0]} belongs to two parts; correct preprocess.source.parts.{index}.files, now {part.files}"
+            )
         found |= {file.key: (file, part.split) for file in files}
     return [found[key] for key in sorted(found)]
 
@@ -65,13 +69,23 @@ def _class_names(source: TfrecordSource, listing: Listing) -> Names:
     if (file := files.get(manifest.NAME)) is None:
         return {}
     try:
-        figures = shards.DatasetFigures.model_validate(json.loads(read_raw(file, listing.folder))["figures"])
+        figures = shards.DatasetFigures.model_validate(
+            json.loads(read_raw(file, listing.folder))["figures"]
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}  # some other tool's manifest: only ours says what the numbers mean
     return dict(enumerate(figures.class_names))
 
 
-def _make_record(container: RawFile, offset: int, place: str, features: Features, task: str, split: str | None, names: Names) -> Record:
+def _make_record(
+    container: RawFile,
+    offset: int,
+    place: str,
+    features: Features,
+    task: str,
+    split: str | None,
+    names: Names,
+) -> Record:
     image = packed_image(container, offset, _key_of(features) or place, shards.ENCODED, features)
     if task == "classification":
         return Record(image, _labels(features, _TEXT, shards.LABEL, 1, names)[0], split=split)
@@ -94,10 +108,15 @@ def _boxes_of(features: Features, names: Names) -> tuple[tuple[Box, ...], Size]:
     count = len(features.get(shards.BOX_YMIN, []))
     edges = zip(*(floats(features, edge, count) for edge in _EDGES), strict=True)
     labels = _labels(features, _BOX_TEXT, shards.BOX_LABEL, count, names)
-    difficult, crowd = flags(features, shards.BOX_IS_DIFFICULT, count), flags(features, shards.BOX_IS_CROWD, count)
+    difficult, crowd = (
+        flags(features, shards.BOX_IS_DIFFICULT, count),
+        flags(features, shards.BOX_IS_CROWD, count),
+    )
     height, width = frame = _frame_of(features)
-    return tuple(make_box((ymin * height, xmin * width, ymax * height, xmax * width), *rest)
-                 for (ymin, xmin, ymax, xmax), *rest in zip(edges, labels, difficult, crowd, strict=True)), frame
+    return tuple(
+        make_box((ymin * height, xmin * width, ymax * height, xmax * width), *rest)
+        for (ymin, xmin, ymax, xmax), *rest in zip(edges, labels, difficult, crowd, strict=True)
+    ), frame
 
 
 def _frame_of(features: Features) -> Size:
@@ -111,11 +130,17 @@ def _labels(features: Features, text: str, number: str, count: int, names: Names
     """Raises Reject: malformed, unknown_class."""
     if texts := features.get(text):
         if len(texts) != count or not all(isinstance(value, bytes) for value in texts):
-            raise Reject("malformed", f"the feature {text} must hold {count} texts, and holds {len(texts)} values")
+            raise Reject(
+                "malformed",
+                f"the feature {text} must hold {count} texts, and holds {len(texts)} values",
+            )
         return [_decoded(value, text) for value in texts]
     numbers = integers(features, number, count)
     if unknown := [value for value in numbers if value not in names]:
-        raise Reject("unknown_class", f"the class {unknown[0]} has no name: not in {text}, and not in preprocess.source.label_map")
+        raise Reject(
+            "unknown_class",
+            f"the class {unknown[0]} has no name: not in {text}, and not in preprocess.source.label_map",
+        )
     return [names[value] for value in numbers]
 
 

@@ -35,19 +35,40 @@ def read_records(source: VocSource, listing: Listing) -> Found:
     """Raises DataError: there is neither an image nor an annotation where they have to be."""
     images, annotations = _by_name(listing, _IMAGES), _by_name(listing, _ANNOTATIONS, ".xml")
     if not images or not annotations:
-        raise DataError(f"{listing.folder}: a VOC source has the folders JPEGImages and Annotations with files in them; "
-                        "correct preprocess.source.path")
+        raise DataError(
+            f"{listing.folder}: a VOC source has the folders JPEGImages and Annotations with files in them; "
+            "correct preprocess.source.path"
+        )
     lists = _read_lists(source.image_sets, listing)
-    collector, names = Collector(source.class_names), sorted({*images, *annotations, *(lists or ())})
-    reader = RawReader((annotations[name][0] for name in names if name in annotations and (lists is None or name in lists)), listing.folder)
+    collector, names = (
+        Collector(source.class_names),
+        sorted({*images, *annotations, *(lists or ())}),
+    )
+    reader = RawReader(
+        (
+            annotations[name][0]
+            for name in names
+            if name in annotations and (lists is None or name in lists)
+        ),
+        listing.folder,
+    )
     for name in names:
         candidates, [annotation] = images.get(name, []), annotations.get(name, [None])
         is_listed = lists is None or name in lists
         if not is_listed and source.unlisted == "ignore":
             continue
-        with collector.rejects(candidates[0].key if candidates else annotation.key if annotation else f"{_IMAGES}{name}"):
+        with collector.rejects(
+            candidates[0].key
+            if candidates
+            else annotation.key
+            if annotation
+            else f"{_IMAGES}{name}"
+        ):
             if not is_listed:
-                raise Reject("unlisted", f"{name} is in none of the lists in {_LISTS}; add it to one, or see preprocess.source.unlisted")
+                raise Reject(
+                    "unlisted",
+                    f"{name} is in none of the lists in {_LISTS}; add it to one, or see preprocess.source.unlisted",
+                )
             split = _only(lists[name]) if lists is not None else None
             collector.add(_make_record(reader, candidates, annotation, split), name)
     return collector.found()
@@ -67,7 +88,9 @@ def _read_lists(names: ImageSets | None, listing: Listing) -> dict[str, list[str
     if names is None:
         return None
     files, found, splits = Files(listing), defaultdict(list), dict(names)
-    present = {split: file for split, name in splits.items() if (file := files.get(f"{_LISTS}{name}.txt"))}
+    present = {
+        split: file for split, name in splits.items() if (file := files.get(f"{_LISTS}{name}.txt"))
+    }
     for split, file in present.items():
         for line in read_raw(file, listing.folder).splitlines():
             if line.strip():
@@ -81,13 +104,18 @@ def _only(splits: list[str]) -> str:
     return splits[0]
 
 
-def _make_record(reader: RawReader, images: list[RawFile], annotation: RawFile | None, split: str | None) -> Record:
+def _make_record(
+    reader: RawReader, images: list[RawFile], annotation: RawFile | None, split: str | None
+) -> Record:
     if not images:
         raise Reject("missing_image", "there is no image of this name in JPEGImages")
     if annotation is None:
         raise Reject("no_annotation", "there is no XML file of this name in Annotations")
     if len(images) > 1:
-        raise Reject("ambiguous_image", f"the annotation may be for each of {', '.join(image.key for image in images)}")
+        raise Reject(
+            "ambiguous_image",
+            f"the annotation may be for each of {', '.join(image.key for image in images)}",
+        )
     boxes, frame = parse_annotation(reader.read(annotation))
     return Record(images[0], boxes=boxes, split=split, frame=frame)
 
@@ -99,15 +127,23 @@ def parse_annotation(content: bytes) -> tuple[tuple[Box, ...], Size | None]:
       Reject: malformed.
     """
     if len(content) > _MAX_XML_BYTES:
-        raise Reject("too_large", f"an annotation of {len(content)} bytes; allowed are {_MAX_XML_BYTES}")
+        raise Reject(
+            "too_large", f"an annotation of {len(content)} bytes; allowed are {_MAX_XML_BYTES}"
+        )
     try:
         parser = ElementTree.XMLParser(target=_WithoutDoctype())  # noqa: S314 (entities need a document type)
         root = ElementTree.fromstring(content, parser)  # noqa: S314
-    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the latter two: an encoding that does not exist
+    except (
+        ElementTree.ParseError,
+        ValueError,
+        LookupError,
+    ) as error:  # the latter two: an encoding that does not exist
         raise Reject("malformed", f"no well-formed XML: {error}") from None
     if root.tag != "annotation":
         raise Reject("malformed", f"the XML is a <{root.tag}> and not an <annotation>")
-    return tuple(map(_box_of, root.findall("object"))), size_of(root.findtext("size/height"), root.findtext("size/width"))
+    return tuple(map(_box_of, root.findall("object"))), size_of(
+        root.findtext("size/height"), root.findtext("size/width")
+    )
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
@@ -122,7 +158,15 @@ def _box_of(element: ElementTree.Element) -> Box:
 
     The parts of a person, which have boxes of their own inside the object, are ignored.
     """
-    label, corners = element.findtext("name"), [element.findtext(f"bndbox/{corner}") for corner in _CORNERS]
+    label, corners = (
+        element.findtext("name"),
+        [element.findtext(f"bndbox/{corner}") for corner in _CORNERS],
+    )
     if label is None or None in corners:
-        raise Reject("malformed", "an <object> without <name>, or without a <bndbox> of xmin, ymin, xmax and ymax")
-    return make_box(corners, label, is_difficult=flag((element.findtext("difficult") or "0").strip()))
+        raise Reject(
+            "malformed",
+            "an <object> without <name>, or without a <bndbox> of xmin, ymin, xmax and ymax",
+        )
+    return make_box(
+        corners, label, is_difficult=flag((element.findtext("difficult") or "0").strip())
+    )

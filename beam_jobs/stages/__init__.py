@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from beam_jobs.stages import augment, checks, clip_boxes, decode, encode, equalize, filter, map_classes, resize, tile
+from beam_jobs.stages import (
+    augment,
+    checks,
+    clip_boxes,
+    decode,
+    encode,
+    equalize,
+    filter,
+    map_classes,
+    resize,
+    tile,
+)
 from beam_jobs.stages.foreign import load_stage
 from beam_jobs.stages.stage import BoundStage, Stage, class_names_after
 from pipeline_ops.config.preprocess import Preprocess
@@ -21,8 +32,15 @@ from pipeline_ops.user_code.stages import published_names
 CATALOGUE: dict[str, Stage] = {
     # The key is the name in the YAML and of the file. The value holds parameters and function.
     "decode": Stage(decode.Decode, decode.decode),
-    "filter": Stage(filter.Filter, filter.filter, class_after=filter.class_after, check=filter.check),
-    "map_classes": Stage(map_classes.MapClasses, map_classes.map_classes, class_after=map_classes.class_after, check=map_classes.check),
+    "filter": Stage(
+        filter.Filter, filter.filter, class_after=filter.class_after, check=filter.check
+    ),
+    "map_classes": Stage(
+        map_classes.MapClasses,
+        map_classes.map_classes,
+        class_after=map_classes.class_after,
+        check=map_classes.check,
+    ),
     "clip_boxes": Stage(clip_boxes.ClipBoxes, clip_boxes.clip_boxes, check=clip_boxes.check),
     "tile": Stage(tile.Tile, tile.tile),
     "resize": Stage(resize.Resize, resize.resize),
@@ -53,7 +71,9 @@ def check_stages(config: Preprocess, config_file: Path) -> None:
     checks.check_stages(find_stage, config.stages, config_file)
 
 
-def check_data(config: Preprocess, task: str, class_names: Sequence[str], config_file: Path) -> None:
+def check_data(
+    config: Preprocess, task: str, class_names: Sequence[str], config_file: Path
+) -> None:
     """Checks that the stages can work on the data of the source.
 
     Args:
@@ -67,7 +87,11 @@ def check_data(config: Preprocess, task: str, class_names: Sequence[str], config
     """
     stages, problems = bind_stages(config.stages), []
     for index, stage in enumerate(stages):
-        if stage.check and (problem := stage.check(stage.parameters, task, class_names_after(stages[:index], class_names))):
+        if stage.check and (
+            problem := stage.check(
+                stage.parameters, task, class_names_after(stages[:index], class_names)
+            )
+        ):
             problems.append((("preprocess", "stages", index, stage.name), problem))
     checks.raise_problems(problems, config_file)
 
@@ -78,4 +102,10 @@ def bind_stages(stages: Iterable[StageConfig]) -> list[BoundStage]:
 
 
 def _bind(config: StageConfig, stage: Stage) -> BoundStage:
-    return BoundStage(config.name, stage.function, stage.parameters(**config.parameters), stage.class_after, stage.check)
+    return BoundStage(
+        config.name,
+        stage.function,
+        stage.parameters(**config.parameters),
+        stage.class_after,
+        stage.check,
+    )

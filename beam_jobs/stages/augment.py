@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 import pydantic
 from pydantic import Field
 
-from beam_jobs.stages.boxes import cut_out, flipped_horizontally, flipped_vertically, scaled, transposed
+from beam_jobs.stages.boxes import (
+    cut_out,
+    flipped_horizontally,
+    flipped_vertically,
+    scaled,
+    transposed,
+)
 from beam_jobs.stages.stage import Example, parameters
 
 if TYPE_CHECKING:
@@ -47,16 +53,28 @@ class Augment:
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Augment:
-        if not (self.flip_horizontal or self.flip_vertical or self.rotate90 or self.brightness or self.contrast or self.crop):
-            raise ValueError("needs at least one of flip_horizontal, flip_vertical, rotate90, brightness, contrast, crop: "
-                             "copies that are all the same teach nothing")
+        if not (
+            self.flip_horizontal
+            or self.flip_vertical
+            or self.rotate90
+            or self.brightness
+            or self.contrast
+            or self.crop
+        ):
+            raise ValueError(
+                "needs at least one of flip_horizontal, flip_vertical, rotate90, brightness, contrast, crop: "
+                "copies that are all the same teach nothing"
+            )
         return self
 
 
 def augment(example: Example, parameters: Augment) -> Example | list[Example]:
     if example.split != "train":
         return example
-    return [example, *(_copy(example, number, parameters) for number in range(1, parameters.copies + 1))]
+    return [
+        example,
+        *(_copy(example, number, parameters) for number in range(1, parameters.copies + 1)),
+    ]
 
 
 def _copy(example: Example, number: int, parameters: Augment) -> Example:
@@ -64,11 +82,17 @@ def _copy(example: Example, number: int, parameters: Augment) -> Example:
     import numpy as np
 
     key = f"{example.key}#copy{number}"
-    seed = hashlib.blake2b(f"{parameters.seed}:{key}".encode(), digest_size=8, person=b"augment").digest()
-    crop_share, crop_top, crop_left, horizontal, vertical, turns, brightness, contrast = np.random.default_rng(int.from_bytes(seed, "big")).random(8)
+    seed = hashlib.blake2b(
+        f"{parameters.seed}:{key}".encode(), digest_size=8, person=b"augment"
+    ).digest()
+    crop_share, crop_top, crop_left, horizontal, vertical, turns, brightness, contrast = (
+        np.random.default_rng(int.from_bytes(seed, "big")).random(8)
+    )
     copy = dataclasses.replace(example, key=key)
     if parameters.crop:
-        copy = _cropped(copy, 1 - parameters.crop * crop_share, crop_top, crop_left, parameters.min_visible)
+        copy = _cropped(
+            copy, 1 - parameters.crop * crop_share, crop_top, crop_left, parameters.min_visible
+        )
     if parameters.flip_horizontal and horizontal < 0.5:
         copy = _moved(copy, copy.image[:, ::-1], flipped_horizontally(copy.boxes, copy.shape[1]))
     if parameters.flip_vertical and vertical < 0.5:
@@ -77,7 +101,11 @@ def _copy(example: Example, number: int, parameters: Augment) -> Example:
         for _ in range(int(turns * 4)):
             copy = _turned(copy)
     if parameters.brightness or parameters.contrast:
-        image = _relit(copy.image, parameters.brightness * (2 * brightness - 1), 1 + parameters.contrast * (2 * contrast - 1))
+        image = _relit(
+            copy.image,
+            parameters.brightness * (2 * brightness - 1),
+            1 + parameters.contrast * (2 * contrast - 1),
+        )
         copy = copy.with_image(image)
     return copy
 
@@ -91,10 +119,16 @@ def _moved(example: Example, image: np.ndarray, boxes: tuple | None) -> Example:
 def _turned(example: Example) -> Example:
     """Turns by 90 degrees, clockwise: rows become columns, then left and right change places."""
     width = example.shape[0]
-    return _moved(example, example.image.swapaxes(0, 1)[:, ::-1], flipped_horizontally(transposed(example.boxes), width))
+    return _moved(
+        example,
+        example.image.swapaxes(0, 1)[:, ::-1],
+        flipped_horizontally(transposed(example.boxes), width),
+    )
 
 
-def _cropped(example: Example, share: float, top: float, left: float, min_visible: float) -> Example:
+def _cropped(
+    example: Example, share: float, top: float, left: float, min_visible: float
+) -> Example:
     """Cuts out a part of `share` of both sides and enlarges it to the size of the whole.
 
     `top` and `left` are shares of the free room.
@@ -103,8 +137,17 @@ def _cropped(example: Example, share: float, top: float, left: float, min_visibl
 
     height, width, channels = example.shape
     part_height, part_width = max(1, round(height * share)), max(1, round(width * share))
-    part = cut_out(example, int(top * (height - part_height + 1)), int(left * (width - part_width + 1)), part_height, part_width, min_visible)
-    image = cv2.resize(part.image, (width, height), interpolation=cv2.INTER_LINEAR).reshape(height, width, channels)
+    part = cut_out(
+        example,
+        int(top * (height - part_height + 1)),
+        int(left * (width - part_width + 1)),
+        part_height,
+        part_width,
+        min_visible,
+    )
+    image = cv2.resize(part.image, (width, height), interpolation=cv2.INTER_LINEAR).reshape(
+        height, width, channels
+    )
     return _moved(part, image, scaled(part.boxes, height / part_height, width / part_width))
 
 
@@ -114,5 +157,7 @@ def _relit(image: np.ndarray, brightness: float, contrast: float) -> np.ndarray:
     import numpy as np
 
     mean = float(image.mean())
-    table = np.clip(np.rint((np.arange(256) - mean) * contrast + mean + 255 * brightness), 0, 255).astype(np.uint8)
+    table = np.clip(
+        np.rint((np.arange(256) - mean) * contrast + mean + 255 * brightness), 0, 255
+    ).astype(np.uint8)
     return cv2.LUT(image, table).reshape(image.shape)

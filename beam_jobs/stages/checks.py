@@ -19,7 +19,9 @@ _FIRST, _LAST = "decode", "encode"
 _Problem = tuple[tuple[str | int, ...], str]
 
 
-def check_stages(find: Callable[[str], Stage], stages: Sequence[StageConfig], config_file: Path) -> None:
+def check_stages(
+    find: Callable[[str], Stage], stages: Sequence[StageConfig], config_file: Path
+) -> None:
     """Raises ConfigError with a line for each problem.
 
     `find` returns a stage by its name, or raises ConfigError.
@@ -33,7 +35,12 @@ def check_stages(find: Callable[[str], Stage], stages: Sequence[StageConfig], co
 def raise_problems(problems: Sequence[_Problem], config_file: Path) -> None:
     """Raises ConfigError with a line for each problem, if there is one."""
     if problems:
-        raise ConfigError("\n".join(f"{place_in(config_file, location)}: {'.'.join(map(str, location))}: {rule}" for location, rule in problems))
+        raise ConfigError(
+            "\n".join(
+                f"{place_in(config_file, location)}: {'.'.join(map(str, location))}: {rule}"
+                for location, rule in problems
+            )
+        )
 
 
 def _problems_of_order(stages: Sequence[StageConfig]) -> Iterator[_Problem]:
@@ -41,12 +48,20 @@ def _problems_of_order(stages: Sequence[StageConfig]) -> Iterator[_Problem]:
     if names[0] != _FIRST and _FIRST in names:
         yield ("preprocess", "stages", 0), f"the first stage must be {_FIRST}, got {names[0]}"
     elif names.count(_FIRST) != 1:
-        yield ("preprocess", "stages"), f"must have the stage {_FIRST} exactly once, as the first, got {', '.join(names)}"
+        yield (
+            ("preprocess", "stages"),
+            f"must have the stage {_FIRST} exactly once, as the first, got {', '.join(names)}",
+        )
     if _LAST in names[:-1]:
-        yield ("preprocess", "stages", names.index(_LAST)), f"{_LAST} must be the last stage: what comes after it would change the pixels again"
+        yield (
+            ("preprocess", "stages", names.index(_LAST)),
+            f"{_LAST} must be the last stage: what comes after it would change the pixels again",
+        )
 
 
-def _problems_of(find: Callable[[str], Stage], index: int, stage: StageConfig) -> Iterator[_Problem]:
+def _problems_of(
+    find: Callable[[str], Stage], index: int, stage: StageConfig
+) -> Iterator[_Problem]:
     at = ("preprocess", "stages", index, stage.name)
     try:
         parameters = find(stage.name).parameters
@@ -64,7 +79,11 @@ def _rule(problem: Mapping[str, Any], parameters: Any) -> str:
     match problem["type"]:
         case "unexpected_keyword_argument":
             known = [field.name for field in dataclasses.fields(parameters)]
-            return f"unknown parameter; {nearest(str(problem['loc'][-1]), known)}" if known else "unknown parameter; this stage has none"
+            return (
+                f"unknown parameter; {nearest(str(problem['loc'][-1]), known)}"
+                if known
+                else "unknown parameter; this stage has none"
+            )
         case "value_error":
             return str(problem["ctx"]["error"])
         case _:

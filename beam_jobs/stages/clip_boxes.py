@@ -30,9 +30,19 @@ def clip_boxes(example: Example, parameters: ClipBoxes) -> Example:
     """
     height, width, _ = example.shape
     boxes = clipped(example.boxes, height, width, parameters.min_visible)
-    return example.with_boxes([box for box in boxes if box.area >= parameters.min_area
-                               and min(box.ymax - box.ymin, box.xmax - box.xmin) >= parameters.min_side])
+    return example.with_boxes(
+        [
+            box
+            for box in boxes
+            if box.area >= parameters.min_area
+            and min(box.ymax - box.ymin, box.xmax - box.xmin) >= parameters.min_side
+        ]
+    )
 
 
 def check(parameters: ClipBoxes, task: str, class_names: Sequence[str]) -> str | None:
-    return None if task == "detection" else "is for detection, and the source gives labels without boxes; remove the stage"
+    return (
+        None
+        if task == "detection"
+        else "is for detection, and the source gives labels without boxes; remove the stage"
+    )

@@ -61,11 +61,20 @@ def decode(example: Example, parameters: Decode) -> Example:
         raise Reject("truncated", f"a part of the file is missing; it has {len(data)} bytes")
     if parameters.check == "header" and header.keeps_bytes:
         _check_end(data, header)
-        pixels = Undecoded((header.height, header.width, parameters.channels), lambda: _decode(data, header, parameters)[0])
+        pixels = Undecoded(
+            (header.height, header.width, parameters.channels),
+            lambda: _decode(data, header, parameters)[0],
+        )
         boxes = None if example.boxes is None else _settled_boxes(example, header)
         return Example(example.key, example.label, data, pixels, True, boxes, None, example.split)
     image, is_kept = _decode(data, header, parameters)
-    return dataclasses.replace(example, pixels=image, is_original=is_kept, boxes=_settled_boxes(example, header), frame=None)
+    return dataclasses.replace(
+        example,
+        pixels=image,
+        is_original=is_kept,
+        boxes=_settled_boxes(example, header),
+        frame=None,
+    )
 
 
 class _Header(NamedTuple):
@@ -87,7 +96,9 @@ class _Header(NamedTuple):
     @property
     def keeps_bytes(self) -> bool:
         """True if the file is certain to keep its bytes, judged without its pixels."""
-        return self.is_kept and not self.has_alpha and (self.pixels_at > 0 or not self.is_plain_jpeg)
+        return (
+            self.is_kept and not self.has_alpha and (self.pixels_at > 0 or not self.is_plain_jpeg)
+        )
 
 
 def _decode(data: bytes, header: _Header, parameters: Decode) -> tuple[np.ndarray, bool]:
@@ -103,7 +114,10 @@ def _decode(data: bytes, header: _Header, parameters: Decode) -> tuple[np.ndarra
     else:
         image, is_kept = _decode_other(data, parameters.channels), header.is_kept
     if image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
-        raise Reject("corrupt", f"the header says {header.width}x{header.height} pixels, the data {image.shape[1]}x{image.shape[0]}")
+        raise Reject(
+            "corrupt",
+            f"the header says {header.width}x{header.height} pixels, the data {image.shape[1]}x{image.shape[0]}",
+        )
     return image, is_kept
 
 
@@ -112,8 +126,18 @@ def _check_end(data: bytes, header: _Header) -> None:
     if header.is_plain_jpeg:
         if data.rfind(b"\xff\xd9", header.pixels_at) < 0:
             raise Reject("truncated", f"a JPEG without its end; it has {len(data)} bytes")
-    elif damaged := next((name for name, start, end in _png_chunks(data) if zlib.crc32(data[start - 4 : end]) != _big_endian(data, end)), None):
-        raise Reject("corrupt", f"the chunk {damaged.decode('latin-1')} of the PNG has another checksum than its data")
+    elif damaged := next(
+        (
+            name
+            for name, start, end in _png_chunks(data)
+            if zlib.crc32(data[start - 4 : end]) != _big_endian(data, end)
+        ),
+        None,
+    ):
+        raise Reject(
+            "corrupt",
+            f"the chunk {damaged.decode('latin-1')} of the PNG has another checksum than its data",
+        )
 
 
 def _read_header(data: bytes) -> _Header:
@@ -121,10 +145,16 @@ def _read_header(data: bytes) -> _Header:
         return _read_jpeg_header(data)
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return _read_png_header(data)
-    if data.startswith((b"GIF8", b"BM", b"II*\0", b"MM\0*")) or (data.startswith(b"RIFF") and data[8:12] == b"WEBP"):
+    if data.startswith((b"GIF8", b"BM", b"II*\0", b"MM\0*")) or (
+        data.startswith(b"RIFF") and data[8:12] == b"WEBP"
+    ):
         with _open_with_pillow(data) as image:
-            return _Header(image.height, image.width, is_kept=False, has_alpha=image.has_transparency_data)
-    raise Reject("not_image", f"begins with {data[:8]!r}, which is no JPEG, PNG, WebP, GIF, BMP or TIFF")
+            return _Header(
+                image.height, image.width, is_kept=False, has_alpha=image.has_transparency_data
+            )
+    raise Reject(
+        "not_image", f"begins with {data[:8]!r}, which is no JPEG, PNG, WebP, GIF, BMP or TIFF"
+    )
 
 
 def _read_jpeg_header(data: bytes) -> _Header:
@@ -135,10 +165,19 @@ def _read_jpeg_header(data: bytes) -> _Header:
     except ValueError as error:
         raise _broken_jpeg(data, error) from None
     if (num_scans := data.count(b"\xff\xda")) > _MAX_SCANS:
-        raise Reject("too_costly", f"a JPEG of {num_scans} scans, each of which is a pass over all pixels; allowed are {_MAX_SCANS}")
+        raise Reject(
+            "too_costly",
+            f"a JPEG of {num_scans} scans, each of which is a pass over all pixels; allowed are {_MAX_SCANS}",
+        )
     pixels_at, has_exif = _jpeg_layout(data)
     is_upright = not has_exif or _orientation(data) == 1
-    return _Header(height, width, is_kept=is_upright and colors in ("YCbCr", "Gray", "RGB"), is_plain_jpeg=is_upright, pixels_at=pixels_at)
+    return _Header(
+        height,
+        width,
+        is_kept=is_upright and colors in ("YCbCr", "Gray", "RGB"),
+        is_plain_jpeg=is_upright,
+        pixels_at=pixels_at,
+    )
 
 
 def _jpeg_layout(data: bytes) -> tuple[int, bool]:
@@ -179,7 +218,12 @@ def _settled_boxes(example: Example, header: _Header) -> tuple[Box, ...] | None:
     if not header.is_kept and not header.is_plain_jpeg:
         with _open_with_pillow(example.encoded) as image:
             orientation = image.getexif().get(0x0112, 1)
-            if image.format == "TIFF" and orientation in (5, 6, 7, 8):  # Pillow gives the upright size for this format alone
+            if image.format == "TIFF" and orientation in (
+                5,
+                6,
+                7,
+                8,
+            ):  # Pillow gives the upright size for this format alone
                 stored = stored[::-1]
     return settle_boxes(example.boxes, example.frame, stored, orientation)
 
@@ -191,8 +235,13 @@ def _read_png_header(data: bytes) -> _Header:
     chunks = {name for name, _, _ in _png_chunks(data)}
     # A turned PNG is rare, so every PNG with EXIF is encoded again. Readers may see different
     # frames of an animation (acTL).
-    return _Header(height, width, is_kept=bits <= 8 and not chunks & {b"eXIf", b"acTL"},
-                   has_alpha=color_type in _PNG_WITH_ALPHA or b"tRNS" in chunks, is_whole=b"IEND" in chunks)
+    return _Header(
+        height,
+        width,
+        is_kept=bits <= 8 and not chunks & {b"eXIf", b"acTL"},
+        has_alpha=color_type in _PNG_WITH_ALPHA or b"tRNS" in chunks,
+        is_whole=b"IEND" in chunks,
+    )
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -224,9 +273,13 @@ def _open_with_pillow(data: bytes) -> Iterator:
     """
     from PIL import Image
 
-    Image.MAX_IMAGE_PIXELS = None  # its limit only warns at first and is too high; ours is `max_megapixels`
+    Image.MAX_IMAGE_PIXELS = (
+        None  # its limit only warns at first and is too high; ours is `max_megapixels`
+    )
     try:
-        with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")) as image:
+        with Image.open(
+            io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+        ) as image:
             yield image
     except (Reject, MemoryError):
         raise
@@ -236,7 +289,10 @@ def _open_with_pillow(data: bytes) -> Iterator:
 
 def _check_size(header: _Header, max_megapixels: float) -> None:
     if header.height * header.width > max_megapixels * 1e6:
-        raise Reject("too_large", f"{header.width}x{header.height} pixels, at most {max_megapixels:g} megapixels")
+        raise Reject(
+            "too_large",
+            f"{header.width}x{header.height} pixels, at most {max_megapixels:g} megapixels",
+        )
     if not header.height * header.width:
         raise Reject("corrupt", f"{header.width}x{header.height} pixels")
 
@@ -251,7 +307,9 @@ def _decode_jpeg(data: bytes, channels: int) -> np.ndarray:
 
 
 def _broken_jpeg(data: bytes, error: ValueError) -> Reject:
-    has_end = b"\xff\xd9" in data and "Premature end" not in str(error)  # a thumbnail inside has an end of its own
+    has_end = b"\xff\xd9" in data and "Premature end" not in str(
+        error
+    )  # a thumbnail inside has an end of its own
     return Reject("corrupt" if has_end else "truncated", str(error))
 
 
@@ -277,9 +335,14 @@ def _decode_other(data: bytes, channels: int) -> np.ndarray:
     import numpy as np
 
     try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB)
+        image = cv2.imdecode(
+            np.frombuffer(data, np.uint8),
+            cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB,
+        )
     except cv2.error as error:
-        if error.code == cv2.Error.StsNoMem:  # the machine's fault: the same file is fine on the next try
+        if (
+            error.code == cv2.Error.StsNoMem
+        ):  # the machine's fault: the same file is fine on the next try
             raise MemoryError(error.err) from None
         raise Reject("corrupt", error.err) from None
     if image is None:

@@ -40,6 +40,10 @@ def encode(example: Example, parameters: Encode) -> Example:
     import simplejpeg
 
     is_grey = example.shape[2] == 1
-    colors, subsampling = ("GRAY", "Gray") if is_grey else ("RGB", "444" if parameters.sharp_colors else "420")
-    data = simplejpeg.encode_jpeg(np.ascontiguousarray(example.image), parameters.quality, colors, subsampling, fastdct=False)
+    colors, subsampling = (
+        ("GRAY", "Gray") if is_grey else ("RGB", "444" if parameters.sharp_colors else "420")
+    )
+    data = simplejpeg.encode_jpeg(
+        np.ascontiguousarray(example.image), parameters.quality, colors, subsampling, fastdct=False
+    )
     return dataclasses.replace(example, encoded=data, is_original=True)

@@ -24,7 +24,9 @@ def equalize(example: Example, parameters: Equalize) -> Example:
     """Equalises the grey of a grey image, and the lightness L of CIELAB of an RGB image."""
     import cv2
 
-    clahe = cv2.createCLAHE(clipLimit=parameters.limit, tileGridSize=(parameters.parts, parameters.parts))
+    clahe = cv2.createCLAHE(
+        clipLimit=parameters.limit, tileGridSize=(parameters.parts, parameters.parts)
+    )
     if example.shape[2] == 1:
         return example.with_image(clahe.apply(example.image).reshape(example.shape))
     lab = cv2.cvtColor(example.image, cv2.COLOR_RGB2LAB)

@@ -38,7 +38,9 @@ class Filter:
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Filter:
         if all(getattr(self, field.name) is None for field in dataclasses.fields(self)):
-            raise ValueError(f"needs at least one of {', '.join(field.name for field in dataclasses.fields(self))}")
+            raise ValueError(
+                f"needs at least one of {', '.join(field.name for field in dataclasses.fields(self))}"
+            )
         for name in ("side", "area", "aspect"):
             low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if low is not None and high is not None and low > high:
@@ -51,11 +53,17 @@ def filter(example: Example, parameters: Filter) -> Example:
     if parameters.classes is not None:
         example = _of_classes(example, parameters.classes)
     height, width, _ = example.shape
-    if _is_below(min(height, width), parameters.min_side) or _is_below(height * width, parameters.min_area):
+    if _is_below(min(height, width), parameters.min_side) or _is_below(
+        height * width, parameters.min_area
+    ):
         raise Skip("too_small")
-    if _is_above(max(height, width), parameters.max_side) or _is_above(height * width, parameters.max_area):
+    if _is_above(max(height, width), parameters.max_side) or _is_above(
+        height * width, parameters.max_area
+    ):
         raise Skip("too_large")
-    if _is_below(width / height, parameters.min_aspect) or _is_above(width / height, parameters.max_aspect):
+    if _is_below(width / height, parameters.min_aspect) or _is_above(
+        width / height, parameters.max_aspect
+    ):
         raise Skip("aspect")
     if example.boxes is not None and _is_below(len(example.boxes), parameters.min_boxes):
         raise Skip("too_few_boxes")

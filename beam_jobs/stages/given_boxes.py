@@ -39,7 +39,9 @@ def check_given(box: Box, frame: Size | None) -> None:
         _check_inside(box, frame)
 
 
-def settle_boxes(boxes: Iterable[Box], frame: Size | None, stored: tuple[int, int], orientation: int) -> tuple[Box, ...]:
+def settle_boxes(
+    boxes: Iterable[Box], frame: Size | None, stored: tuple[int, int], orientation: int
+) -> tuple[Box, ...]:
     """The boxes in pixels of the upright image, clipped to it.
 
     Args:
@@ -56,7 +58,10 @@ def settle_boxes(boxes: Iterable[Box], frame: Size | None, stored: tuple[int, in
     if frame == FRACTIONS:
         boxes = [_scaled(box, stored) for box in boxes]
     elif frame is not None and frame not in (stored, upright):
-        raise Reject("size_mismatch", f"annotated as {frame[1]:g}x{frame[0]:g}, but the image has {stored[1]}x{stored[0]} pixels")
+        raise Reject(
+            "size_mismatch",
+            f"annotated as {frame[1]:g}x{frame[0]:g}, but the image has {stored[1]}x{stored[0]} pixels",
+        )
     if orientation in _TURNS and frame in (None, FRACTIONS, stored):
         boxes = [_turned(box, stored, orientation) for box in boxes]
     return tuple(_clipped(box, upright) for box in boxes)
@@ -74,13 +79,25 @@ _TURNS = {  # from a point (x, y) of a stored image of height h and width w to t
 
 
 def _turned(box: Box, stored: Size, orientation: int) -> Box:
-    xs, ys = zip(*(_TURNS[orientation](x, y, *stored) for x, y in ((box.xmin, box.ymin), (box.xmax, box.ymax))), strict=True)
+    xs, ys = zip(
+        *(
+            _TURNS[orientation](x, y, *stored)
+            for x, y in ((box.xmin, box.ymin), (box.xmax, box.ymax))
+        ),
+        strict=True,
+    )
     return dataclasses.replace(box, ymin=min(ys), xmin=min(xs), ymax=max(ys), xmax=max(xs))
 
 
 def _scaled(box: Box, size: Size) -> Box:
     height, width = size
-    return dataclasses.replace(box, ymin=box.ymin * height, xmin=box.xmin * width, ymax=box.ymax * height, xmax=box.xmax * width)
+    return dataclasses.replace(
+        box,
+        ymin=box.ymin * height,
+        xmin=box.xmin * width,
+        ymax=box.ymax * height,
+        xmax=box.xmax * width,
+    )
 
 
 def _clipped(box: Box, size: Size) -> Box:
@@ -89,15 +106,27 @@ def _clipped(box: Box, size: Size) -> Box:
     if 0 <= box.ymin < box.ymax <= height and 0 <= box.xmin < box.xmax <= width:
         return box
     _check_inside(box, size)
-    clipped = dataclasses.replace(box, ymin=max(box.ymin, 0.0), xmin=max(box.xmin, 0.0), ymax=min(box.ymax, height), xmax=min(box.xmax, width))
+    clipped = dataclasses.replace(
+        box,
+        ymin=max(box.ymin, 0.0),
+        xmin=max(box.xmin, 0.0),
+        ymax=min(box.ymax, height),
+        xmax=min(box.xmax, width),
+    )
     if clipped.ymin >= clipped.ymax or clipped.xmin >= clipped.xmax:
-        raise Reject("box_outside", f"{_text(box)} leaves nothing inside {width:g}x{height:g} pixels")
+        raise Reject(
+            "box_outside", f"{_text(box)} leaves nothing inside {width:g}x{height:g} pixels"
+        )
     return clipped
 
 
 def _check_inside(box: Box, size: Size) -> None:
     height, width = size
-    if min(box.ymin, box.xmin) < -_TOLERANCE_PIXELS or box.ymax > height + _TOLERANCE_PIXELS or box.xmax > width + _TOLERANCE_PIXELS:
+    if (
+        min(box.ymin, box.xmin) < -_TOLERANCE_PIXELS
+        or box.ymax > height + _TOLERANCE_PIXELS
+        or box.xmax > width + _TOLERANCE_PIXELS
+    ):
         raise Reject("box_outside", f"{_text(box)} in an image of {width:g}x{height:g} pixels")
 
 

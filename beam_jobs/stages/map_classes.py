@@ -40,7 +40,9 @@ def map_classes(example: Example, parameters: MapClasses) -> Example:
             raise Skip("class")
         return dataclasses.replace(example, label=label)
     named = [(box, class_after(box.label, parameters)) for box in example.boxes]
-    return example.with_boxes([dataclasses.replace(box, label=label) for box, label in named if label is not None])
+    return example.with_boxes(
+        [dataclasses.replace(box, label=label) for box, label in named if label is not None]
+    )
 
 
 def class_after(name: str, parameters: MapClasses) -> str | None:

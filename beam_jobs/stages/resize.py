@@ -34,8 +34,7 @@ class Resize:
 
 
 def resize(example: Example, parameters: Resize) -> Example:
-    """Averages over areas to shrink, which avoids aliasing, and interpolates linearly to enlarge.
-    """
+    """Averages over areas to shrink, which avoids aliasing, and interpolates linearly to enlarge."""
     height, width, _ = example.shape
     if (height, width) == (parameters.height, parameters.width):
         return example
@@ -49,7 +48,9 @@ def resize(example: Example, parameters: Resize) -> Example:
 def _stretched(example: Example, height: int, width: int) -> Example:
     before_height, before_width, _ = example.shape
     boxes = scaled(example.boxes, height / before_height, width / before_width)
-    return dataclasses.replace(example.with_image(_resized(example.image, height, width)), boxes=boxes)
+    return dataclasses.replace(
+        example.with_image(_resized(example.image, height, width)), boxes=boxes
+    )
 
 
 def _resized(image_HWC: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -58,7 +59,9 @@ def _resized(image_HWC: np.ndarray, height: int, width: int) -> np.ndarray:
     if image_HWC.shape[:2] == (height, width):
         return image_HWC
     shrinks = height * width < image_HWC.shape[0] * image_HWC.shape[1]
-    resized = cv2.resize(image_HWC, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    resized = cv2.resize(
+        image_HWC, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    )
     return resized.reshape(height, width, image_HWC.shape[2])
 
 
@@ -67,7 +70,14 @@ def _cropped(example: Example, parameters: Resize) -> Example:
     height, width, _ = example.shape
     part_height = max(1, min(height, round(width * parameters.height / parameters.width)))
     part_width = max(1, min(width, round(height * parameters.width / parameters.height)))
-    return cut_out(example, (height - part_height) // 2, (width - part_width) // 2, part_height, part_width, parameters.min_visible)
+    return cut_out(
+        example,
+        (height - part_height) // 2,
+        (width - part_width) // 2,
+        part_height,
+        part_width,
+        parameters.min_visible,
+    )
 
 
 def _letterboxed(example: Example, parameters: Resize) -> Example:
@@ -75,8 +85,13 @@ def _letterboxed(example: Example, parameters: Resize) -> Example:
 
     height, width, channels = example.shape
     scale = min(parameters.height / height, parameters.width / width)
-    inner = _stretched(example, *(max(1, min(limit, round(side * scale)))
-                                  for side, limit in ((height, parameters.height), (width, parameters.width))))
+    inner = _stretched(
+        example,
+        *(
+            max(1, min(limit, round(side * scale)))
+            for side, limit in ((height, parameters.height), (width, parameters.width))
+        ),
+    )
     inner_height, inner_width, _ = inner.shape
     top, left = (parameters.height - inner_height) // 2, (parameters.width - inner_width) // 2
     image = np.empty((parameters.height, parameters.width, channels), np.uint8)

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 parameters = pydantic.dataclasses.dataclass(
-    frozen=True, config=pydantic.ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True))
+    frozen=True,
+    config=pydantic.ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True),
+)
 """Makes a class of fields the parameters of a stage: a frozen dataclass that checks its values when
 it is created."""
 
@@ -225,11 +227,15 @@ class BoundStage:
         except (Reject, Rejected, Skip, ConfigError, MemoryError):
             raise
         except Exception as error:
-            raise StageFailed(f"stage {self.name} failed on {example.key}: {type(error).__name__}: {error}") from error
+            raise StageFailed(
+                f"stage {self.name} failed on {example.key}: {type(error).__name__}: {error}"
+            ) from error
         examples = result if isinstance(result, list) else [result]
         if (fault := _fault_of(examples)) is not None:
-            raise StageFailed(f"stage {self.name} returned {fault} for {example.key}; "
-                              "it must return an Example whose image is uint8 [height, width, 1 or 3]")
+            raise StageFailed(
+                f"stage {self.name} returned {fault} for {example.key}; "
+                "it must return an Example whose image is uint8 [height, width, 1 or 3]"
+            )
         return examples
 
 
@@ -242,14 +248,24 @@ def _fault_of(examples: list[Any]) -> str | None:
         if isinstance(example.pixels, Undecoded):
             continue
         image = example.pixels
-        if getattr(image, "ndim", 0) != 3 or image.dtype != "uint8" or image.shape[2] not in (1, 3) or not image.size:
+        if (
+            getattr(image, "ndim", 0) != 3
+            or image.dtype != "uint8"
+            or image.shape[2] not in (1, 3)
+            or not image.size
+        ):
             return f"an image of {getattr(image, 'dtype', type(image).__name__)} {list(getattr(image, 'shape', ()))}"
     if len(examples) > 1 and len({example.key for example in examples}) < len(examples):
         return "two examples with one key"
     return None
 
 
-def run_stages(stages: Sequence[BoundStage], example: Example, nanoseconds: Counter[str], skipped: Counter[str] | None = None) -> list[Example]:
+def run_stages(
+    stages: Sequence[BoundStage],
+    example: Example,
+    nanoseconds: Counter[str],
+    skipped: Counter[str] | None = None,
+) -> list[Example]:
     """Runs one record through all stages.
 
     If a stage makes several examples of one, each passes all later stages before the next one
@@ -283,7 +299,9 @@ def run_stages(stages: Sequence[BoundStage], example: Example, nanoseconds: Coun
         return []
     finally:
         nanoseconds[stage.name] += time.perf_counter_ns() - start
-    return [finished for each in examples for finished in run_stages(rest, each, nanoseconds, skipped)]
+    return [
+        finished for each in examples for finished in run_stages(rest, each, nanoseconds, skipped)
+    ]
 
 
 def class_names_after(stages: Iterable[BoundStage], class_names: Iterable[str]) -> list[str]:

@@ -35,7 +35,9 @@ class Tile:
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Tile:
         if self.overlap >= min(self.height, self.width):
-            raise ValueError(f"overlap must be less than the shorter side of a tile ({min(self.height, self.width)}), got {self.overlap}")
+            raise ValueError(
+                f"overlap must be less than the shorter side of a tile ({min(self.height, self.width)}), got {self.overlap}"
+            )
         return self
 
 
@@ -45,7 +47,11 @@ def tile(example: Example, parameters: Tile) -> Example | list[Example]:
     tops = _starts(height, parameters.height, parameters.overlap)
     lefts = _starts(width, parameters.width, parameters.overlap)
     is_cut = len(tops) * len(lefts) > 1
-    tiles = [_tile(example, top, left, parameters) for top in tops for left in lefts] if is_cut else [example]
+    tiles = (
+        [_tile(example, top, left, parameters) for top in tops for left in lefts]
+        if is_cut
+        else [example]
+    )
     if not parameters.keep_empty:
         tiles = [each for each in tiles if each.boxes is None or each.boxes]
     if not tiles:
@@ -61,5 +67,12 @@ def _starts(length: int, tile_length: int, overlap: int) -> list[int]:
 
 def _tile(example: Example, top: int, left: int, parameters: Tile) -> Example:
     height, width, _ = example.shape
-    part = cut_out(example, top, left, min(parameters.height, height), min(parameters.width, width), parameters.min_visible)
+    part = cut_out(
+        example,
+        top,
+        left,
+        min(parameters.height, height),
+        min(parameters.width, width),
+        parameters.min_visible,
+    )
     return dataclasses.replace(part, key=f"{example.key}#{left},{top}")

@@ -76,22 +76,42 @@ class DatasetStatistics(BaseModel, frozen=True):
     comparison: DatasetComparison | None = None
 
 
-def collect_statistics(summaries: Sequence[ShardSummary], figures: DatasetFigures, duplicates: Duplicates) -> DatasetStatistics:
+def collect_statistics(
+    summaries: Sequence[ShardSummary], figures: DatasetFigures, duplicates: Duplicates
+) -> DatasetStatistics:
     """Adds up the measurements of the shards."""
-    by_split = {split: merge_measured(summary.measured for summary in summaries if summary.split == split) for split in SPLITS}
+    by_split = {
+        split: merge_measured(summary.measured for summary in summaries if summary.split == split)
+        for split in SPLITS
+    }
     return DatasetStatistics(
-        edges={name: feature.edges for name, feature in FEATURES.items()}, duplicates=duplicates,
-        splits={split: SplitStatistics(num_examples=figures.num_examples[split], labels=figures.labels[split], **dict(measured))
-                for split, measured in by_split.items()})
+        edges={name: feature.edges for name, feature in FEATURES.items()},
+        duplicates=duplicates,
+        splits={
+            split: SplitStatistics(
+                num_examples=figures.num_examples[split],
+                labels=figures.labels[split],
+                **dict(measured),
+            )
+            for split, measured in by_split.items()
+        },
+    )
 
 
-def find_duplicates(by_split: Mapping[str, Sequence[Record]], without: Iterable[str] = ()) -> Duplicates:
+def find_duplicates(
+    by_split: Mapping[str, Sequence[Record]], without: Iterable[str] = ()
+) -> Duplicates:
     """Groups records by the digest of their content.
 
     `without` are keys that do not count.
     """
     kept_out = set(without)
-    repeated = _repeated(record.file.digest for records in by_split.values() for record in records if record.key not in kept_out)
+    repeated = _repeated(
+        record.file.digest
+        for records in by_split.values()
+        for record in records
+        if record.key not in kept_out
+    )
     found = defaultdict(list)
     for split, records in by_split.items() if repeated else ():
         for record in records:
@@ -99,8 +119,12 @@ def find_duplicates(by_split: Mapping[str, Sequence[Record]], without: Iterable[
                 found[record.file.digest].append((record.key, split))
     groups = [_group(members) for members in found.values()]
     groups.sort(key=lambda group: (len(set(group.splits)) == 1, group.keys))
-    return Duplicates(num_groups=len(groups), num_groups_across_splits=sum(len(set(group.splits)) > 1 for group in groups),
-                      groups=groups[:_NAMED_GROUPS], num_superfluous=sum(len(group.keys) - 1 for group in groups))
+    return Duplicates(
+        num_groups=len(groups),
+        num_groups_across_splits=sum(len(set(group.splits)) > 1 for group in groups),
+        groups=groups[:_NAMED_GROUPS],
+        num_superfluous=sum(len(group.keys) - 1 for group in groups),
+    )
 
 
 def _repeated(digests: Iterable[str]) -> set[str]:

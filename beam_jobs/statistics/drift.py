@@ -35,22 +35,45 @@ class Distance(BaseModel, frozen=True):
     """True if one of the two distances is above its threshold."""
 
 
-def distances(ours: Mapping[str, Histogram], our_labels: Mapping[str, int], theirs: Mapping[str, Histogram], their_labels: Mapping[str, int],
-              thresholds: Drift) -> list[Distance]:
+def distances(
+    ours: Mapping[str, Histogram],
+    our_labels: Mapping[str, int],
+    theirs: Mapping[str, Histogram],
+    their_labels: Mapping[str, int],
+    thresholds: Drift,
+) -> list[Distance]:
     """The distances of the classes and of every feature that both have measured.
 
     The largest distance comes first.
     """
     labels = sorted(our_labels.keys() | their_labels.keys())
-    pairs = {LABELS: ([our_labels.get(name, 0) for name in labels], [their_labels.get(name, 0) for name in labels])}
-    pairs |= {name: (ours[name].counts, theirs[name].counts) for name in FEATURES if name in ours and name in theirs}
-    found = [_distance(name, p, q, thresholds) for name, (p, q) in pairs.items() if len(p) == len(q) and sum(p) and sum(q)]
+    pairs = {
+        LABELS: (
+            [our_labels.get(name, 0) for name in labels],
+            [their_labels.get(name, 0) for name in labels],
+        )
+    }
+    pairs |= {
+        name: (ours[name].counts, theirs[name].counts)
+        for name in FEATURES
+        if name in ours and name in theirs
+    }
+    found = [
+        _distance(name, p, q, thresholds)
+        for name, (p, q) in pairs.items()
+        if len(p) == len(q) and sum(p) and sum(q)
+    ]
     return sorted(found, key=lambda distance: (-distance.jensen_shannon, distance.feature))
 
 
 def _distance(feature: str, p: Sequence[int], q: Sequence[int], thresholds: Drift) -> Distance:
     js, linf = round(jensen_shannon(p, q), 6), round(l_infinity(p, q), 6)
-    return Distance(feature=feature, jensen_shannon=js, l_infinity=linf, is_above=js > thresholds.js_above or linf > thresholds.linf_above)
+    return Distance(
+        feature=feature,
+        jensen_shannon=js,
+        l_infinity=linf,
+        is_above=js > thresholds.js_above or linf > thresholds.linf_above,
+    )
 
 
 def jensen_shannon(p: Sequence[float], q: Sequence[float]) -> float:

@@ -43,12 +43,24 @@ _FRACTIONS = tuple(index / 20 for index in range(1, 20))
 FEATURES: dict[str, Feature] = {
     "image_width": Feature("Image width", "px", _SIDES, 1),
     "image_height": Feature("Image height", "px", _SIDES, 1),
-    "image_aspect": Feature("Image width / height", "", _geometric(2**-3.25, 2**0.5, 14)),  # 1 is in the middle of a bin
+    "image_aspect": Feature(
+        "Image width / height", "", _geometric(2**-3.25, 2**0.5, 14)
+    ),  # 1 is in the middle of a bin
     "image_megapixels": Feature("Image size", "MP", _geometric(0.001, 2, 17)),
     "image_bytes": Feature("File size", "bytes", _geometric(256, 2**0.5, 37), 1),
-    "brightness": Feature("Brightness", "of 255", tuple(float(edge) for edge in range(8, 256, 8)), of="example"),
-    "contrast": Feature("Contrast", "of 128", tuple(float(edge) for edge in range(4, 128, 4)), of="example"),
-    "boxes_per_image": Feature("Boxes per image", "", (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100, 200, 500), 1, of="example"),
+    "brightness": Feature(
+        "Brightness", "of 255", tuple(float(edge) for edge in range(8, 256, 8)), of="example"
+    ),
+    "contrast": Feature(
+        "Contrast", "of 128", tuple(float(edge) for edge in range(4, 128, 4)), of="example"
+    ),
+    "boxes_per_image": Feature(
+        "Boxes per image",
+        "",
+        (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100, 200, 500),
+        1,
+        of="example",
+    ),
     "box_width": Feature("Box width", "of the image", _FRACTIONS, of="box"),
     "box_height": Feature("Box height", "of the image", _FRACTIONS, of="box"),
     "box_area": Feature("Box area", "of the image", _geometric(1e-5, 10**0.25, 20), 1e-9, of="box"),
@@ -81,7 +93,9 @@ class Histogram(BaseModel):
         """The standard deviation of the measured values, not an estimate for a population."""
         if not self.count:
             return None
-        variance = (self.count * self.total_of_squares - self.total**2) / self.count**2  # integers: no cancellation
+        variance = (
+            self.count * self.total_of_squares - self.total**2
+        ) / self.count**2  # integers: no cancellation
         return math.sqrt(max(0.0, variance)) * FEATURES[feature].resolution
 
 
@@ -107,7 +121,13 @@ class Meter:
 
     def histogram(self) -> Histogram:
         extremes = {"minimum": self._minimum, "maximum": self._maximum} if self._count else {}
-        return Histogram(counts=self._counts, count=self._count, total=self._total, total_of_squares=self._squares, **extremes)
+        return Histogram(
+            counts=self._counts,
+            count=self._count,
+            total=self._total,
+            total_of_squares=self._squares,
+            **extremes,
+        )
 
 
 def merge(histograms: Iterable[Histogram]) -> Histogram:
@@ -118,11 +138,17 @@ def merge(histograms: Iterable[Histogram]) -> Histogram:
     """
     parts = list(histograms)
     if not parts or len({len(part.counts) for part in parts}) > 1:
-        raise ValueError(f"histograms of one feature are needed, got {[len(part.counts) for part in parts]} bins")
+        raise ValueError(
+            f"histograms of one feature are needed, got {[len(part.counts) for part in parts]} bins"
+        )
     return Histogram(
-        counts=[sum(column) for column in zip(*(part.counts for part in parts), strict=True)], count=sum(part.count for part in parts),
-        total=sum(part.total for part in parts), total_of_squares=sum(part.total_of_squares for part in parts),
-        minimum=_extreme(min, [part.minimum for part in parts]), maximum=_extreme(max, [part.maximum for part in parts]))
+        counts=[sum(column) for column in zip(*(part.counts for part in parts), strict=True)],
+        count=sum(part.count for part in parts),
+        total=sum(part.total for part in parts),
+        total_of_squares=sum(part.total_of_squares for part in parts),
+        minimum=_extreme(min, [part.minimum for part in parts]),
+        maximum=_extreme(max, [part.maximum for part in parts]),
+    )
 
 
 def _extreme(choose: type[min] | type[max], values: Sequence[float | None]) -> float | None:

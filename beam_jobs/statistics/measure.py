@@ -62,9 +62,25 @@ def numbers_of(raw_shape: tuple[int, int, int], num_bytes: int, example: Example
       example: the example as it is stored.
     """
     height, width, _ = example.shape
-    brightness, contrast = brightness_and_contrast(example.image) if example.is_decoded else (None, None)
-    boxes = None if example.boxes is None else [(box.label, box.ymax - box.ymin, box.xmax - box.xmin) for box in example.boxes]
-    return Numbers(raw_shape[0], raw_shape[1], num_bytes, height, width, brightness, contrast, int(bool(example.label)), boxes)
+    brightness, contrast = (
+        brightness_and_contrast(example.image) if example.is_decoded else (None, None)
+    )
+    boxes = (
+        None
+        if example.boxes is None
+        else [(box.label, box.ymax - box.ymin, box.xmax - box.xmin) for box in example.boxes]
+    )
+    return Numbers(
+        raw_shape[0],
+        raw_shape[1],
+        num_bytes,
+        height,
+        width,
+        brightness,
+        contrast,
+        int(bool(example.label)),
+        boxes,
+    )
 
 
 def numbers_as_text(examples: Sequence[Numbers]) -> str:
@@ -72,7 +88,11 @@ def numbers_as_text(examples: Sequence[Numbers]) -> str:
 
     An index holds one text for each of millions of records.
     """
-    return _as_json([numbers[:-1] if numbers.boxes is None else numbers for numbers in examples]) if examples else ""
+    return (
+        _as_json([numbers[:-1] if numbers.boxes is None else numbers for numbers in examples])
+        if examples
+        else ""
+    )
 
 
 def numbers_from_text(text: str) -> list[Numbers]:
@@ -112,7 +132,17 @@ class Ruler:
         self.add_numbers(numbers_of(raw_shape, num_bytes, example))
 
     def add_numbers(self, numbers: Numbers) -> None:
-        raw_height, raw_width, num_bytes, height, width, brightness, contrast, is_labelled, boxes = numbers
+        (
+            raw_height,
+            raw_width,
+            num_bytes,
+            height,
+            width,
+            brightness,
+            contrast,
+            is_labelled,
+            boxes,
+        ) = numbers
         raw_size, meters = (raw_height, raw_width), self._meters
         self._raw_sizes[raw_size] = self._raw_sizes.get(raw_size, 0) + 1
         meters["image_bytes"].add(num_bytes)
@@ -125,11 +155,15 @@ class Ruler:
         elif not is_labelled:
             self._missing[NO_LABEL] += 1
 
-    def _add_boxes(self, boxes: Sequence[tuple[str, float, float]], height: int, width: int) -> None:
+    def _add_boxes(
+        self, boxes: Sequence[tuple[str, float, float]], height: int, width: int
+    ) -> None:
         self._meters["boxes_per_image"].add(len(boxes))
         self._missing[NO_BOXES] += not boxes
         for label, box_height, box_width in boxes:
-            meters = self._boxes.get(label) or self._boxes.setdefault(label, {name: Meter(name) for name in _BOX})
+            meters = self._boxes.get(label) or self._boxes.setdefault(
+                label, {name: Meter(name) for name in _BOX}
+            )
             meters["box_width"].add(box_width / width)
             meters["box_height"].add(box_height / height)
             meters["box_area"].add(box_height * box_width / (height * width))
@@ -137,9 +171,20 @@ class Ruler:
 
     def measured(self) -> Measured:
         self._measure_sizes()
-        by_class = {label: {name: meter.histogram() for name, meter in meters.items()} for label, meters in sorted(self._boxes.items())}
-        features = {name: histogram for name, meter in self._meters.items() if (histogram := meter.histogram()).count}
-        features |= {name: merge(histograms[name] for histograms in by_class.values()) for name in _BOX if by_class}
+        by_class = {
+            label: {name: meter.histogram() for name, meter in meters.items()}
+            for label, meters in sorted(self._boxes.items())
+        }
+        features = {
+            name: histogram
+            for name, meter in self._meters.items()
+            if (histogram := meter.histogram()).count
+        }
+        features |= {
+            name: merge(histograms[name] for histograms in by_class.values())
+            for name in _BOX
+            if by_class
+        }
         heights, widths = zip(*self._sizes, strict=True) if self._sizes else ((), ())
         sizes = (min(heights), max(heights), min(widths), max(widths)) if self._sizes else None
         missing = {name: count for name, count in sorted(self._missing.items()) if count}
@@ -147,8 +192,12 @@ class Ruler:
 
     def _measure_sizes(self) -> None:
         for (height, width), times in self._raw_sizes.items():
-            for name, value in (("image_height", height), ("image_width", width), ("image_aspect", width / height),
-                                ("image_megapixels", height * width / 1e6)):
+            for name, value in (
+                ("image_height", height),
+                ("image_width", width),
+                ("image_aspect", width / height),
+                ("image_megapixels", height * width / 1e6),
+            ):
                 self._meters[name].add(value, times)
         self._raw_sizes = {}
 
@@ -173,10 +222,27 @@ def merge_measured(parts: Iterable[Measured]) -> Measured:
     for part in parts:
         missing.update(part.missing)
     labels = sorted({label for part in parts for label in part.by_class})
-    return Measured(features=_merge_features([part.features for part in parts]), missing=dict(sorted(missing.items())),
-                    by_class={label: _merge_features([part.by_class.get(label, {}) for part in parts]) for label in labels},
-                    sizes=(min(s[0] for s in sizes), max(s[1] for s in sizes), min(s[2] for s in sizes), max(s[3] for s in sizes)) if sizes else None)
+    return Measured(
+        features=_merge_features([part.features for part in parts]),
+        missing=dict(sorted(missing.items())),
+        by_class={
+            label: _merge_features([part.by_class.get(label, {}) for part in parts])
+            for label in labels
+        },
+        sizes=(
+            min(s[0] for s in sizes),
+            max(s[1] for s in sizes),
+            min(s[2] for s in sizes),
+            max(s[3] for s in sizes),
+        )
+        if sizes
+        else None,
+    )
 
 
 def _merge_features(parts: list[Mapping[str, Histogram]]) -> dict[str, Histogram]:
-    return {name: merge(found) for name in FEATURES if (found := [part[name] for part in parts if name in part])}
+    return {
+        name: merge(found)
+        for name in FEATURES
+        if (found := [part[name] for part in parts if name in part])
+    }

@@ -41,8 +41,14 @@ class Violation(BaseModel, frozen=True):
 def infer_schema(figures: DatasetFigures, measured: Measured) -> DataSchema:
     """Infers the schema of a data set that has examples. `measured` covers all its splits."""
     least_height, largest_height, least_width, largest_width = measured.sizes
-    return DataSchema(task=figures.task, class_names=figures.class_names, channels=figures.image_shape[2], height=(least_height, largest_height),
-                      width=(least_width, largest_width), has_boxes=bool(measured.by_class))
+    return DataSchema(
+        task=figures.task,
+        class_names=figures.class_names,
+        channels=figures.image_shape[2],
+        height=(least_height, largest_height),
+        width=(least_width, largest_width),
+        has_boxes=bool(measured.by_class),
+    )
 
 
 def compare_schemas(ours: DataSchema, reference: DataSchema, rules: SchemaRules) -> list[Violation]:
@@ -58,8 +64,13 @@ def compare_schemas(ours: DataSchema, reference: DataSchema, rules: SchemaRules)
     if ours.task != reference.task:
         found.append(("task", f"the task is {ours.task}, was {reference.task}"))
     if ours.channels != reference.channels:
-        found.append(("channels", f"images have {ours.channels} channels, had {reference.channels}"))
-    return [Violation(rule=rule, text=text, fails=getattr(rules, rule) == "fail") for rule, text in found]
+        found.append(
+            ("channels", f"images have {ours.channels} channels, had {reference.channels}")
+        )
+    return [
+        Violation(rule=rule, text=text, fails=getattr(rules, rule) == "fail")
+        for rule, text in found
+    ]
 
 
 def _in_first_only(first: Sequence[str], second: Sequence[str]) -> list[str]:

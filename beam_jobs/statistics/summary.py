@@ -17,8 +17,7 @@ from pipeline_ops.config.model_catalogue import Task
 
 
 class RejectedRecord(BaseModel, frozen=True):
-    """A record that was kept out: the stage, the reason for counting, and the detail for a person.
-    """
+    """A record that was kept out: the stage, the reason for counting, and the detail for a person."""
 
     key: str
     stage: str
@@ -69,8 +68,12 @@ def count_labels(summaries: Iterable[ShardSummary]) -> dict[str, Counter[str]]:
     return counts
 
 
-def figures_of(summaries: Sequence[ShardSummary], class_names: Sequence[str], rejected: Sequence[RejectedRecord],
-               task: Task = "classification") -> DatasetFigures:
+def figures_of(
+    summaries: Sequence[ShardSummary],
+    class_names: Sequence[str],
+    rejected: Sequence[RejectedRecord],
+    task: Task = "classification",
+) -> DatasetFigures:
     """The figures of a data set whose images all have the same shape.
 
     `rejected` are the rejected records of the source and of all shards.
@@ -85,9 +88,15 @@ def figures_of(summaries: Sequence[ShardSummary], class_names: Sequence[str], re
         task=task,
         class_names=list(class_names),
         image_shape=next(shape for summary in summaries for shape, _ in summary.shapes),
-        num_examples={split: sum(summary.num_examples for summary in summaries if summary.split == split) for split in SPLITS},
-        labels={split: {name: counts[name] for name in class_names} for split, counts in labels.items()},
+        num_examples={
+            split: sum(summary.num_examples for summary in summaries if summary.split == split)
+            for split in SPLITS
+        },
+        labels={
+            split: {name: counts[name] for name in class_names} for split, counts in labels.items()
+        },
         num_rejected=len(rejected),
         rejected_by_reason=dict(sorted(Counter(record.reason for record in rejected).items())),
         skipped_by_reason=dict(sorted(skipped.items())),
-        seconds_by_stage={stage: round(spent / 1e9, 3) for stage, spent in nanoseconds.items()})
+        seconds_by_stage={stage: round(spent / 1e9, 3) for stage, spent in nanoseconds.items()},
+    )

@@ -36,7 +36,14 @@ def thumbnail(content: bytes) -> str | None:
             small.thumbnail((_SIDE_PIXELS, _SIDE_PIXELS))
             output = io.BytesIO()
             small.save(output, "PNG")
-    except (OSError, ValueError, SyntaxError, TypeError, struct.error, MemoryError):  # the errors of Pillow for broken files
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        TypeError,
+        struct.error,
+        MemoryError,
+    ):  # the errors of Pillow for broken files
         return None
     return f"data:image/png;base64,{base64.b64encode(output.getvalue()).decode()}"
 

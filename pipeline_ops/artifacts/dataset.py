@@ -77,7 +77,9 @@ QUARANTINE_KEY = "quarantine/key"  # bytes, UTF-8
 QUARANTINE_STAGE = "quarantine/stage"
 QUARANTINE_REASON = "quarantine/reason"
 QUARANTINE_DETAIL = "quarantine/detail"
-QUARANTINE_SOURCE = "quarantine/source"  # bytes, UTF-8: the path of the file below the source's folder
+QUARANTINE_SOURCE = (
+    "quarantine/source"  # bytes, UTF-8: the path of the file below the source's folder
+)
 QUARANTINE_NUM_BYTES = "quarantine/num_bytes"  # int64: of the original
 QUARANTINE_CONTENT = "quarantine/content"  # bytes: the original, or its beginning
 STATISTICS = "statistics.json"
@@ -113,7 +115,11 @@ class DatasetFigures(BaseModel):
 
 def shards_of(manifest: Manifest, split: str) -> list[ManifestFile]:
     """The shards of a split, in order."""
-    return [file for file in manifest.files if file.path.startswith(f"{split}-") and file.path.endswith(".tfrecord")]
+    return [
+        file
+        for file in manifest.files
+        if file.path.startswith(f"{split}-") and file.path.endswith(".tfrecord")
+    ]
 
 
 def split_digest(manifest: Manifest, split: str) -> str:
@@ -121,7 +127,12 @@ def split_digest(manifest: Manifest, split: str) -> str:
 
     They cover the contents of its shards and the positions that are removed from them.
     """
-    return digest_of([[file.model_dump() for file in shards_of(manifest, split)], removed_positions(manifest, split)])
+    return digest_of(
+        [
+            [file.model_dump() for file in shards_of(manifest, split)],
+            removed_positions(manifest, split),
+        ]
+    )
 
 
 def shard_paths(manifest_uri: str, manifest: Manifest, split: str) -> list[str]:

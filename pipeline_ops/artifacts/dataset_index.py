@@ -34,4 +34,8 @@ def read_places(index: Path) -> Iterator[IndexedRecord]:
                 if entry[_NUM_EXAMPLES]:
                     yield IndexedRecord(entry[_KEY], entry[_CONTENT], entry[_SPLIT])
     except (OSError, EOFError, ValueError, TypeError, IndexError, zlib.error) as error:
-        raise unreadable(f"{index}: the index can't be read", error, "; remove the data set that it is in, and start a new run") from error
+        raise unreadable(
+            f"{index}: the index can't be read",
+            error,
+            "; remove the data set that it is in, and start a new run",
+        ) from error

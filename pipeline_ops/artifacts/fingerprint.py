@@ -47,7 +47,11 @@ class Fingerprint(BaseModel):
     def changes_since(self, older: Fingerprint) -> list[str]:
         """The differences, one line each: `config train.epochs: 10 -> 15`."""
         before, after = _flatten(older.model_dump()), _flatten(self.model_dump())
-        return [_change(key, before.get(key), after.get(key)) for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
+        return [
+            _change(key, before.get(key), after.get(key))
+            for key in sorted(before.keys() | after.keys())
+            if before.get(key) != after.get(key)
+        ]
 
 
 def digest_code(paths: Iterable[str], root: Path = CODE_ROOT) -> dict[str, str]:
@@ -57,7 +61,10 @@ def digest_code(paths: Iterable[str], root: Path = CODE_ROOT) -> dict[str, str]:
     nothing. The digest of a template is over its bytes.
     """
     files = [file for path in paths for file in _source_files(root / path)]
-    return {str(file.relative_to(root)): _digest_source(file, file.stat().st_mtime_ns) for file in sorted(files)}
+    return {
+        str(file.relative_to(root)): _digest_source(file, file.stat().st_mtime_ns)
+        for file in sorted(files)
+    }
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
@@ -72,7 +79,11 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _source_files(path: Path) -> list[Path]:
-    return [file for file in path.rglob("*") if file.suffix in _SOURCE_SUFFIXES] if path.is_dir() else [path]
+    return (
+        [file for file in path.rglob("*") if file.suffix in _SOURCE_SUFFIXES]
+        if path.is_dir()
+        else [path]
+    )
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,21 +1,21 @@
 """The paths below a pipeline's storage root. No other module joins them.
 
-    <root>/artifacts/<pipeline>/<job>/
-        <fingerprint>/manifest.json     immutable results, one folder each
-        .<fingerprint>.work/            kept by a job between two tries (checkpoints)
-        .<fingerprint>.lock             held by the one job that makes the artifact
-    <root>/runs/<pipeline>/<run id>/
-        <task>.json                     how a task of the run ended
-        trials.json                     how the trials of a search ended
-        notices/<event>.json            a notice about the run, and its recipients so far
-        <task>/attempt-<id>/            request, status, progress and logs of one job process
-    <root>/models/<model>/<version>/    published models (`registry/registry.py`), unless
-                                        export.registry is elsewhere
-    <root>/fetched/                     copies of published models that are kept elsewhere
-    <root>/watched/<pipeline>.json      the state of the raw files at a watcher's last report
-    <root>/checked/                     models that were built on one batch and can be trained
-                                        (`jobs/model_check.py`)
-    <root>/listings/                    digests of raw files, so that only changed ones are read
+<root>/artifacts/<pipeline>/<job>/
+    <fingerprint>/manifest.json     immutable results, one folder each
+    .<fingerprint>.work/            kept by a job between two tries (checkpoints)
+    .<fingerprint>.lock             held by the one job that makes the artifact
+<root>/runs/<pipeline>/<run id>/
+    <task>.json                     how a task of the run ended
+    trials.json                     how the trials of a search ended
+    notices/<event>.json            a notice about the run, and its recipients so far
+    <task>/attempt-<id>/            request, status, progress and logs of one job process
+<root>/models/<model>/<version>/    published models (`registry/registry.py`), unless
+                                    export.registry is elsewhere
+<root>/fetched/                     copies of published models that are kept elsewhere
+<root>/watched/<pipeline>.json      the state of the raw files at a watcher's last report
+<root>/checked/                     models that were built on one batch and can be trained
+                                    (`jobs/model_check.py`)
+<root>/listings/                    digests of raw files, so that only changed ones are read
 """
 
 from __future__ import annotations
@@ -69,8 +69,10 @@ class Layout:
         """
         fingerprint = uri.rpartition(f"/{NAME}")[0].rpartition("/")[2]
         if not _FINGERPRINT.fullmatch(fingerprint) or uri != str(self.manifest(job, fingerprint)):
-            raise DataError(f"{uri[:300]!r} is not a manifest of the job {job} of the pipeline {self.pipeline} below {self.root}; "
-                            f"clear the task that has left it, and it runs again")
+            raise DataError(
+                f"{uri[:300]!r} is not a manifest of the job {job} of the pipeline {self.pipeline} below {self.root}; "
+                f"clear the task that has left it, and it runs again"
+            )
         return uri
 
     def run(self, run_id: str) -> Path:
@@ -98,10 +100,15 @@ class Layout:
         """The latest job process that a task has started."""
         folder = self.attempts(run_id, task)
         try:
-            with folder_below(self.root, str(folder.relative_to(self.root))) as descriptor, \
-                    os.scandir(descriptor) as entries:
-                found = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries
-                         if _ATTEMPT.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)]
+            with (
+                folder_below(self.root, str(folder.relative_to(self.root))) as descriptor,
+                os.scandir(descriptor) as entries,
+            ):
+                found = [
+                    (entry.stat(follow_symlinks=False).st_mtime_ns, entry.name)
+                    for entry in entries
+                    if _ATTEMPT.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+                ]
         except (FileNotFoundError, UnsafePath):
             return None
         return Attempt(folder / max(found)[1], self.root) if found else None

@@ -93,7 +93,9 @@ class Manifest(BaseModel):
         paths = {file.path for file in self.files}
         if len(paths) < len(self.files):
             raise ValueError("files: a path is listed twice")
-        if folder := next((each for path in paths for each in map(str, Path(path).parents) if each in paths), None):
+        if folder := next(
+            (each for path in paths for each in map(str, Path(path).parents) if each in paths), None
+        ):
             raise ValueError(f"files: {folder} is listed as a file and as a folder")
         return self
 
@@ -103,14 +105,20 @@ class Manifest(BaseModel):
 
         Equal contents have equal digests.
         """
-        return digest_of([file.model_dump(exclude=None if file.sha256 else {"sha256"}) for file in self.files])
+        return digest_of(
+            [file.model_dump(exclude=None if file.sha256 else {"sha256"}) for file in self.files]
+        )
 
     def file(self, path: str) -> ManifestFile:
         """Raises KeyError."""
         return {file.path: file for file in self.files}[path]
 
 
-def list_files(folder: Path, num_examples: dict[str, int] | None = None, known: Mapping[str, ManifestFile] | None = None) -> list[ManifestFile]:
+def list_files(
+    folder: Path,
+    num_examples: dict[str, int] | None = None,
+    known: Mapping[str, ManifestFile] | None = None,
+) -> list[ManifestFile]:
     """Lists every file below a folder except the manifest, sorted by path, with size and checksums.
 
     Args:
@@ -128,10 +136,19 @@ def list_files(folder: Path, num_examples: dict[str, int] | None = None, known: 
             return known[path]
         with open_below(folder, path) as file:
             found = checksums_of(file)
-        return ManifestFile(path=path, num_bytes=found.num_bytes, crc32c=found.crc32c, sha256=found.sha256,
-                            num_examples=(num_examples or {}).get(path))
+        return ManifestFile(
+            path=path,
+            num_bytes=found.num_bytes,
+            crc32c=found.crc32c,
+            sha256=found.sha256,
+            num_examples=(num_examples or {}).get(path),
+        )
 
-    paths = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_symlink() or not file.is_dir())
+    paths = sorted(
+        str(file.relative_to(folder))
+        for file in folder.rglob("*")
+        if file.is_symlink() or not file.is_dir()
+    )
     return map_in_threads(describe, (path for path in paths if path not in (NAME, SIGNATURE)))
 
 
@@ -159,9 +176,13 @@ def read_manifest_bytes(uri: str | Path) -> bytes:
         path = Path(str(uri).removeprefix("file://"))
         return read_below(path.parent, path.name, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{uri}: there is no such manifest; run the task that makes it again") from None
+        raise DataError(
+            f"{uri}: there is no such manifest; run the task that makes it again"
+        ) from None
     except OSError as error:
-        raise MachineError(f"{uri} can't be read: {error.strerror}; mend the disk, then retry") from error
+        raise MachineError(
+            f"{uri} can't be read: {error.strerror}; mend the disk, then retry"
+        ) from error
 
 
 def is_remote(uri: str | Path) -> bool:
@@ -173,14 +194,18 @@ def _read_remote(uri: str) -> bytes:
     import fsspec  # here, because the DAG file reads manifests too, and nearly all lie in folders
 
     if uri.partition("://")[0] not in STORES or "::" in uri:
-        raise ConfigError(f"{uri[:200]!r} is no place of an artifact; artifacts lie in a folder or in a store: {', '.join(STORES)}")
+        raise ConfigError(
+            f"{uri[:200]!r} is no place of an artifact; artifacts lie in a folder or in a store: {', '.join(STORES)}"
+        )
     try:
         with fsspec.open(uri, "rb") as file:
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise
     except Exception as error:  # every store has its own kinds of errors
-        raise MachineError(f"{uri} can't be read: {type(error).__name__}: {error}; check the store and this host's credentials") from error
+        raise MachineError(
+            f"{uri} can't be read: {type(error).__name__}: {error}; check the store and this host's credentials"
+        ) from error
 
 
 def parse_manifest(content: bytes, uri: str | Path) -> Manifest:
@@ -190,7 +215,9 @@ def parse_manifest(content: bytes, uri: str | Path) -> Manifest:
             raise ValueError(f"it has more than {MAX_BYTES} bytes")
         return Manifest.model_validate(json.loads(content))
     except ValidationError as error:
-        raise DataError(f"{uri}: not a manifest of this version of Trainyard: {_first_errors(error)}") from None
+        raise DataError(
+            f"{uri}: not a manifest of this version of Trainyard: {_first_errors(error)}"
+        ) from None
     except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
         raise DataError(f"{uri}: not a manifest of this version of Trainyard: {error}") from None
 
@@ -198,7 +225,9 @@ def parse_manifest(content: bytes, uri: str | Path) -> Manifest:
 def _first_errors(error: ValidationError) -> str:
     """The first errors without the content, which may be that of another file."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    first = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'it'}: {each['msg']}" for each in found[:3])
+    first = "; ".join(
+        f"{'.'.join(map(str, each['loc'])) or 'it'}: {each['msg']}" for each in found[:3]
+    )
     return first + (f" (and {len(found) - 3} more)" if len(found) > 3 else "")
 
 
@@ -210,7 +239,9 @@ def read_input(entry: Input) -> Manifest:
     """
     manifest = read_manifest(entry.uri)
     if manifest.digest != entry.digest:
-        raise DataError(f"{entry.uri}: its digest is {manifest.digest}, but was {entry.digest} when this job was planned; start a new run")
+        raise DataError(
+            f"{entry.uri}: its digest is {manifest.digest}, but was {entry.digest} when this job was planned; start a new run"
+        )
     return manifest
 
 
@@ -218,7 +249,9 @@ def refuse_damage(uri: str | Path, manifest: Manifest, files: Iterable[ManifestF
     """Reads some of an artifact's files. Raises DataError that names the damaged ones."""
     damage = find_damage(uri, manifest.model_copy(update={"files": list(files)}), checksums=True)
     if damage:
-        raise DataError("; ".join(damage) + "; remove the artifact, and run the task that makes it again")
+        raise DataError(
+            "; ".join(damage) + "; remove the artifact, and run the task that makes it again"
+        )
 
 
 def find_damage(uri: str | Path, manifest: Manifest, checksums: bool = False) -> list[str]:
@@ -259,4 +292,6 @@ def open_listed(folder: Path, file: ManifestFile) -> Iterator[IO[bytes]]:
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{path} is missing") from None
     except OSError as error:
-        raise MachineError(f"{path} can't be read: {error.strerror}; mend the disk, then retry") from error
+        raise MachineError(
+            f"{path} can't be read: {error.strerror}; mend the disk, then retry"
+        ) from error

@@ -21,8 +21,14 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides",
-                        help="replace one value of the config, for example train.epochs=3; may be given again")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="replace one value of the config, for example train.epochs=3; may be given again",
+    )
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
@@ -50,7 +56,9 @@ def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> Pipelin
         validate_names(config.train, config.file.parent)
         code_of(config.train, config.file.parent)
     except ConfigError as error:  # its message begins with the key
-        raise ConfigError(f"{place_in(file, str(error).partition(':')[0].split('.'))}: {error}") from None
+        raise ConfigError(
+            f"{place_in(file, str(error).partition(':')[0].split('.'))}: {error}"
+        ) from None
     check_notifiers(config.notify, file)
     return config
 

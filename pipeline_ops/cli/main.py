@@ -10,7 +10,21 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pipeline_ops.cli.commands import compare, explain, import_od_api, models, new_stage, plan, preview, reference, run, serve, stages, ui, validate
+from pipeline_ops.cli.commands import (
+    compare,
+    explain,
+    import_od_api,
+    models,
+    new_stage,
+    plan,
+    preview,
+    reference,
+    run,
+    serve,
+    stages,
+    ui,
+    validate,
+)
 from pipeline_ops.cli.local_airflow.stopping import Stopped
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.system.temp_dirs import own_temporary_folder
@@ -41,9 +55,25 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="trainyard", description="Retrains a TensorFlow model, as one YAML file says.")
+    parser = argparse.ArgumentParser(
+        prog="trainyard", description="Retrains a TensorFlow model, as one YAML file says."
+    )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (run, ui, validate, explain, plan, models, serve, stages, new_stage, preview, compare, reference, import_od_api):
+    for command in (
+        run,
+        ui,
+        validate,
+        explain,
+        plan,
+        models,
+        serve,
+        stages,
+        new_stage,
+        preview,
+        compare,
+        reference,
+        import_od_api,
+    ):
         command.add_parser(commands)
     return parser
 

@@ -48,7 +48,12 @@ def _uri(task: TaskStatus) -> str | None:
 
 def _task(task: TaskStatus) -> dict[str, Any]:
     seconds = None if task.seconds is None else round(task.seconds, 3)
-    return {"state": task.state or None, "seconds": seconds, "cached": task.is_cached, "manifest": _uri(task)}
+    return {
+        "state": task.state or None,
+        "seconds": seconds,
+        "cached": task.is_cached,
+        "manifest": _uri(task),
+    }
 
 
 def _dataset(manifest: Manifest | None) -> dict[str, Any]:
@@ -56,7 +61,11 @@ def _dataset(manifest: Manifest | None) -> dict[str, Any]:
         return {"examples": dict.fromkeys(SPLITS), "shards": dict.fromkeys(SPLITS), "digest": None}
     figures = DatasetFigures.model_validate(manifest.figures)
     shards = {split: len(shards_of(manifest, split)) for split in SPLITS}
-    return {"examples": {split: figures.num_examples[split] for split in SPLITS}, "shards": shards, "digest": manifest.digest}
+    return {
+        "examples": {split: figures.num_examples[split] for split in SPLITS},
+        "shards": shards,
+        "digest": manifest.digest,
+    }
 
 
 def _training(manifest: Manifest | None) -> dict[str, Any]:
@@ -64,18 +73,38 @@ def _training(manifest: Manifest | None) -> dict[str, Any]:
     names = ("strategy", "workers", "steps", "restarts", "weights_digest")
     if manifest is None:
         return dict.fromkeys((*names, "warm_start"))
-    figures, began_with = TrainingFigures.model_validate(manifest.figures), manifest.inputs.get(WARM_START)
-    return {name: getattr(figures, name) for name in names} | {"warm_start": began_with and began_with.uri}
+    figures, began_with = (
+        TrainingFigures.model_validate(manifest.figures),
+        manifest.inputs.get(WARM_START),
+    )
+    return {name: getattr(figures, name) for name in names} | {
+        "warm_start": began_with and began_with.uri
+    }
 
 
 def _search(config: PipelineConfig, run: RunView) -> dict[str, Any] | None:
     """All trials, and the number of the best one; None without a search, or without a result."""
-    result = read_search(Layout(config.root, config.pipeline), run.run_id) if config.search else None
+    result = (
+        read_search(Layout(config.root, config.pipeline), run.run_id) if config.search else None
+    )
     if result is None:
         return None
-    trials = [{"trial": r.trial.name, "parameters": r.trial.parameters, "figure": r.figure, "manifest": r.manifest, "message": r.message}
-              for r in result.results]
-    return {"monitor": result.monitor, "best": result.winner.trial.name, "trials": trials, "table": result.table()}
+    trials = [
+        {
+            "trial": r.trial.name,
+            "parameters": r.trial.parameters,
+            "figure": r.figure,
+            "manifest": r.manifest,
+            "message": r.message,
+        }
+        for r in result.results
+    ]
+    return {
+        "monitor": result.monitor,
+        "best": result.winner.trial.name,
+        "trials": trials,
+        "table": result.table(),
+    }
 
 
 def _evaluation(manifest: Manifest | None) -> dict[str, Any]:
@@ -83,8 +112,14 @@ def _evaluation(manifest: Manifest | None) -> dict[str, Any]:
         return {"metrics": {}, "gate": {"passed": None, "champion_version": None, "reasons": []}}
     figures = EvaluationFigures.model_validate(manifest.figures)
     reasons = [rule.text for rule in figures.rules]
-    return {"metrics": figures.challenger.metrics,
-            "gate": {"passed": figures.gate_passed, "champion_version": figures.champion_version, "reasons": reasons}}
+    return {
+        "metrics": figures.challenger.metrics,
+        "gate": {
+            "passed": figures.gate_passed,
+            "champion_version": figures.champion_version,
+            "reasons": reasons,
+        },
+    }
 
 
 def _model(config: PipelineConfig, manifest: Manifest | None) -> dict[str, Any]:
@@ -92,7 +127,11 @@ def _model(config: PipelineConfig, manifest: Manifest | None) -> dict[str, Any]:
     if manifest is None:
         return {"name": config.export.model, "version": None, "uri": None}
     figures = ModelFigures.model_validate(manifest.figures)
-    return {"name": figures.name, "version": figures.version, "uri": Registry(config.registry).store.uri(figures.version)}
+    return {
+        "name": figures.name,
+        "version": figures.version,
+        "uri": Registry(config.registry).store.uri(figures.version),
+    }
 
 
 def _report(run: RunView) -> str | None:

@@ -12,8 +12,16 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_STYLES = {"success": "green", "cached": "cyan", "failed": "bold red", "upstream_failed": "red", "running": "yellow", "deferred": "yellow",
-           "up_for_retry": "magenta", "skipped": "blue"}
+_STYLES = {
+    "success": "green",
+    "cached": "cyan",
+    "failed": "bold red",
+    "upstream_failed": "red",
+    "running": "yellow",
+    "deferred": "yellow",
+    "up_for_retry": "magenta",
+    "skipped": "blue",
+}
 _PLAIN_WIDTH = 160
 _BAR_WIDTH = 24
 _EVERY_SECONDS = 2.0
@@ -34,7 +42,11 @@ def make_console(stderr: bool) -> Console:
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=False)
-    return console if console.is_terminal else Console(stderr=stderr, highlight=False, markup=False, width=_PLAIN_WIDTH)
+    return (
+        console
+        if console.is_terminal
+        else Console(stderr=stderr, highlight=False, markup=False, width=_PLAIN_WIDTH)
+    )
 
 
 def make_screen(console: Console) -> Screen:
@@ -68,7 +80,11 @@ class PlainScreen:
 
     def _show_progress(self, run: RunView, task: TaskStatus) -> None:
         now, text = time.monotonic(), str(task.progress or "")
-        is_news = is_running(task) and text not in ("", self._progress.get(task.name)) and not task.progress.message
+        is_news = (
+            is_running(task)
+            and text not in ("", self._progress.get(task.name))
+            and not task.progress.message
+        )
         if not is_news or now - self._progress_time.get(task.name, 0.0) < _EVERY_SECONDS:
             return
         self._progress[task.name], self._progress_time[task.name] = text, now
@@ -121,12 +137,20 @@ def print_result(console: Console, summary: Mapping[str, Any], run: RunView) -> 
     for line in summary["search"]["table"] if summary["search"] else ():
         console.print(f"Trial   {line}", soft_wrap=True)
     if summary["training"]["warm_start"]:
-        console.print(f"Began     with the weights of {summary['training']['warm_start']}", soft_wrap=True)
+        console.print(
+            f"Began     with the weights of {summary['training']['warm_start']}", soft_wrap=True
+        )
     if summary["metrics"]:
-        console.print("Metrics   " + "  ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items()))
+        console.print(
+            "Metrics   "
+            + "  ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items())
+        )
     _print_gate(console, summary)
     if summary["model"]["version"] is not None:
-        console.print(f"Model     {summary['model']['name']} version {summary['model']['version']}: {summary['model']['uri']}", soft_wrap=True)
+        console.print(
+            f"Model     {summary['model']['name']} version {summary['model']['version']}: {summary['model']['uri']}",
+            soft_wrap=True,
+        )
     if summary["report"]:
         console.print(f"Report    {summary['report']}", soft_wrap=True)
     console.print(f"Run       {run.state}, {run.seconds:.1f} s from the trigger to the end")
@@ -136,7 +160,11 @@ def _print_gate(console: Console, summary: Mapping[str, Any]) -> None:
     gate = summary["gate"]
     if gate["passed"] is None:
         return
-    against = f"against version {gate['champion_version']}" if gate["champion_version"] is not None else "there was no champion to beat"
+    against = (
+        f"against version {gate['champion_version']}"
+        if gate["champion_version"] is not None
+        else "there was no champion to beat"
+    )
     verdict = "passed" if gate["passed"] else "not passed: trained, not published"
     console.print(f"Gate      {verdict} ({against})", style="green" if gate["passed"] else "blue")
     for reason in gate["reasons"]:
@@ -161,7 +189,9 @@ def _result_table(run: RunView) -> Table:
     for column in ("task", "state", "seconds", "why"):
         table.add_column(column, justify="right" if column == "seconds" else "left")
     for task in run.tasks:
-        table.add_row(task.name, _state_text(task), _seconds(task), _because(task).removeprefix(": "))
+        table.add_row(
+            task.name, _state_text(task), _seconds(task), _because(task).removeprefix(": ")
+        )
     return table
 
 

@@ -70,8 +70,22 @@ class RunWatcher:
         names of their records.
     """
 
-    def __init__(self, api: AirflowApi, layout: Layout, dag: str, run_id: str, triggered: float, tasks: Sequence[str] = JOBS):
-        self._api, self._layout, self._dag, self._run_id, self._triggered = api, layout, dag, run_id, triggered
+    def __init__(
+        self,
+        api: AirflowApi,
+        layout: Layout,
+        dag: str,
+        run_id: str,
+        triggered: float,
+        tasks: Sequence[str] = JOBS,
+    ):
+        self._api, self._layout, self._dag, self._run_id, self._triggered = (
+            api,
+            layout,
+            dag,
+            run_id,
+            triggered,
+        )
         self._jobs = {task: _JobWatcher(layout.attempts(run_id, task)) for task in tasks}
         self._instances: dict[str, dict[str, Any]] = {}
         self._run = {"state": "queued", "end_date": None}
@@ -86,7 +100,9 @@ class RunWatcher:
         return RunView(self._run_id, self._run["state"], end - self._triggered, tasks)
 
     def _ask(self) -> None:
-        self._instances = {_name(instance): instance for instance in self._api.tasks(self._dag, self._run_id)}
+        self._instances = {
+            _name(instance): instance for instance in self._api.tasks(self._dag, self._run_id)
+        }
         states = [instance["state"] for instance in self._instances.values()]
         if not self._instances or all(state in _ENDED for state in states) or "failed" in states:
             self._run = self._api.run(self._dag, self._run_id)
@@ -100,9 +116,13 @@ class RunWatcher:
         if instance is None or not instance["state"]:
             return TaskStatus(job)
         state = instance["state"]
-        record = read_record(self._layout.task_record(self._run_id, job)) if state in _RECORDED else None
+        record = (
+            read_record(self._layout.task_record(self._run_id, job)) if state in _RECORDED else None
+        )
         progress, messages = self._jobs[job].new()
-        return TaskStatus(job, state, _duration(instance), instance["try_number"], progress, messages, record)
+        return TaskStatus(
+            job, state, _duration(instance), instance["try_number"], progress, messages, record
+        )
 
 
 class _JobWatcher:
@@ -116,11 +136,21 @@ class _JobWatcher:
         """The latest progress event, and the messages since the last call."""
         self._find_attempt()
         moments = self._reader.new() if self._reader else []
-        self._latest = next((moment for moment in reversed(moments) if moment.worker in _LEADER), self._latest)
+        self._latest = next(
+            (moment for moment in reversed(moments) if moment.worker in _LEADER), self._latest
+        )
         return self._latest, tuple(moment.message for moment in moments if moment.message)
 
     def _find_attempt(self) -> None:
-        newest = max(self._attempts.glob("attempt-*"), key=lambda path: path.stat().st_mtime, default=None) if self._attempts.exists() else None
+        newest = (
+            max(
+                self._attempts.glob("attempt-*"),
+                key=lambda path: path.stat().st_mtime,
+                default=None,
+            )
+            if self._attempts.exists()
+            else None
+        )
         if newest != self._attempt:
             self._attempt, self._latest = newest, None
             self._reader = ProgressReader(Attempt(newest).progress)
@@ -135,5 +165,9 @@ def _name(instance: dict[str, Any]) -> str:
 def _duration(instance: dict[str, Any]) -> float | None:
     if not instance["start_date"]:
         return None
-    end = seconds_since_1970(instance["end_date"]) if instance["end_date"] and instance["state"] in _ENDED else time.time()
+    end = (
+        seconds_since_1970(instance["end_date"])
+        if instance["end_date"] and instance["state"] in _ENDED
+        else time.time()
+    )
     return max(0.0, end - seconds_since_1970(instance["start_date"]))

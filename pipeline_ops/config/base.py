@@ -16,12 +16,35 @@ READ_WITH_THE_DAG = "Airflow reads it when it makes the DAG, before there is a r
 SAME_FOR_ALL_RUNS = "pages, the orphan reaper and other runs need it to be the same for all runs"
 
 
-def declared(default: Any, *, is_operational: bool = False, is_per_run: bool = False, rank: int = 0, fixed: str = "",
-             is_path: bool = False, run_pattern: str = "", run_words: str = "", selects_program: bool = False, **constraints: Any) -> Any:
+def declared(
+    default: Any,
+    *,
+    is_operational: bool = False,
+    is_per_run: bool = False,
+    rank: int = 0,
+    fixed: str = "",
+    is_path: bool = False,
+    run_pattern: str = "",
+    run_words: str = "",
+    selects_program: bool = False,
+    **constraints: Any,
+) -> Any:
     """A field with declarations. `Leaf` in `fields.py` describes each of them."""
-    marks = {"operational": is_operational, "per_run": is_per_run, "rank": rank, "fixed": fixed, "path": is_path,
-             "run_pattern": run_pattern, "run_words": run_words, "selects_program": selects_program}
-    return Field(default, json_schema_extra={name: value for name, value in marks.items() if value}, **constraints)
+    marks = {
+        "operational": is_operational,
+        "per_run": is_per_run,
+        "rank": rank,
+        "fixed": fixed,
+        "path": is_path,
+        "run_pattern": run_pattern,
+        "run_words": run_words,
+        "selects_program": selects_program,
+    }
+    return Field(
+        default,
+        json_schema_extra={name: value for name, value in marks.items() if value},
+        **constraints,
+    )
 
 
 def operational(default: Any, **declarations: Any) -> Any:
@@ -53,7 +76,9 @@ class FieldError(ValueError):
 class Section(BaseModel):
     """Base of every part of the config: frozen, strict about types, and without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     def fingerprinted(self) -> dict[str, Any]:
         """Returns this section as JSON, without its operational fields."""
@@ -61,7 +86,11 @@ class Section(BaseModel):
         for name, field in type(self).model_fields.items():
             if not (field.json_schema_extra or {}).get("operational"):
                 value = getattr(self, name)
-                kept[name] = value.fingerprinted() if isinstance(value, Section) else self.model_dump(mode="json", include={name})[name]
+                kept[name] = (
+                    value.fingerprinted()
+                    if isinstance(value, Section)
+                    else self.model_dump(mode="json", include={name})[name]
+                )
         return kept
 
 

@@ -29,7 +29,9 @@ def check_class(path: str, arguments: Collection[str]) -> None:
     module, _, name = path.rpartition(".")
     source = _find(module)
     if source is None:
-        raise ValueError(f"there is no module {module}; install what it belongs to where Airflow runs, or put its folder into PYTHONPATH")
+        raise ValueError(
+            f"there is no module {module}; install what it belongs to where Airflow runs, or put its folder into PYTHONPATH"
+        )
     if source.suffix == ".py":
         _check_source(source, name, frozenset(arguments))
 
@@ -40,21 +42,36 @@ def _check_source(source: Path, name: str, arguments: frozenset[str]) -> None:
     bound = dict(_bound(tree.body))
     if name not in bound and not {"*", "__getattr__"} & bound.keys():
         classes = [found for found, node in bound.items() if isinstance(node, ast.ClassDef)]
-        raise ValueError(f"{source} has no {name}; {nearest(name, classes) if classes else 'it defines no class'}")
+        raise ValueError(
+            f"{source} has no {name}; {nearest(name, classes) if classes else 'it defines no class'}"
+        )
     if isinstance(bound.get(name), ast.ClassDef):
         _check_call(name, bound[name], arguments)
 
 
 def _check_call(name: str, found: ast.ClassDef, given: frozenset[str]) -> None:
-    own = next((node.args for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
+    own = next(
+        (
+            node.args
+            for node in found.body
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+        ),
+        None,
+    )
     if own is None:
         return
     positional = [*own.posonlyargs, *own.args][1:]  # without self
     known = {argument.arg for argument in (*positional, *own.kwonlyargs)}
     if own.kwarg is None and (unknown := sorted(given - known)):
-        raise ValueError(f"{name} has no argument {unknown[0]!r}; {nearest(unknown[0], known) if known else 'it takes none'}")
-    required = {argument.arg for argument in positional[:len(positional) - len(own.defaults)]}
-    required |= {argument.arg for argument, default in zip(own.kwonlyargs, own.kw_defaults, strict=True) if default is None}
+        raise ValueError(
+            f"{name} has no argument {unknown[0]!r}; {nearest(unknown[0], known) if known else 'it takes none'}"
+        )
+    required = {argument.arg for argument in positional[: len(positional) - len(own.defaults)]}
+    required |= {
+        argument.arg
+        for argument, default in zip(own.kwonlyargs, own.kw_defaults, strict=True)
+        if default is None
+    }
     if missing := sorted(required - given):
         raise ValueError(f"{name} needs the argument {missing[0]!r}, which is not given")
 
@@ -69,11 +86,19 @@ def _bound(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
             case ast.ClassDef() | ast.FunctionDef():
                 yield node.name, node
             case ast.Import() | ast.ImportFrom():
-                yield from (((alias.asname or alias.name).partition(".")[0], node) for alias in node.names)
+                yield from (
+                    ((alias.asname or alias.name).partition(".")[0], node) for alias in node.names
+                )
             case ast.Assign():
-                yield from ((target.id, node) for target in node.targets if isinstance(target, ast.Name))
+                yield from (
+                    (target.id, node) for target in node.targets if isinstance(target, ast.Name)
+                )
             case ast.If() | ast.Try():
-                for part in (node.body, node.orelse, *(handler.body for handler in getattr(node, "handlers", ()))):
+                for part in (
+                    node.body,
+                    node.orelse,
+                    *(handler.body for handler in getattr(node, "handlers", ())),
+                ):
                     yield from _bound(part)
 
 
@@ -91,10 +116,15 @@ def _find(module: str) -> Path | None:
         return None
     if not rest:
         return Path(spec.origin) if spec.has_location else None
-    folders = list(getattr(sys.modules.get(top), "__path__", spec.submodule_search_locations))  # an imported package knows its folders best
+    folders = list(
+        getattr(sys.modules.get(top), "__path__", spec.submodule_search_locations)
+    )  # an imported package knows its folders best
     for part in rest[:-1]:
         folders = [str(inner) for folder in folders if (inner := Path(folder, part)).is_dir()]
-    return next((file for folder in folders for file in _files(Path(folder), rest[-1]) if file.is_file()), None)
+    return next(
+        (file for folder in folders for file in _files(Path(folder), rest[-1]) if file.is_file()),
+        None,
+    )
 
 
 def _files(folder: Path, part: str) -> Iterator[Path]:

@@ -15,8 +15,13 @@ from pipeline_ops.config.yaml_source import nearest
 
 PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 
-_FIELDS = (("minute", "0 to 59"), ("hour", "0 to 23"), ("day of the month", "1 to 31, or L"), ("month", "1 to 12, or jan to dec"),
-           ("day of the week", "0 to 7, or sun to sat; 0 and 7 are Sunday"))
+_FIELDS = (
+    ("minute", "0 to 59"),
+    ("hour", "0 to 23"),
+    ("day of the month", "1 to 31, or L"),
+    ("month", "1 to 12, or jan to dec"),
+    ("day of the week", "0 to 7, or sun to sat; 0 and 7 are Sunday"),
+)
 _MAX_LENGTH = 200
 _RANDOM = re.compile(r"(?i)(?<![a-z])[hr](?![a-z])")
 _START = dt.datetime(2024, 1, 1)
@@ -34,8 +39,10 @@ def check_cron(value: str) -> str:
             raise ValueError(f"unknown preset {value!r}; {nearest(value, PRESETS)}")
         return value
     if len(value.split()) != len(_FIELDS) or len(value) > _MAX_LENGTH:
-        raise ValueError(f"must be five fields (minute hour day month weekday), such as '0 3 * * *', or one of {', '.join(PRESETS)}; "
-                         f"got {value[:_MAX_LENGTH]!r}")
+        raise ValueError(
+            f"must be five fields (minute hour day month weekday), such as '0 3 * * *', or one of {', '.join(PRESETS)}; "
+            f"got {value[:_MAX_LENGTH]!r}"
+        )
     with contextlib.suppress(ImportError):
         _check_fields(value.split())
     return value
@@ -46,13 +53,19 @@ def _check_fields(fields: list[str]) -> None:
         alone = ["*"] * len(_FIELDS)
         alone[number] = fields[number]
         if _RANDOM.search(fields[number]) or not _is_valid(alone):
-            raise ValueError(f"the {name} {fields[number]!r} of {' '.join(fields)!r} is not valid; it is {allowed}, or * for each")
+            raise ValueError(
+                f"the {name} {fields[number]!r} of {' '.join(fields)!r} is not valid; it is {allowed}, or * for each"
+            )
     if not _is_valid(fields, comes=True):
-        raise ValueError(f"{' '.join(fields)!r} names a day that never comes; change the day or the month")
+        raise ValueError(
+            f"{' '.join(fields)!r} names a day that never comes; change the day or the month"
+        )
 
 
 def _is_valid(fields: list[str], comes: bool = False) -> bool:
-    from croniter import croniter  # takes 40 ms; needed for cron expressions only, and already imported in Airflow
+    from croniter import (
+        croniter,  # takes 40 ms; needed for cron expressions only, and already imported in Airflow
+    )
 
     try:
         found = croniter(" ".join(fields), _START)

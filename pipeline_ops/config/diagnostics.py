@@ -35,8 +35,10 @@ class Divergence(Section):
     @model_validator(mode="after")
     def _fits(self) -> Divergence:
         if (self.action == "lower_learning_rate") != (self.factor is not None):
-            raise ValueError(f"on_divergence.factor is what lower_learning_rate multiplies the rate with, say 0.5; got {self.factor} with the "
-                             f"action {self.action}")
+            raise ValueError(
+                f"on_divergence.factor is what lower_learning_rate multiplies the rate with, say 0.5; got {self.factor} with the "
+                f"action {self.action}"
+            )
         return self
 
 

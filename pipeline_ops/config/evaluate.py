@@ -8,7 +8,14 @@ from pydantic import Field, model_validator
 
 from pipeline_ops.config.base import READ_WITH_THE_DAG, Section, TaskSection, fixed, per_run
 
-CountedMetric = Literal["accuracy", "top_k_accuracy", "macro_precision", "macro_recall", "macro_f1", "worst_class_recall"]
+CountedMetric = Literal[
+    "accuracy",
+    "top_k_accuracy",
+    "macro_precision",
+    "macro_recall",
+    "macro_f1",
+    "worst_class_recall",
+]
 """Metrics that follow from counts of right and wrong answers, so they can be resampled."""
 ScoreMetric = Literal["macro_roc_auc", "macro_average_precision", "calibration_error"]
 """Metrics that follow from the probabilities of all examples."""
@@ -54,36 +61,59 @@ class Rule(Section):
     @model_validator(mode="after")
     def _bounded(self) -> Rule:
         if all(bound is None for bound in (self.at_least, self.at_most, *self._comparisons)):
-            raise ValueError("a rule needs at_least, not_worse_than_champion_by_more_than, better_than_champion_by_more_than, or at_most")
-        for name in ("at_least", "at_most", "not_worse_than_champion_by_more_than", "better_than_champion_by_more_than"):
+            raise ValueError(
+                "a rule needs at_least, not_worse_than_champion_by_more_than, better_than_champion_by_more_than, or at_most"
+            )
+        for name in (
+            "at_least",
+            "at_most",
+            "not_worse_than_champion_by_more_than",
+            "better_than_champion_by_more_than",
+        ):
             if self.metric not in _WITHOUT_LIMIT and (getattr(self, name) or 0) > 1:
-                raise ValueError(f"{name} of {self.metric} lies between 0 and 1, got {getattr(self, name):g}")
+                raise ValueError(
+                    f"{name} of {self.metric} lies between 0 and 1, got {getattr(self, name):g}"
+                )
         wrong = "at_least" if self.metric in LOWER_IS_BETTER else "at_most"
         if getattr(self, wrong) is not None:
-            raise ValueError(f"of {self.metric}, {'less' if wrong == 'at_least' else 'more'} is better: bound it with "
-                             f"{'at_most' if wrong == 'at_least' else 'at_least'}, got {wrong}")
+            raise ValueError(
+                f"of {self.metric}, {'less' if wrong == 'at_least' else 'more'} is better: bound it with "
+                f"{'at_most' if wrong == 'at_least' else 'at_least'}, got {wrong}"
+            )
         return self
 
     @model_validator(mode="after")
     def _comparable(self) -> Rule:
         is_compared = any(bound is not None for bound in self._comparisons)
         if self.metric == "drift" and is_compared:
-            raise ValueError("drift is a distance to the champion's data already: bound it with at_most")
+            raise ValueError(
+                "drift is a distance to the champion's data already: bound it with at_most"
+            )
         if self.confidence is not None and not is_compared:
-            raise ValueError("confidence is for a comparison with the champion, and this rule has none")
+            raise ValueError(
+                "confidence is for a comparison with the champion, and this rule has none"
+            )
         if self.confidence is not None and self.metric not in _RESAMPLED:
-            raise ValueError(f"confidence needs a metric that is made of counts ({', '.join(sorted(_RESAMPLED))}), got {self.metric}")
+            raise ValueError(
+                f"confidence needs a metric that is made of counts ({', '.join(sorted(_RESAMPLED))}), got {self.metric}"
+            )
         if self.within_noise == "passes" and self.confidence is None:
-            raise ValueError("within_noise says what happens below the confidence, and this rule has no confidence")
+            raise ValueError(
+                "within_noise says what happens below the confidence, and this rule has no confidence"
+            )
         return self
 
     @model_validator(mode="after")
     def _of_something(self) -> Rule:
         if (self.metric in get_args(ClassMetric)) != (self.of_class is not None):
-            raise ValueError(f"of_class is for the metrics of a class ({', '.join(get_args(ClassMetric))}), and they need it; got "
-                             f"{self.metric} {'with' if self.of_class is not None else 'without'} it")
+            raise ValueError(
+                f"of_class is for the metrics of a class ({', '.join(get_args(ClassMetric))}), and they need it; got "
+                f"{self.metric} {'with' if self.of_class is not None else 'without'} it"
+            )
         if self.of_slice is not None and self.metric not in get_args(CountedMetric):
-            raise ValueError(f"of_slice is for {', '.join(get_args(CountedMetric))}, got it with {self.metric}")
+            raise ValueError(
+                f"of_slice is for {', '.join(get_args(CountedMetric))}, got it with {self.metric}"
+            )
         return self
 
     @property
@@ -111,7 +141,9 @@ class Slice(Section):
         if self.by == "folder" and self.edges:
             raise ValueError("edges cut numbers into ranges, and a folder is none")
         if self.by == "image_bytes" and not self.edges:
-            raise ValueError("`by: image_bytes` needs edges: nearly every image has a size of its own")
+            raise ValueError(
+                "`by: image_bytes` needs edges: nearly every image has a size of its own"
+            )
         if self.edges != sorted(set(self.edges)):
             raise ValueError(f"edges must rise, got {self.edges}")
         return self
@@ -166,7 +198,9 @@ class Evaluate(TaskSection):
             raise ValueError(f"slices must have different names, got {min(twice)!r} twice")
         for rule in self.gate:
             if rule.of_slice is not None and rule.of_slice.partition("=")[0] not in titles:
-                raise ValueError(f"gate: of_slice {rule.of_slice!r} names no slice; evaluate.slices has {', '.join(titles) or 'none'}")
+                raise ValueError(
+                    f"gate: of_slice {rule.of_slice!r} names no slice; evaluate.slices has {', '.join(titles) or 'none'}"
+                )
         return self
 
     @property

@@ -51,7 +51,9 @@ class Export(TaskSection):
     registry: str | None = fixed(None, SAME_FOR_ALL_RUNS, is_operational=True)
     """The place where versions are published: a folder, or a place in an object store such as
     s3://bucket/models. Null is models/ below storage.root."""
-    signing_key: str | None = fixed(None, "it names a secret key", is_operational=True, min_length=1)
+    signing_key: str | None = fixed(
+        None, "it names a secret key", is_operational=True, min_length=1
+    )
     """The file of a secret key that `minisign -G -W` has made. Each new version is signed by it.
     `trainyard models fetch --verify` and `trainyard serve --verify` check the signature with the
     public key. With null, versions are not signed."""
@@ -71,6 +73,8 @@ class Export(TaskSection):
     def _known_store(cls, value: str | None) -> str | None:
         refuse_credentials(value or "")
         if value is not None and is_remote(value) and value.partition("://")[0] not in STORES:
-            raise ValueError(f"must be a folder, or begin with {' or '.join(f'{store}://' for store in STORES)}, got {value}; "
-                             "other stores were not shown to refuse the second of two conditional puts")
+            raise ValueError(
+                f"must be a folder, or begin with {' or '.join(f'{store}://' for store in STORES)}, got {value}; "
+                "other stores were not shown to refuse the second of two conditional puts"
+            )
         return value

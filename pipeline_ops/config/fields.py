@@ -64,7 +64,9 @@ def leaves_of(model: type[Section]) -> Mapping[str, ConfigField]:
     found: dict[str, ConfigField] = {}
     for leaf in _walk(model, "", {}):
         twin = found.get(leaf.key)
-        found[leaf.key] = dataclasses.replace(twin, fields=(*twin.fields, *leaf.fields)) if twin else leaf
+        found[leaf.key] = (
+            dataclasses.replace(twin, fields=(*twin.fields, *leaf.fields)) if twin else leaf
+        )
     return found
 
 
@@ -76,13 +78,22 @@ def value_at(config: Section, key: str) -> Any:
     return value
 
 
-def _walk(section: type[Section], prefix: str, inherited: Mapping[str, Any]) -> Iterator[ConfigField]:
+def _walk(
+    section: type[Section], prefix: str, inherited: Mapping[str, Any]
+) -> Iterator[ConfigField]:
     for name, field in section.model_fields.items():
         marks = {**(field.json_schema_extra or {}), **inherited}
-        passed_on = {mark: value for mark, value in marks.items() if mark in ("operational", "fixed")}
+        passed_on = {
+            mark: value for mark, value in marks.items() if mark in ("operational", "fixed")
+        }
         members = list(_members(field.annotation))
         sections = [member for member in members if _is_section(member)]
-        items = [item for member in members if typing.get_origin(member) is list for item in _members(typing.get_args(member)[0])]
+        items = [
+            item
+            for member in members
+            if typing.get_origin(member) is list
+            for item in _members(typing.get_args(member)[0])
+        ]
         for inner in sections:
             yield from _walk(inner, f"{prefix}{name}.", passed_on)
         for inner in filter(_is_section, items):
@@ -94,8 +105,18 @@ def _walk(section: type[Section], prefix: str, inherited: Mapping[str, Any]) -> 
 def _leaf(key: str, members: list[Any], field: FieldInfo, marks: Mapping[str, Any]) -> ConfigField:
     origins = {typing.get_origin(member) for member in members}
     kind: Kind = "list" if list in origins else "mapping" if dict in origins else "scalar"
-    return ConfigField(key, kind, (field,), bool(marks.get("operational")), bool(marks.get("per_run")), marks.get("rank", 0),
-                marks.get("fixed", ""), bool(marks.get("path")), marks.get("run_pattern", ""), marks.get("run_words", ""))
+    return ConfigField(
+        key,
+        kind,
+        (field,),
+        bool(marks.get("operational")),
+        bool(marks.get("per_run")),
+        marks.get("rank", 0),
+        marks.get("fixed", ""),
+        bool(marks.get("path")),
+        marks.get("run_pattern", ""),
+        marks.get("run_words", ""),
+    )
 
 
 def _members(annotation: Any) -> Iterator[Any]:
@@ -115,7 +136,11 @@ def _is_section(annotation: Any) -> bool:
 
 
 def _is_valid(field: FieldInfo, value: Any) -> bool:
-    annotation = typing.Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    annotation = (
+        typing.Annotated[(field.annotation, *field.metadata)]
+        if field.metadata
+        else field.annotation
+    )
     try:
         TypeAdapter(annotation, config=ConfigDict(strict=True)).validate_python(value)
     except ValueError:

@@ -50,7 +50,9 @@ class Hosts(Section):
         if (self.first_port is None) != (self.last_port is None):
             raise ValueError("first_port and last_port must be given together")
         if self.ports and self.ports[0] > self.ports[1]:
-            raise ValueError(f"first_port must not be above last_port, got {self.first_port} and {self.last_port}")
+            raise ValueError(
+                f"first_port must not be above last_port, got {self.first_port} and {self.last_port}"
+            )
         return self
 
     @property
@@ -60,8 +62,11 @@ class Hosts(Section):
     @property
     def program(self) -> dict[str, str]:
         """Digests of the fields that select the hosts' code, without those at the default."""
-        chosen = {name: getattr(self, name) for name, field in type(self).model_fields.items()
-                  if (field.json_schema_extra or {}).get("selects_program")}
+        chosen = {
+            name: getattr(self, name)
+            for name, field in type(self).model_fields.items()
+            if (field.json_schema_extra or {}).get("selects_program")
+        }
         return {name: digest_of(value) for name, value in chosen.items() if value}
 
     @property
@@ -80,10 +85,13 @@ class Hosts(Section):
             raise ConfigError(
                 f"{place}: train.hosts: {train.hosts} has {self.num_hosts} hosts, and their workers would talk over a network that is not "
                 f"said to be trusted: unencrypted, and in part without credentials. Write `network: trusted` into hosts/{train.hosts}.yaml "
-                "if only trusted people reach the hosts' ports, or train on one host")
+                "if only trusted people reach the hosts' ports, or train on one host"
+            )
         if self.capacity < train.fewest_workers:
-            raise ConfigError(f"{place}: train.hosts: {train.hosts} has room for {self.capacity} workers, and the gang has at least "
-                              f"{train.fewest_workers} (train.{'min_workers' if train.min_workers else 'workers'}); add hosts or lower it")
+            raise ConfigError(
+                f"{place}: train.hosts: {train.hosts} has room for {self.capacity} workers, and the gang has at least "
+                f"{train.fewest_workers} (train.{'min_workers' if train.min_workers else 'workers'}); add hosts or lower it"
+            )
 
 
 class LocalHosts(Hosts):
@@ -212,7 +220,12 @@ class KubernetesHosts(Hosts):
         return self.pods
 
 
-_KINDS: Mapping[str, type[Hosts]] = {"local": LocalHosts, "ssh": SshHosts, "slurm": SlurmHosts, "kubernetes": KubernetesHosts}
+_KINDS: Mapping[str, type[Hosts]] = {
+    "local": LocalHosts,
+    "ssh": SshHosts,
+    "slurm": SlurmHosts,
+    "kubernetes": KubernetesHosts,
+}
 
 
 def load_hosts(folder: Path, name: str) -> Hosts:
@@ -223,16 +236,23 @@ def load_hosts(folder: Path, name: str) -> Hosts:
         the nearest name.
     """
     if not re.fullmatch(HOSTS_NAME, name):
-        raise ConfigError(f"train.hosts: {name!r} must be the name of a file in {folder}, without a folder and without .yaml")
+        raise ConfigError(
+            f"train.hosts: {name!r} must be the name of a file in {folder}, without a folder and without .yaml"
+        )
     file = folder / f"{name}.yaml"
     if not file.exists():
         known = sorted(path.stem for path in folder.glob("*.yaml"))
-        raise ConfigError(f"train.hosts: there is no {file}; " + (nearest(name, known) if known else f"{folder} has no hosts files"))
+        raise ConfigError(
+            f"train.hosts: there is no {file}; "
+            + (nearest(name, known) if known else f"{folder} has no hosts files")
+        )
     text = ConfigText.read(file)
     launcher = text.values.get("launcher")
     if launcher not in _KINDS:
-        raise ConfigError(f"{text.place(['launcher'])}: launcher must be one of {', '.join(_KINDS)}, got {launcher!r}; "
-                          f"{nearest(str(launcher), _KINDS)}")
+        raise ConfigError(
+            f"{text.place(['launcher'])}: launcher must be one of {', '.join(_KINDS)}, got {launcher!r}; "
+            f"{nearest(str(launcher), _KINDS)}"
+        )
     return checked(_KINDS[launcher], text)
 
 

@@ -49,19 +49,48 @@ class CatalogueModel:
         return [f"pipeline_ops/models/{name}.py" for name in (self.module, *self.files)]
 
 
-def _backbone(name: str, *parameters: str, has_batch_normalization: bool = True, min_size: int = 32) -> CatalogueModel:
+def _backbone(
+    name: str, *parameters: str, has_batch_normalization: bool = True, min_size: int = 32
+) -> CatalogueModel:
     """One of `keras.applications`, by the name of its function there."""
-    return CatalogueModel("backbones", (*parameters, "dropout"), {"name": name}, has_batch_normalization, min_size=min_size)
+    return CatalogueModel(
+        "backbones",
+        (*parameters, "dropout"),
+        {"name": name},
+        has_batch_normalization,
+        min_size=min_size,
+    )
 
 
-def _detector(module: str, *parameters: str, metrics: tuple[str, ...], files: tuple[str, ...],
-              size_multiple: int, has_batch_normalization: bool = False) -> CatalogueModel:
-    return CatalogueModel(module, parameters, {}, has_batch_normalization, "detection", metrics, ("detection", "boxes", *files),
-                          min_size=size_multiple, size_multiple=size_multiple)
+def _detector(
+    module: str,
+    *parameters: str,
+    metrics: tuple[str, ...],
+    files: tuple[str, ...],
+    size_multiple: int,
+    has_batch_normalization: bool = False,
+) -> CatalogueModel:
+    return CatalogueModel(
+        module,
+        parameters,
+        {},
+        has_batch_normalization,
+        "detection",
+        metrics,
+        ("detection", "boxes", *files),
+        min_size=size_multiple,
+        size_multiple=size_multiple,
+    )
 
 
 CATALOGUE: Mapping[str, CatalogueModel] = {
-    "center_detector": _detector("center_detector", "width", metrics=("heat_loss", "box_iou"), files=("centers",), size_multiple=16),
+    "center_detector": _detector(
+        "center_detector",
+        "width",
+        metrics=("heat_loss", "box_iou"),
+        files=("centers",),
+        size_multiple=16,
+    ),
     "digits_cnn": CatalogueModel("digits_cnn", min_size=10),
     "dense": CatalogueModel("dense", ("units", "hidden_layers")),
     "convnext_tiny": _backbone("ConvNeXtTiny", has_batch_normalization=False),
@@ -77,9 +106,21 @@ CATALOGUE: Mapping[str, CatalogueModel] = {
     "resnet50_v2": _backbone("ResNet50V2"),
     "resnet101_v2": _backbone("ResNet101V2"),
     "retinanet": _detector(
-        "retinanet", "backbone", "backbone_parameters", "width", "depth", "normalization", "frozen_batch_normalization", "anchor_scale", "box_loss",
-        "max_boxes", metrics=("class_loss", "box_iou"), files=("anchor_head", "anchors", "backbones"), size_multiple=32,
-        has_batch_normalization=True),
+        "retinanet",
+        "backbone",
+        "backbone_parameters",
+        "width",
+        "depth",
+        "normalization",
+        "frozen_batch_normalization",
+        "anchor_scale",
+        "box_loss",
+        "max_boxes",
+        metrics=("class_loss", "box_iou"),
+        files=("anchor_head", "anchors", "backbones"),
+        size_multiple=32,
+        has_batch_normalization=True,
+    ),
     "xception": _backbone("Xception", min_size=71),
 }
 
@@ -99,12 +140,16 @@ def check_model(name: str) -> str:
     if is_own(name):
         return check_function(name)
     if name not in CATALOGUE:
-        raise ValueError(f"there is no model {name!r}; {nearest(name, CATALOGUE)}, and a model of your own is named as my_package.my_module:build")
+        raise ValueError(
+            f"there is no model {name!r}; {nearest(name, CATALOGUE)}, and a model of your own is named as my_package.my_module:build"
+        )
     return name
 
 
 def check_function(path: str) -> str:
     """Returns the path of a function of the user's own. Raises ValueError if it is not one."""
     if not _OWN.fullmatch(path):
-        raise ValueError(f"a function of your own is named as my_package.my_module:function, got {path!r}")
+        raise ValueError(
+            f"a function of your own is named as my_package.my_module:function, got {path!r}"
+        )
     return path

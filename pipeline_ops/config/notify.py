@@ -1,12 +1,12 @@
 """`notify` of a pipeline config: the events that Airflow's notifiers report.
 
-    notify:
-      - notifier: airflow.providers.smtp.notifications.smtp.SmtpNotifier
-        arguments:
-          to: team@example.org
-          subject: "{{ notice.title }}"
-          html_content: "{{ notice.html }}"
-        events: [failed, gate_not_passed, drift]
+notify:
+  - notifier: airflow.providers.smtp.notifications.smtp.SmtpNotifier
+    arguments:
+      to: team@example.org
+      subject: "{{ notice.title }}"
+      html_content: "{{ notice.html }}"
+    events: [failed, gate_not_passed, drift]
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ def check_notifiers(notifiers: Sequence[Notify], file: Path) -> None:
         try:
             check_class(notify.notifier, notify.arguments)
         except ValueError as problem:
-            problems.append(f"{place_in(file, ('notify', index, 'notifier'))}: notify.{index}.notifier: {problem}")
+            problems.append(
+                f"{place_in(file, ('notify', index, 'notifier'))}: notify.{index}.notifier: {problem}"
+            )
     if problems:
         raise ConfigError("\n".join(problems))

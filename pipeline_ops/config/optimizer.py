@@ -53,9 +53,18 @@ class Piecewise(LearningRateSchedule):
     @model_validator(mode="after")
     def _fits(self) -> Piecewise:
         if len(self.boundaries_steps) != len(self.factors):
-            raise ValueError(f"there must be as many factors as boundaries_steps ({len(self.boundaries_steps)}), got {len(self.factors)}")
-        if any(later <= earlier for earlier, later in zip([0, *self.boundaries_steps], self.boundaries_steps, strict=False)):
-            raise ValueError(f"boundaries_steps must be positive and ascending, got {self.boundaries_steps}")
+            raise ValueError(
+                f"there must be as many factors as boundaries_steps ({len(self.boundaries_steps)}), got {len(self.factors)}"
+            )
+        if any(
+            later <= earlier
+            for earlier, later in zip(
+                [0, *self.boundaries_steps], self.boundaries_steps, strict=False
+            )
+        ):
+            raise ValueError(
+                f"boundaries_steps must be positive and ascending, got {self.boundaries_steps}"
+            )
         if any(not math.isfinite(factor) or factor < 0 for factor in self.factors):
             raise ValueError(f"factors must not be negative, got {self.factors}")
         return self
@@ -79,9 +88,13 @@ class Clip(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Clip:
-        given = [name for name in ("global_norm", "norm", "value") if getattr(self, name) is not None]
+        given = [
+            name for name in ("global_norm", "norm", "value") if getattr(self, name) is not None
+        ]
         if len(given) != 1:
-            raise ValueError(f"exactly one of global_norm, norm and value must be given, got {' and '.join(given) or 'none'}")
+            raise ValueError(
+                f"exactly one of global_norm, norm and value must be given, got {' and '.join(given) or 'none'}"
+            )
         return self
 
 

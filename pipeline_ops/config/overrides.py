@@ -34,7 +34,9 @@ def parse_conf(author: PipelineConfig, conf: Any) -> dict[str, Scalar]:
       ConfigError: with a line for each problem.
     """
     if not isinstance(conf, Mapping):
-        raise ConfigError(f"the run's conf must be a mapping of keys to values, got {type(conf).__name__}")
+        raise ConfigError(
+            f"the run's conf must be a mapping of keys to values, got {type(conf).__name__}"
+        )
     overrides, problems = {}, []
     for key, value in conf.items():
         try:
@@ -42,7 +44,9 @@ def parse_conf(author: PipelineConfig, conf: Any) -> dict[str, Scalar]:
         except ValueError as problem:
             problems.append(f"conf {_shown(key)}: {problem}")
     if problems:
-        more = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
+        more = (
+            [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
+        )
         raise ConfigError("\n".join([*problems[:_MAX_PROBLEMS], *more]))
     return _types_of(author, overrides) | overrides
 
@@ -62,8 +66,10 @@ def _parse(author: PipelineConfig, key: Any, value: Any) -> Scalar:
     if key in author.per_run:
         return allowed_value(leaf, value, author.per_run[key], author.file.parent)
     if leaf.run_pattern and value is not None and not re.fullmatch(leaf.run_pattern, str(value)):
-        raise ValueError(f"a run may set it to {leaf.run_words}, got {_shown(value)!r}; {_change_in(author)}, "
-                         "or open more values there with per_run")
+        raise ValueError(
+            f"a run may set it to {leaf.run_words}, got {_shown(value)!r}; {_change_in(author)}, "
+            "or open more values there with per_run"
+        )
     return value
 
 
@@ -86,23 +92,33 @@ def _find(author: PipelineConfig, key: Any) -> ConfigField:
         return leaf
     if leaf is not None:
         opening = "" if leaf.fixed or leaf.kind != "scalar" else ", or open it there with per_run"
-        raise ValueError(f"only the author of the pipeline sets it{f': {leaf.fixed}' if leaf.fixed else ''}; {_change_in(author)}{opening}")
+        raise ValueError(
+            f"only the author of the pipeline sets it{f': {leaf.fixed}' if leaf.fixed else ''}; {_change_in(author)}{opening}"
+        )
     if _holds_several(leaves, re.sub(r"\.-?\d+(?=\.|$)", "[]", key)):
-        raise ValueError(f"only the author of the pipeline sets it, because it is no single value; {_change_in(author)}")
+        raise ValueError(
+            f"only the author of the pipeline sets it, because it is no single value; {_change_in(author)}"
+        )
     raise ValueError(f"unknown key; {nearest(key, settable_keys(author))}")
 
 
 def _holds_several(leaves: Mapping[str, ConfigField], key: str) -> bool:
     """Returns whether a key names a section, a list, a mapping or a part of one, and no leaf."""
-    return any(name == key or name.startswith((f"{key}.", f"{key}[]")) or
-               (leaf.kind != "scalar" and key.startswith((f"{name}.", f"{name}[]"))) for name, leaf in leaves.items())
+    return any(
+        name == key
+        or name.startswith((f"{key}.", f"{key}[]"))
+        or (leaf.kind != "scalar" and key.startswith((f"{name}.", f"{name}[]")))
+        for name, leaf in leaves.items()
+    )
 
 
 def _check_scalar(leaf: ConfigField, value: Any) -> None:
     if value is None and not leaf.takes(None):
         raise ValueError("must not be null; leave it out for the value of the YAML")
     if not isinstance(value, Scalar):
-        raise ValueError(f"must be a single value, got a {'list' if isinstance(value, list) else type(value).__name__}")
+        raise ValueError(
+            f"must be a single value, got a {'list' if isinstance(value, list) else type(value).__name__}"
+        )
     if isinstance(value, str) and (len(value) > _MAX_TEXT or _UNPRINTABLE.search(value)):
         raise ValueError(f"must be a text of at most {_MAX_TEXT} printable characters")
     if isinstance(value, int) and abs(value) >= _MAX_INTEGER:

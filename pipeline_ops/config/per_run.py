@@ -38,30 +38,45 @@ def check_opened(leaves: Mapping[str, ConfigField], opened: Mapping[str, Sequenc
             known = [name for name, leaf in leaves.items() if _can_be_opened(leaf)]
             raise ValueError(f"{key}: there is no such value; {nearest(key, known)}")
         if not _can_be_opened(leaf):
-            reason = leaf.fixed or f"it is {'a list' if leaf.kind == 'list' else 'a mapping'}, and a run sets single values only"
+            reason = (
+                leaf.fixed
+                or f"it is {'a list' if leaf.kind == 'list' else 'a mapping'}, and a run sets single values only"
+            )
             raise ValueError(f"{key}: it cannot be opened to runs: {reason}; remove this line")
         for value in values:
             if leaf.is_path and isinstance(value, str):
                 _check_pattern(key, value)
             elif not leaf.takes(value):
-                raise ValueError(f"{key}: {value!r} is not a valid value of it; correct or remove it")
+                raise ValueError(
+                    f"{key}: {value!r} is not a valid value of it; correct or remove it"
+                )
 
 
-def allowed_value(leaf: ConfigField, value: Scalar, allowed: Sequence[Scalar], folder: Path) -> Scalar:
+def allowed_value(
+    leaf: ConfigField, value: Scalar, allowed: Sequence[Scalar], folder: Path
+) -> Scalar:
     """The value to use. For a path that a glob allows, that is the absolute path without links.
 
     Raises:
       ValueError: the value is not allowed.
     """
     for candidate in allowed:
-        if type(candidate) is type(value) and candidate == value and not (leaf.is_path and isinstance(value, str) and _MAGIC.search(value)):
+        if (
+            type(candidate) is type(value)
+            and candidate == value
+            and not (leaf.is_path and isinstance(value, str) and _MAGIC.search(value))
+        ):
             return value
     if leaf.is_path and isinstance(value, str):
         place = _normalized(value, folder)
         if any(_matches(pattern, place, folder) for pattern in allowed if isinstance(pattern, str)):
             return place
     choices = ", ".join("null" if candidate is None else str(candidate) for candidate in allowed)
-    raise ValueError(f"must be one of the values that per_run allows ({choices})" if choices else "is closed to runs by per_run")
+    raise ValueError(
+        f"must be one of the values that per_run allows ({choices})"
+        if choices
+        else "is closed to runs by per_run"
+    )
 
 
 def is_glob(value: Scalar) -> bool:
@@ -75,11 +90,15 @@ def _can_be_opened(leaf: ConfigField) -> bool:
 
 def _check_pattern(key: str, pattern: str) -> None:
     magic = _MAGIC.search(pattern)
-    after = pattern[pattern.rfind("/", 0, magic.start()) + 1:] if magic else ""
+    after = pattern[pattern.rfind("/", 0, magic.start()) + 1 :] if magic else ""
     if ".." in after.split("/"):
-        raise ValueError(f"{key}: {pattern!r} has '..' behind a wildcard; write the folder that is meant")
+        raise ValueError(
+            f"{key}: {pattern!r} has '..' behind a wildcard; write the folder that is meant"
+        )
     if "{" in pattern or "\0" in pattern:
-        raise ValueError(f"{key}: {pattern!r} must be a plain path or a glob, without brackets like {{start}}")
+        raise ValueError(
+            f"{key}: {pattern!r} must be a plain path or a glob, without brackets like {{start}}"
+        )
 
 
 def _normalized(value: str, folder: Path) -> str:
@@ -121,5 +140,11 @@ def _segments_match(pattern: Sequence[str], segments: Sequence[str]) -> bool:
     if not pattern:
         return not segments
     if pattern[0] == "**":
-        return any(_segments_match(pattern[1:], segments[skipped:]) for skipped in range(len(segments) + 1))
-    return bool(segments) and fnmatch.fnmatchcase(segments[0], pattern[0]) and _segments_match(pattern[1:], segments[1:])
+        return any(
+            _segments_match(pattern[1:], segments[skipped:]) for skipped in range(len(segments) + 1)
+        )
+    return (
+        bool(segments)
+        and fnmatch.fnmatchcase(segments[0], pattern[0])
+        and _segments_match(pattern[1:], segments[1:])
+    )

@@ -19,7 +19,13 @@ from typing import Annotated, Any, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline_ops.config.base import READ_WITH_THE_DAG, SAME_FOR_ALL_RUNS, FieldError, Section, fixed
+from pipeline_ops.config.base import (
+    READ_WITH_THE_DAG,
+    SAME_FOR_ALL_RUNS,
+    FieldError,
+    Section,
+    fixed,
+)
 from pipeline_ops.config.evaluate import DetectionMetric, Evaluate, Measure
 from pipeline_ops.config.export import Export
 from pipeline_ops.config.fields import leaves_of
@@ -45,7 +51,9 @@ class Storage(Section):
     @classmethod
     def _local(cls, value: str) -> str:
         if "://" in refuse_credentials(value):
-            raise ValueError(f"storage.root must be a local folder, got {value}; object stores are not supported yet")
+            raise ValueError(
+                f"storage.root must be a local folder, got {value}; object stores are not supported yet"
+            )
         return value
 
 
@@ -90,40 +98,71 @@ class PipelineConfig(Section):
     @model_validator(mode="after")
     def _fits(self) -> PipelineConfig:
         if self.preprocess.shards < self.train.workers:
-            raise FieldError("preprocess.shards", f"must be at least the number of training workers ({self.train.workers}), "
-                                                  f"got {self.preprocess.shards}")
+            raise FieldError(
+                "preprocess.shards",
+                f"must be at least the number of training workers ({self.train.workers}), "
+                f"got {self.preprocess.shards}",
+            )
         if self.train.class_weights and self.preprocess.balance == "none":
-            raise FieldError("train.class_weights", "needs a data set that has them; set preprocess.balance: by_class")
+            raise FieldError(
+                "train.class_weights",
+                "needs a data set that has them; set preprocess.balance: by_class",
+            )
         self._refuse_for_detection()
         self._refuse_intervals_without_clock()
         is_told = any("late" in notify.events for notify in self.notify)
         if is_told != (self.deadline_seconds is not None):
-            raise FieldError("notify" if is_told else "deadline_seconds",
-                             "deadline_seconds and an entry of notify with the event late belong together, got one without the other")
+            raise FieldError(
+                "notify" if is_told else "deadline_seconds",
+                "deadline_seconds and an entry of notify with the event late belong together, got one without the other",
+            )
         return self
 
     def _refuse_intervals_without_clock(self) -> None:
         schedule = self.schedule
-        if self.preprocess.source.has_interval and (schedule.cron is None or schedule.assets or schedule.watch_seconds):
-            raise FieldError("preprocess.source.path", f"is {self.preprocess.source.path}, and only runs that the clock starts have a data interval: "
-                             "give schedule a cron expression, and nothing else")
+        if self.preprocess.source.has_interval and (
+            schedule.cron is None or schedule.assets or schedule.watch_seconds
+        ):
+            raise FieldError(
+                "preprocess.source.path",
+                f"is {self.preprocess.source.path}, and only runs that the clock starts have a data interval: "
+                "give schedule a cron expression, and nothing else",
+            )
         if self.preprocess.source.has_interval and schedule.timezone != "UTC":
-            raise FieldError("schedule.timezone", f"must be UTC for the data intervals of preprocess.source.path, got {schedule.timezone}")
+            raise FieldError(
+                "schedule.timezone",
+                f"must be UTC for the data intervals of preprocess.source.path, got {schedule.timezone}",
+            )
 
     def _refuse_for_detection(self) -> None:
         """Refuses metrics and formats of the other task."""
         is_detector = task_of(self.train.model) == "detection"
         for number, rule in enumerate(self.evaluate.gate):
             key = f"evaluate.gate.{number}"
-            if rule.metric not in get_args(Measure) and (rule.metric in get_args(DetectionMetric)) != is_detector:
-                raise FieldError(key, f"{rule.metric} is not for {task_of(self.train.model)}, which the model {self.train.model} is for")
+            if (
+                rule.metric not in get_args(Measure)
+                and (rule.metric in get_args(DetectionMetric)) != is_detector
+            ):
+                raise FieldError(
+                    key,
+                    f"{rule.metric} is not for {task_of(self.train.model)}, which the model {self.train.model} is for",
+                )
             if is_detector and rule.confidence is not None:
-                raise FieldError(key, f"{rule.metric}: a confidence is for classifiers, whose examples can be drawn again")
+                raise FieldError(
+                    key,
+                    f"{rule.metric}: a confidence is for classifiers, whose examples can be drawn again",
+                )
         if is_detector and self.evaluate.slices:
-            raise FieldError("evaluate.slices", f"are for classifiers, got them with the detector {self.train.model}")
+            raise FieldError(
+                "evaluate.slices",
+                f"are for classifiers, got them with the detector {self.train.model}",
+            )
         if is_detector and "tflite_int8" in self.export.formats:
-            raise FieldError("export.formats", "tflite_int8 is for classifiers: in eight bits, the edges of a box have no place to be exact; got it "
-                             f"with the detector {self.train.model}, which can be tflite")
+            raise FieldError(
+                "export.formats",
+                "tflite_int8 is for classifiers: in eight bits, the edges of a box have no place to be exact; got it "
+                f"with the detector {self.train.model}, which can be tflite",
+            )
 
     @property
     def file(self) -> Path:
@@ -138,7 +177,9 @@ class PipelineConfig(Section):
     @functools.cached_property
     def hosts(self) -> Hosts | None:
         """The hosts to train on, or None for this machine. Raises ConfigError for a wrong file."""
-        return load_hosts(self._file.parent / "hosts", self.train.hosts) if self.train.hosts else None
+        return (
+            load_hosts(self._file.parent / "hosts", self.train.hosts) if self.train.hosts else None
+        )
 
     @property
     def registry(self) -> str:
@@ -154,7 +195,11 @@ class PipelineConfig(Section):
         A link is not followed, because it is what makes an environment.
         """
         python = getattr(self, job).python
-        return None if python is None else Path(os.path.abspath(self._file.parent / Path(python).expanduser()))
+        return (
+            None
+            if python is None
+            else Path(os.path.abspath(self._file.parent / Path(python).expanduser()))
+        )
 
     def changed(self, overrides: Mapping[str, Any]) -> PipelineConfig:
         """Returns this config with other values by dotted key. Raises ConfigError."""

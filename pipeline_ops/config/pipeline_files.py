@@ -14,6 +14,8 @@ def config_files(places: Iterable[str | os.PathLike]) -> Iterator[Path]:
     """
     for place in map(Path, places):
         if place.is_dir():
-            yield from sorted(file for file in place.glob("*.yaml") if not file.name.startswith("."))
+            yield from sorted(
+                file for file in place.glob("*.yaml") if not file.name.startswith(".")
+            )
         else:
             yield place

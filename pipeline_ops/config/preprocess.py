@@ -57,9 +57,13 @@ class Split(Section):
     @model_validator(mode="after")
     def _groups(self) -> Split:
         if (self.group_by == "regex") != (self.group_regex is not None):
-            raise ValueError("group_by: regex and group_regex belong together, got one without the other")
+            raise ValueError(
+                "group_by: regex and group_regex belong together, got one without the other"
+            )
         if self.group_regex is not None and (fault := _fault_of_regex(self.group_regex)):
-            raise ValueError(f"group_regex must be a regular expression with one pair of brackets, such as '^(patient[0-9]+)_', {fault}")
+            raise ValueError(
+                f"group_regex must be a regular expression with one pair of brackets, such as '^(patient[0-9]+)_', {fault}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -154,11 +158,17 @@ class BeamRunner(Section):
     @model_validator(mode="after")
     def _fits(self) -> BeamRunner:
         if self.mode == "in_memory" and self.workers > 1:
-            raise ValueError(f"mode in_memory has exactly 1 worker, got workers: {self.workers}; use multi_threading or multi_processing")
+            raise ValueError(
+                f"mode in_memory has exactly 1 worker, got workers: {self.workers}; use multi_threading or multi_processing"
+            )
         if self.name == "embedded" and self.options:
-            raise ValueError(f"options ({', '.join(self.options)}) are for the other runners; embedded has mode and workers")
+            raise ValueError(
+                f"options ({', '.join(self.options)}) are for the other runners; embedded has mode and workers"
+            )
         if self.name != "embedded" and (self.mode, self.workers) != ("multi_processing", 0):
-            raise ValueError(f"mode and workers are for the runner embedded; {self.name} has options")
+            raise ValueError(
+                f"mode and workers are for the runner embedded; {self.name} has options"
+            )
         if "runner" in self.options:
             raise ValueError("the option runner is what name is for")
         return self
@@ -166,7 +176,9 @@ class BeamRunner(Section):
 
 # Pydantic warns of a field that has the name of a method of its version 1. No code here calls that
 # method.
-warnings.filterwarnings("ignore", message='Field name "schema" in "Preprocess" shadows', category=UserWarning)
+warnings.filterwarnings(
+    "ignore", message='Field name "schema" in "Preprocess" shadows', category=UserWarning
+)
 
 
 class Preprocess(TaskSection):

@@ -35,8 +35,12 @@ def author_config(file: Path | str, run_id: str | None) -> PipelineConfig:
     return load_config(file, _author_overrides(file, run_id))
 
 
-def run_config(file: Path | str, conf: Mapping[str, Any] | None, run_id: str | None,
-               interval: Interval | None = None) -> PipelineConfig:
+def run_config(
+    file: Path | str,
+    conf: Mapping[str, Any] | None,
+    run_id: str | None,
+    interval: Interval | None = None,
+) -> PipelineConfig:
     """Returns the config of a run.
 
     Args:
@@ -57,7 +61,9 @@ def run_config(file: Path | str, conf: Mapping[str, Any] | None, run_id: str | N
     return config.changed({"preprocess.source.path": source.path_of(*interval)})
 
 
-def run_config_or_author(file: Path | str, conf: Mapping[str, Any] | None, run_id: str) -> PipelineConfig:
+def run_config_or_author(
+    file: Path | str, conf: Mapping[str, Any] | None, run_id: str
+) -> PipelineConfig:
     """Returns the config of a run, or the author's if the conf is refused.
 
     Pages and notices use it, because they must work for such a run, too.
@@ -68,7 +74,9 @@ def run_config_or_author(file: Path | str, conf: Mapping[str, Any] | None, run_i
         return author_config(file, run_id)
 
 
-def write_author_overrides(folder: Path, file: Path, run_id: str, overrides: Mapping[str, Any]) -> None:
+def write_author_overrides(
+    folder: Path, file: Path, run_id: str, overrides: Mapping[str, Any]
+) -> None:
     """Keeps the command line's overrides of a run. They must be there before the run starts."""
     value = {"config": str(file.resolve()), "run_id": run_id, "overrides": dict(overrides)}
     write_json(_place(folder, file, run_id), value)
@@ -84,5 +92,7 @@ def _author_overrides(file: Path | str, run_id: str | None) -> dict[str, Any]:
 
 def _place(folder: Path, file: Path, run_id: str) -> Path:
     """The file of a run's overrides, named by a digest, because a run id may hold any character."""
-    digest = hashlib.sha256(f"{file.resolve()}\n{run_id}".encode(errors="surrogatepass")).hexdigest()
+    digest = hashlib.sha256(
+        f"{file.resolve()}\n{run_id}".encode(errors="surrogatepass")
+    ).hexdigest()
     return folder / f"{digest}.json"

@@ -1,11 +1,11 @@
 """`schedule` of a pipeline config: the triggers of a run.
 
-    schedule: "0 3 * * *"                                  the clock, in UTC
-    schedule: {cron: "0 3 * * *", timezone: Europe/Berlin} the clock of a place
-    schedule: {assets: [raw_digits]}                       another DAG has an event of this asset
-    schedule: {assets: [raw_digits], cron: "0 3 * * *"}    the event or the clock, the first of them
-    schedule: {watch_seconds: 60}                          raw files were added, removed or changed
-    schedule: null                                         no trigger: runs by hand only
+schedule: "0 3 * * *"                                  the clock, in UTC
+schedule: {cron: "0 3 * * *", timezone: Europe/Berlin} the clock of a place
+schedule: {assets: [raw_digits]}                       another DAG has an event of this asset
+schedule: {assets: [raw_digits], cron: "0 3 * * *"}    the event or the clock, the first of them
+schedule: {watch_seconds: 60}                          raw files were added, removed or changed
+schedule: null                                         no trigger: runs by hand only
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ class AssetName(Section):
     @field_validator("name", "uri")
     @classmethod
     def _allowed(cls, value: str | None) -> str | None:
-        if value is not None and (value.isspace() or value in _NOT_ALLOWED or value.startswith("airflow:")):
-            raise ValueError(f"{value!r} cannot name an asset: it is blank, or reserved by Airflow; choose another name")
+        if value is not None and (
+            value.isspace() or value in _NOT_ALLOWED or value.startswith("airflow:")
+        ):
+            raise ValueError(
+                f"{value!r} cannot name an asset: it is blank, or reserved by Airflow; choose another name"
+            )
         if value is not None:
             urlsplit(value)
         return value
@@ -80,5 +84,8 @@ class Schedule(Section):
     @model_validator(mode="after")
     def _zone_of_a_clock(self) -> Schedule:
         if self.cron is None and "timezone" in self.model_fields_set:
-            raise FieldError("timezone", "is for a cron expression, and there is none; give cron, or remove the time zone")
+            raise FieldError(
+                "timezone",
+                "is for a cron expression, and there is none; give cron, or remove the time zone",
+            )
         return self

@@ -58,7 +58,9 @@ class Search(Section):
     def _of_training(cls, value: dict[str, list[Any] | Range]) -> dict[str, list[Any] | Range]:
         for key, values in value.items():
             if not key.startswith("train."):
-                raise ValueError(f"parameters are dotted keys of train, as train.optimizer.learning_rate; got {key}")
+                raise ValueError(
+                    f"parameters are dotted keys of train, as train.optimizer.learning_rate; got {key}"
+                )
             if isinstance(values, list) and not values:
                 raise ValueError(f"parameters.{key} has no values")
         return value
@@ -66,8 +68,12 @@ class Search(Section):
     @model_validator(mode="after")
     def _fits(self) -> Search:
         if (self.method == "random") != (self.trials is not None):
-            raise ValueError(f"trials is how many combinations random draws, and needed there; got {self.trials} with {self.method}")
+            raise ValueError(
+                f"trials is how many combinations random draws, and needed there; got {self.trials} with {self.method}"
+            )
         ranges = [key for key, values in self.parameters.items() if isinstance(values, Range)]
         if self.method == "grid" and ranges:
-            raise ValueError(f"a grid has lists of values, got a range for {', '.join(ranges)}; list the values, or use method: random")
+            raise ValueError(
+                f"a grid has lists of values, got a range for {', '.join(ranges)}; list the values, or use method: random"
+            )
         return self

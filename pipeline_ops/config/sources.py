@@ -55,10 +55,14 @@ class Source(Section):
     def _names_the_interval(cls, value: str) -> str:
         for _, field, spec, conversion in string.Formatter().parse(value):
             if field is not None and (conversion or not _INTERVAL_FORMAT.fullmatch(spec)):
-                raise ValueError(f"{{{field}}} takes a format of strftime such as %Y-%m-%d, got {spec or conversion!r}")
+                raise ValueError(
+                    f"{{{field}}} takes a format of strftime such as %Y-%m-%d, got {spec or conversion!r}"
+                )
         if unknown := _fields_of(value) - {"start", "end"}:
-            raise ValueError("only the start and the end of a run's data interval can stand in brackets, such as {start:%Y-%m-%d}, "
-                             f"got {min(unknown)!r}")
+            raise ValueError(
+                "only the start and the end of a run's data interval can stand in brackets, such as {start:%Y-%m-%d}, "
+                f"got {min(unknown)!r}"
+            )
         return value
 
     @field_validator("path")
@@ -66,7 +70,9 @@ class Source(Section):
     def _known_scheme(cls, value: str) -> str:
         refuse_credentials(value)
         if "://" in value and not is_known(value):
-            raise ValueError(f"must be a local folder, or a URI of an object store such as s3://bucket/folder, got {value}")
+            raise ValueError(
+                f"must be a local folder, or a URI of an object store such as s3://bucket/folder, got {value}"
+            )
         return value
 
 
@@ -80,7 +86,9 @@ def _fields_of(path: str) -> set[str]:
 
 def _local(value: str) -> str:
     if "://" in refuse_credentials(value):
-        raise ValueError(f"TFRecords are read from local folders only, got {value}; copy or mount them")
+        raise ValueError(
+            f"TFRecords are read from local folders only, got {value}; copy or mount them"
+        )
     return value
 
 
@@ -151,7 +159,9 @@ class CocoSource(AnnotatedSource):
 
     @property
     def named_files(self) -> dict[str, str]:
-        return {f"parts.{index}.annotations": part.annotations for index, part in enumerate(self.parts)}
+        return {
+            f"parts.{index}.annotations": part.annotations for index, part in enumerate(self.parts)
+        }
 
 
 class ManifestSource(AnnotatedSource):
@@ -246,7 +256,17 @@ class TfrecordSource(AnnotatedSource):
 
 def _as_data_set_name(name: str) -> str:
     """The folder's name in TensorFlow Datasets: `my_cells` for `MyCells`."""
-    return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)).lower()
+    return re.sub(
+        r"([a-z0-9])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
+    ).lower()
 
 
-AnySource = ImageFolderSource | VocSource | CocoSource | CsvSource | JsonlSource | TfdsSource | TfrecordSource
+AnySource = (
+    ImageFolderSource
+    | VocSource
+    | CocoSource
+    | CsvSource
+    | JsonlSource
+    | TfdsSource
+    | TfrecordSource
+)

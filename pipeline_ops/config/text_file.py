@@ -33,8 +33,10 @@ def read_text(file: Path) -> str:
     except FileNotFoundError:
         raise ConfigError(f"{file}: {_why_missing(file)}") from None
     except PermissionError:
-        raise ConfigError(f"{file}: may not be read by this user (uid {os.geteuid()}); give it "
-                          "the right to read the file") from None
+        raise ConfigError(
+            f"{file}: may not be read by this user (uid {os.geteuid()}); give it "
+            "the right to read the file"
+        ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"{file}: cannot be read: {reason}") from None
@@ -67,24 +69,32 @@ def _read_at_most(descriptor: int, count: int) -> bytes:
 def _check_kind(file: Path, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         inside = ", ".join(sorted(path.name for path in file.glob("*.yaml"))[:5])
-        raise ConfigError(f"{file}: is a folder; name one of its YAML files: {inside or 'there is none'}")
+        raise ConfigError(
+            f"{file}: is a folder; name one of its YAML files: {inside or 'there is none'}"
+        )
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{file}: is a pipe or a device; a config must be a regular file")
     if status.st_size > MAX_BYTES:
-        raise ConfigError(f"{file}: has {status.st_size} bytes; a config may have at most {MAX_BYTES}")
+        raise ConfigError(
+            f"{file}: has {status.st_size} bytes; a config may have at most {MAX_BYTES}"
+        )
 
 
 def _decode(file: Path, data: bytes) -> str:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise ConfigError(f"{file}:1: is UTF-16; save it as UTF-8")
     if (position := data.find(0)) >= 0:
-        raise ConfigError(f"{file}:{_line(data, position)}: holds a zero byte, as binary files do; "
-                          "a config must be UTF-8 text")
+        raise ConfigError(
+            f"{file}:{_line(data, position)}: holds a zero byte, as binary files do; "
+            "a config must be UTF-8 text"
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}:{_line(data, error.start)}: is not UTF-8 (byte 0x{data[error.start]:02x}); "
-                          "save it as UTF-8") from None
+        raise ConfigError(
+            f"{file}:{_line(data, error.start)}: is not UTF-8 (byte 0x{data[error.start]:02x}); "
+            "save it as UTF-8"
+        ) from None
 
 
 def _line(data: bytes, position: int) -> int:

@@ -9,7 +9,13 @@ from pydantic import Field, field_validator
 from pipeline_ops.config.base import Section, TaskSection, operational, per_run
 from pipeline_ops.config.diagnostics import DebugSwitch, Divergence, Tensorboard
 from pipeline_ops.config.input import InputOptions
-from pipeline_ops.config.model_catalogue import CATALOGUE, check_function, check_model, is_own, task_of
+from pipeline_ops.config.model_catalogue import (
+    CATALOGUE,
+    check_function,
+    check_model,
+    is_own,
+    task_of,
+)
 from pipeline_ops.config.optimizer import Optimizer
 
 Monitor = Annotated[str, Field(pattern=r"^validation_[a-z][a-z0-9_]*$")]
@@ -17,7 +23,16 @@ Monitor = Annotated[str, Field(pattern=r"^validation_[a-z][a-z0-9_]*$")]
 figure whose name ends in loss or error is better when it is lower, any other when it is higher."""
 
 
-Strategy = Literal["auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu", "placed_layers", "sharded_layers"]
+Strategy = Literal[
+    "auto",
+    "one_device",
+    "mirrored",
+    "multi_worker_mirrored",
+    "parameter_server",
+    "tpu",
+    "placed_layers",
+    "sharded_layers",
+]
 HOSTS_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 """A plain name, so that the path stays in the folder `hosts/`."""
 PUBLISHED = "champion|version [1-9][0-9]{0,8}"
@@ -120,7 +135,14 @@ class TrainOptions(TaskSection):
     loss is not weighed."""
     label_smoothing: float = per_run(0.0, ge=0, lt=1)
     """The part of each label that is spread over all classes, in training only."""
-    warm_start: str | None = per_run(None, rank=5, is_operational=True, is_path=True, run_pattern=PUBLISHED, run_words=PUBLISHED_WORDS)
+    warm_start: str | None = per_run(
+        None,
+        rank=5,
+        is_operational=True,
+        is_path=True,
+        run_pattern=PUBLISHED,
+        run_words=PUBLISHED_WORDS,
+    )
     """The weights to begin with: champion (the model in service, if there is one yet), `version 3`
     of the published ones, or the path of a SavedModel's folder or of a file of weights (.npz, .h5
     or .keras). The head is left out if it has another number of classes."""
@@ -179,7 +201,9 @@ class TrainOptions(TaskSection):
         """The figure that selects the best epoch. None if the last epoch counts."""
         if self.best_checkpoint is None:
             return None
-        return self.best_checkpoint.monitor or ("validation_loss" if task_of(self.model) == "detection" else "validation_accuracy")
+        return self.best_checkpoint.monitor or (
+            "validation_loss" if task_of(self.model) == "detection" else "validation_accuracy"
+        )
 
     @property
     def fewest_workers(self) -> int:

@@ -14,8 +14,11 @@ from pipeline_ops.config.yaml_source import nearest
 _MAX_SHOWN = 100
 _FEW = 4
 """The largest number of choices of which a message names all."""
-_KINDS = {"model_type": "a section ('key: value')", "dict_type": "a section ('key: value')",
-          "list_type": "a list ('- item', or [a, b])"}
+_KINDS = {
+    "model_type": "a section ('key: value')",
+    "dict_type": "a section ('key: value')",
+    "list_type": "a list ('- item', or [a, b])",
+}
 
 
 def shown(value: Any) -> str:
@@ -30,11 +33,17 @@ def describe_type(problem: Mapping[str, Any]) -> str:
     if kind in ("missing", "missing_argument"):
         return "required, but not given"
     if kind == "literal_error":
-        return _choice(value, [name.strip("'") for name in re.split(r", | or ", context["expected"])])
+        return _choice(
+            value, [name.strip("'") for name in re.split(r", | or ", context["expected"])]
+        )
     if kind == "string_pattern_mismatch":
         return f"must match the pattern {context['pattern']}, got {shown(value)}{_suggestion(value, context['pattern'])}"
     if kind in _KINDS:
-        hint = f"; is a space missing after the colon in {shown(value)}?" if _lacks_space(value) else ""
+        hint = (
+            f"; is a space missing after the colon in {shown(value)}?"
+            if _lacks_space(value)
+            else ""
+        )
         return f"must be {_KINDS[kind]}, got {shown(value)}{hint}"
     return f"{problem['msg'][0].lower()}{problem['msg'][1:]}, got {shown(value)}"
 
@@ -55,7 +64,9 @@ def _suggestion(value: str, pattern: str) -> str:
     Keras's `val_loss` is `validation_loss` here. The name of a pipeline has no capitals and no
     spaces.
     """
-    return next((f"; for example {name!r}" for name in _similar(value) if re.fullmatch(pattern, name)), "")
+    return next(
+        (f"; for example {name!r}" for name in _similar(value) if re.fullmatch(pattern, name)), ""
+    )
 
 
 def _similar(value: str) -> Iterator[str]:

@@ -26,7 +26,11 @@ def checked(model: type[_Checked], text: ConfigText) -> _Checked:
     try:
         return model.model_validate(text.values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_describe(model, text, problem) for problem in error.errors(include_url=False))) from None
+        raise ConfigError(
+            "\n".join(
+                _describe(model, text, problem) for problem in error.errors(include_url=False)
+            )
+        ) from None
 
 
 def _describe(model: type[Section], text: ConfigText, problem: Mapping[str, Any]) -> str:
@@ -35,7 +39,10 @@ def _describe(model: type[Section], text: ConfigText, problem: Mapping[str, Any]
         case "extra_forbidden":
             rule = f"unknown key; {_nearest_key(model, location, section)}"
         case "union_tag_invalid":
-            location, known = [*location, "type"], [tag.strip(" '") for tag in problem["ctx"]["expected_tags"].split(",")]
+            location, known = (
+                [*location, "type"],
+                [tag.strip(" '") for tag in problem["ctx"]["expected_tags"].split(",")],
+            )
             rule = f"unknown type {shown(problem['ctx']['tag'])}; {nearest(problem['ctx']['tag'], known)}"
         case "union_tag_not_found":
             location, rule = [*location, "type"], "required, but not given"
@@ -48,14 +55,16 @@ def _describe(model: type[Section], text: ConfigText, problem: Mapping[str, Any]
     return f"{text.place(location)}: {key + ': ' if key else ''}{rule}"
 
 
-def _nearest_key(model: type[Section], location: Sequence[str | int], section: type[Section]) -> str:
+def _nearest_key(
+    model: type[Section], location: Sequence[str | int], section: type[Section]
+) -> str:
     """Suggests the place of an unknown key.
 
     The place is below this section, here in another spelling, or anywhere.
     """
     *here, name = map(str, location)
     paths = [path for path in _paths(model) if path[-1] == name]
-    below = [path for path in paths if list(path[:len(here)]) == here]
+    below = [path for path in paths if list(path[: len(here)]) == here]
     if not below and difflib.get_close_matches(name, section.model_fields, n=1):
         return nearest(name, section.model_fields)
     found = [".".join(path) for path in below or paths][:3]
@@ -69,7 +78,11 @@ def _paths(model: type[Section]) -> tuple[tuple[str, ...], ...]:
     for name, field in model.model_fields.items():
         found.append((name,))
         prefix = (name, "0") if get_origin(field.annotation) is list else (name,)
-        found += [(*prefix, *path) for section in _sections_of(field.annotation) for path in _paths(section)]
+        found += [
+            (*prefix, *path)
+            for section in _sections_of(field.annotation)
+            for path in _paths(section)
+        ]
     return tuple(dict.fromkeys(found))
 
 
@@ -81,7 +94,9 @@ def _sections_of(annotation: Any) -> Iterator[type[Section]]:
         yield from _sections_of(argument)
 
 
-def _without_tags(model: type[Section], location: Sequence[str | int]) -> tuple[list[str | int], Any]:
+def _without_tags(
+    model: type[Section], location: Sequence[str | int]
+) -> tuple[list[str | int], Any]:
     """Returns a place as in the YAML, and the class of the innermost section on the way there.
 
     Where several sections are possible, pydantic puts the value of their `type` into the place.
@@ -101,7 +116,11 @@ def _without_tags(model: type[Section], location: Sequence[str | int]) -> tuple[
 
 def _member(field: FieldInfo, tag: str) -> type[Section]:
     """The section, among several, that a tag stands for."""
-    return next(member for member in get_args(field.annotation) if tag in get_args(member.model_fields[field.discriminator].annotation))
+    return next(
+        member
+        for member in get_args(field.annotation)
+        if tag in get_args(member.model_fields[field.discriminator].annotation)
+    )
 
 
 def _section_of(annotation: Any) -> type[Section] | None:

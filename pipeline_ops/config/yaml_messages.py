@@ -27,26 +27,59 @@ _SPECIAL = re.compile(r"[^\t\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U00
 
 _OPENED = (
     ("found unexpected end of stream", "this quote is not closed; close it"),
-    ("did not find expected ',' or ']'", "the bracket [ is not closed, or a comma is missing; add ] or a comma"),
-    ("did not find expected ',' or '}'", "the bracket { is not closed, or a comma is missing; add } or a comma"),
-    ("could not find expected ':'", "a key without a colon; write 'key: value', with a space after the colon"),
+    (
+        "did not find expected ',' or ']'",
+        "the bracket [ is not closed, or a comma is missing; add ] or a comma",
+    ),
+    (
+        "did not find expected ',' or '}'",
+        "the bracket { is not closed, or a comma is missing; add } or a comma",
+    ),
+    (
+        "could not find expected ':'",
+        "a key without a colon; write 'key: value', with a space after the colon",
+    ),
 )
 """The parser's words with their meaning for a person. The line to look at is the one where the
 construct begins."""
 
 _FOUND = (
-    ("did not find expected '-' indicator", "this line follows a list, but does not begin with '- '; begin it with '- ', "
-                                            "or indent it as the other keys of its section"),
-    ("block sequence entries are not allowed", "a list item '- ' may not stand here; put it on a line of its own"),
-    ("did not find expected node content", "a value is missing between brackets or commas; remove a comma, or add it"),
-    ("found undefined alias", "a value that begins with * refers to a value named with &, and none has that name; "
-                              "put the value in quotes if a text is meant"),
-    ("while scanning an alias", "a value that begins with * is not a text; put the value in quotes, as in \"* * * * *\""),
-    ("while scanning an anchor", "a value that begins with & is not a text; put the value in quotes"),
+    (
+        "did not find expected '-' indicator",
+        "this line follows a list, but does not begin with '- '; begin it with '- ', "
+        "or indent it as the other keys of its section",
+    ),
+    (
+        "block sequence entries are not allowed",
+        "a list item '- ' may not stand here; put it on a line of its own",
+    ),
+    (
+        "did not find expected node content",
+        "a value is missing between brackets or commas; remove a comma, or add it",
+    ),
+    (
+        "found undefined alias",
+        "a value that begins with * refers to a value named with &, and none has that name; "
+        "put the value in quotes if a text is meant",
+    ),
+    (
+        "while scanning an alias",
+        'a value that begins with * is not a text; put the value in quotes, as in "* * * * *"',
+    ),
+    (
+        "while scanning an anchor",
+        "a value that begins with & is not a text; put the value in quotes",
+    ),
     ("duplicate anchor", "the name after & is used twice; choose another one"),
-    ("while parsing a quoted scalar", "a backslash in double quotes begins an escape; use single quotes, or write it twice"),
+    (
+        "while parsing a quoted scalar",
+        "a backslash in double quotes begins an escape; use single quotes, or write it twice",
+    ),
     ("expected a single document", "a second document begins here; remove the line '---' or '...'"),
-    ("expected <document start>", "the document ends before this line; check brackets, quotes and indentation above it"),
+    (
+        "expected <document start>",
+        "the document ends before this line; check brackets, quotes and indentation above it",
+    ),
     ("mappings for merging", "<< must be given a mapping, such as *name; remove it"),
 )
 """The same for defects whose line is the one that the parser names."""
@@ -60,8 +93,12 @@ def explain(error: yaml.YAMLError, text: str) -> YamlProblem:
     problem = " ".join(filter(None, [error.context, error.problem]))
     at, column = min(error.problem_mark.line, len(lines) - 1), error.problem_mark.column
     start = min(error.context_mark.line, at) if error.context_mark else at
-    line, rule = (_tab(lines, at) or _missing_space(lines, start, at) or _known(problem, start, at)
-                  or (at, _at_character(problem, lines, at, column)))
+    line, rule = (
+        _tab(lines, at)
+        or _missing_space(lines, start, at)
+        or _known(problem, start, at)
+        or (at, _at_character(problem, lines, at, column))
+    )
     return YamlProblem(line + 1, f"not valid YAML: {rule}")
 
 
@@ -69,7 +106,9 @@ def _unmarked(error: yaml.YAMLError, lines: list[str]) -> YamlProblem:
     """Finds the line of a character that YAML does not allow. The parser does not name it."""
     for number, line in enumerate(lines, 1):
         if found := _SPECIAL.search(line):
-            return YamlProblem(number, f"not valid YAML: the control character U+{ord(found[0]):04X}; remove it")
+            return YamlProblem(
+                number, f"not valid YAML: the control character U+{ord(found[0]):04X}; remove it"
+            )
     return YamlProblem(1, f"not valid YAML: {error}; check the characters of the text")
 
 
@@ -83,7 +122,7 @@ def _known(problem: str, start: int, at: int) -> tuple[int, str] | None:
 
 def _at_character(problem: str, lines: list[str], at: int, column: int) -> str:
     """The defect of a line where the parser only says that something else was expected."""
-    character = lines[at][column:column + 1]
+    character = lines[at][column : column + 1]
     if "cannot start any token" in problem:
         return f"a value may not begin with {character!r}; put it in quotes"
     if character and character in "]}":
@@ -96,7 +135,7 @@ def _at_character(problem: str, lines: list[str], at: int, column: int) -> str:
 def _tab(lines: list[str], at: int) -> tuple[int, str] | None:
     """The first line up to the given one that is indented with a tab, counted from 0."""
     for number in range(at + 1):
-        if "\t" in lines[number][:len(lines[number]) - len(lines[number].lstrip())]:
+        if "\t" in lines[number][: len(lines[number]) - len(lines[number].lstrip())]:
             return number, "a tab in the indentation; replace it by spaces"
     return None
 
@@ -105,8 +144,10 @@ def _missing_space(lines: list[str], start: int, at: int) -> tuple[int, str] | N
     for number in range(max(0, start - 1), at + 1):
         if found := _MISSING_SPACE.match(lines[number]):
             key, value = found.groups()
-            return number, (f"a space is missing after the colon in '{key}:{value.strip():.40}'; "
-                            f"write '{key}: {value.strip():.40}'")
+            return number, (
+                f"a space is missing after the colon in '{key}:{value.strip():.40}'; "
+                f"write '{key}: {value.strip():.40}'"
+            )
     return None
 
 
@@ -114,8 +155,12 @@ def _indentation(lines: list[str], at: int) -> str:
     if _COLON_IN_VALUE.match(lines[at]):
         return "the value holds ': '; put it in quotes"
     above = [line for line in lines[:at] if line.strip() and not line.lstrip().startswith("#")]
-    here, there = (len(line) - len(line.lstrip()) for line in (lines[at], above[-1] if above else ""))
+    here, there = (
+        len(line) - len(line.lstrip()) for line in (lines[at], above[-1] if above else "")
+    )
     if here != there:
-        return (f"the indentation does not fit: this line has {here} spaces, the one above it {there}; "
-                "give all keys of a section the same indentation")
+        return (
+            f"the indentation does not fit: this line has {here} spaces, the one above it {there}; "
+            "give all keys of a section the same indentation"
+        )
     return "a colon where none may stand; give each key a line of its own"

@@ -28,7 +28,9 @@ MAX_VALUES = 30_000
 _MAX_INTEGER_DIGITS = 20
 _MAX_INTEGER = 2**63 - 1
 _PREFIX = "tag:yaml.org,2002:"
-_TAGS = frozenset(_PREFIX + name for name in ("null", "bool", "int", "float", "str", "seq", "map", "merge"))
+_TAGS = frozenset(
+    _PREFIX + name for name in ("null", "bool", "int", "float", "str", "seq", "map", "merge")
+)
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
@@ -46,17 +48,24 @@ class _Loader(Composer, CParser, SafeConstructor, Resolver):
     def compose_node(self, parent: Any, index: Any) -> yaml.Node:
         line = self.peek_event().start_mark.line + 1
         if self._depth >= MAX_DEPTH:
-            raise YamlProblem(line, f"nested more than {MAX_DEPTH} levels deep; is a bracket not closed?")
+            raise YamlProblem(
+                line, f"nested more than {MAX_DEPTH} levels deep; is a bracket not closed?"
+            )
         is_alias, before = self.check_event(yaml.AliasEvent), self._values
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
         if is_alias and id(node) not in self._sizes:
-            raise YamlProblem(line, "an alias (*name) stands inside the value that it names (&name); remove it")
+            raise YamlProblem(
+                line, "an alias (*name) stands inside the value that it names (&name); remove it"
+            )
         self._values += self._sizes[id(node)] if is_alias else 1
         if self._values > MAX_VALUES:
-            raise YamlProblem(line, f"more than {MAX_VALUES} values, each alias counted with all that it stands for; "
-                                    "a config may not be larger")
+            raise YamlProblem(
+                line,
+                f"more than {MAX_VALUES} values, each alias counted with all that it stands for; "
+                "a config may not be larger",
+            )
         self._sizes.setdefault(id(node), self._values - before)
         _check(node, line)
         return node
@@ -65,33 +74,53 @@ class _Loader(Composer, CParser, SafeConstructor, Resolver):
         try:
             return super().construct_object(node, deep)
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-            raise YamlProblem(node.start_mark.line + 1, f"{node.value!s:.40} cannot be read: {error}; "
-                                                        "put it in quotes if a text is meant") from None
+            raise YamlProblem(
+                node.start_mark.line + 1,
+                f"{node.value!s:.40} cannot be read: {error}; put it in quotes if a text is meant",
+            ) from None
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: kept for first, resolvers in Resolver.yaml_implicit_resolvers.items()
-    if (kept := [(tag, pattern) for tag, pattern in resolvers
-                 if tag.removeprefix(_PREFIX) not in ("int", "float", "timestamp", "value")])}
+    first: kept
+    for first, resolvers in Resolver.yaml_implicit_resolvers.items()
+    if (
+        kept := [
+            (tag, pattern)
+            for tag, pattern in resolvers
+            if tag.removeprefix(_PREFIX) not in ("int", "float", "timestamp", "value")
+        ]
+    )
+}
 _Loader.add_implicit_resolver(
-    _PREFIX + "int", re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)\Z"), list("-+0123456789"))
+    _PREFIX + "int", re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)\Z"), list("-+0123456789")
+)
 _Loader.add_implicit_resolver(
-    _PREFIX + "float", re.compile(r"([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?"
-                                  r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))\Z"), list("-+0123456789."))
+    _PREFIX + "float",
+    re.compile(
+        r"([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))\Z"
+    ),
+    list("-+0123456789."),
+)
 
 
 def _construct_int(loader: _Loader, node: yaml.Node) -> int:
     text = loader.construct_scalar(node)
     value = loader.construct_yaml_int(node) if len(text) <= _MAX_INTEGER_DIGITS else math.inf
     if abs(value) > _MAX_INTEGER:
-        raise YamlProblem(node.start_mark.line + 1, f"an integer of {len(text)} digits is too large; at most {_MAX_INTEGER}")
+        raise YamlProblem(
+            node.start_mark.line + 1,
+            f"an integer of {len(text)} digits is too large; at most {_MAX_INTEGER}",
+        )
     return value
 
 
 def _construct_float(loader: _Loader, node: yaml.Node) -> float:
     value = loader.construct_yaml_float(node)
     if not math.isfinite(value):
-        raise YamlProblem(node.start_mark.line + 1, f"{node.value:.40} is not a finite number; write a number")
+        raise YamlProblem(
+            node.start_mark.line + 1, f"{node.value:.40} is not a finite number; write a number"
+        )
     return value
 
 
@@ -116,8 +145,17 @@ def read_yaml(text: str) -> tuple[Any, dict[Location, int]]:
         return loader.construct_document(node), lines
     except yaml.YAMLError as error:
         raise explain(error, text) from None
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise YamlProblem(1, f"cannot be read: {error}; put values that are meant as text in quotes") from None
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        raise YamlProblem(
+            1, f"cannot be read: {error}; put values that are meant as text in quotes"
+        ) from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -126,26 +164,37 @@ def read_yaml(text: str) -> tuple[Any, dict[Location, int]]:
 def _check(node: yaml.Node, line: int) -> None:
     """Refuses a value that no field of a config can hold."""
     if node.tag not in _TAGS:
-        raise YamlProblem(line, f"the tag {node.tag.replace(_PREFIX, '!!')} is not allowed; remove it")
+        raise YamlProblem(
+            line, f"the tag {node.tag.replace(_PREFIX, '!!')} is not allowed; remove it"
+        )
     if isinstance(node, yaml.ScalarNode):
         if found := _CONTROL.search(node.value):
-            raise YamlProblem(line, f"the text holds the control character U+{ord(found[0]):04X}; remove it")
+            raise YamlProblem(
+                line, f"the text holds the control character U+{ord(found[0]):04X}; remove it"
+            )
     elif isinstance(node, yaml.MappingNode):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise YamlProblem(key.start_mark.line + 1, "a key must be a plain name; a text that begins with [ or { "
-                                                           "needs quotes")
+                raise YamlProblem(
+                    key.start_mark.line + 1,
+                    "a key must be a plain name; a text that begins with [ or { needs quotes",
+                )
 
 
 def _collect_lines(node: yaml.Node, location: Location, lines: dict[Location, int]) -> None:
     if len(location) > MAX_DEPTH:
-        raise YamlProblem(node.start_mark.line + 1, f"nested more than {MAX_DEPTH} levels deep through aliases")
+        raise YamlProblem(
+            node.start_mark.line + 1, f"nested more than {MAX_DEPTH} levels deep through aliases"
+        )
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             inner, line = (*location, key.value), key.start_mark.line + 1
             if inner in lines:
-                raise YamlProblem(line, f"{'.'.join(map(str, inner))} stands twice, first in line {lines[inner]}; "
-                                        "remove one of them")
+                raise YamlProblem(
+                    line,
+                    f"{'.'.join(map(str, inner))} stands twice, first in line {lines[inner]}; "
+                    "remove one of them",
+                )
             lines[inner] = line
             _collect_lines(value, inner, lines)
     elif isinstance(node, yaml.SequenceNode):

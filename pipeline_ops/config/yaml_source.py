@@ -22,7 +22,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `the nearest valid name is 'x'`, or all the valid names if none is near."""
     known = sorted(known)
     close = difflib.get_close_matches(name[:200], known, n=1)
-    return f"the nearest valid name is {close[0]!r}" if close else f"valid names are {', '.join(known)}"
+    return (
+        f"the nearest valid name is {close[0]!r}"
+        if close
+        else f"valid names are {', '.join(known)}"
+    )
 
 
 def place_in(file: Path, location: Sequence[str | int]) -> str:
@@ -56,8 +60,12 @@ class ConfigText:
         if values is None:
             raise ConfigError(f"{file}:1: is empty; a config is a mapping of keys to values")
         if not isinstance(values, dict):
-            kind = {"list": "a list", "str": "a text"}.get(type(values).__name__, type(values).__name__)
-            raise ConfigError(f"{file}:1: must be a mapping of keys to values ('key: value'), got {kind}")
+            kind = {"list": "a list", "str": "a text"}.get(
+                type(values).__name__, type(values).__name__
+            )
+            raise ConfigError(
+                f"{file}:1: must be a mapping of keys to values ('key: value'), got {kind}"
+            )
         return cls(file, values, lines)
 
     def override(self, dotted: str, value: Any) -> None:
@@ -70,9 +78,13 @@ class ConfigText:
                 if inner is None:
                     inner = where[part] = {}
             except (IndexError, TypeError):
-                raise ConfigError(f"override {dotted}: there is no {'.'.join(map(str, location[:depth + 1]))} in {self.file}") from None
+                raise ConfigError(
+                    f"override {dotted}: there is no {'.'.join(map(str, location[: depth + 1]))} in {self.file}"
+                ) from None
             if not isinstance(inner, (dict, list)):
-                raise ConfigError(f"override {dotted}: {'.'.join(map(str, location[:depth + 1]))} is a value, not a section")
+                raise ConfigError(
+                    f"override {dotted}: {'.'.join(map(str, location[: depth + 1]))} is a value, not a section"
+                )
             where = inner
         try:
             where[location[-1]] = value
@@ -89,4 +101,3 @@ class ConfigText:
         while wanted and wanted not in self._lines:
             wanted = wanted[:-1]
         return f"{self.file}:{self._lines[wanted]}" if wanted else f"{self.file}:1"
-

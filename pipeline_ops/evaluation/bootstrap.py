@@ -42,12 +42,23 @@ class ModelAnswers:
     is_in_top_k: np.ndarray
 
 
-def draw(labels: np.ndarray, models: Sequence[ModelAnswers], num_classes: int, samples: int, seed: int) -> list[BootstrapSamples]:
+def draw(
+    labels: np.ndarray, models: Sequence[ModelAnswers], num_classes: int, samples: int, seed: int
+) -> list[BootstrapSamples]:
     """Returns the draws of each model, paired. The same arguments give the same numbers."""
-    columns = [labels, *(column for model in models for column in (model.classes, model.is_in_top_k))]
+    columns = [
+        labels,
+        *(column for model in models for column in (model.classes, model.is_in_top_k)),
+    ]
     cells, counts = np.unique(np.stack(columns), axis=1, return_counts=True)
-    counted = [_Counter(cells[0], cells[1 + 2 * i], cells[2 + 2 * i].astype(bool), num_classes) for i in range(len(models))]
-    blocks = [[counter.figures(weights) for counter in counted] for weights in _weights(counts, samples, seed)]
+    counted = [
+        _Counter(cells[0], cells[1 + 2 * i], cells[2 + 2 * i].astype(bool), num_classes)
+        for i in range(len(models))
+    ]
+    blocks = [
+        [counter.figures(weights) for counter in counted]
+        for weights in _weights(counts, samples, seed)
+    ]
     return [_join([block[i] for block in blocks]) for i in range(len(models))]
 
 
@@ -69,19 +80,43 @@ def _weights(counts: np.ndarray, samples: int, seed: int) -> Iterator[np.ndarray
 class _Counter:
     """Turns weights of cells into the figures of one model."""
 
-    def __init__(self, labels: np.ndarray, answers: np.ndarray, is_in_top_k: np.ndarray, num_classes: int):
-        self._num_classes, self._is_right, self._is_in_top_k = num_classes, labels == answers, is_in_top_k
+    def __init__(
+        self, labels: np.ndarray, answers: np.ndarray, is_in_top_k: np.ndarray, num_classes: int
+    ):
+        self._num_classes, self._is_right, self._is_in_top_k = (
+            num_classes,
+            labels == answers,
+            is_in_top_k,
+        )
         self._labels, self._answers = _Groups(labels, num_classes), _Groups(answers, num_classes)
 
     def figures(self, weights: np.ndarray) -> BootstrapSamples:
         """Returns the figures of each draw. `weights` is [b, K]."""
         right, total = weights * self._is_right, weights.sum(axis=1)
-        support, found, predicted = self._labels.sums(weights), self._labels.sums(right), self._answers.sums(weights)
-        classes = {"precision": _shares(found, predicted), "recall": _shares(found, support), "f1": _shares(2 * found, support + predicted)}
+        support, found, predicted = (
+            self._labels.sums(weights),
+            self._labels.sums(right),
+            self._answers.sums(weights),
+        )
+        classes = {
+            "precision": _shares(found, predicted),
+            "recall": _shares(found, support),
+            "f1": _shares(2 * found, support + predicted),
+        }
         present = support > 0
-        means = {f"macro_{name}": (values * present).sum(axis=1) / present.sum(axis=1) for name, values in classes.items()}
-        return BootstrapSamples({"accuracy": right.sum(axis=1) / total, "top_k_accuracy": (weights * self._is_in_top_k).sum(axis=1) / total, **means,
-                      "worst_class_recall": np.where(present, classes["recall"], np.inf).min(axis=1)}, classes)
+        means = {
+            f"macro_{name}": (values * present).sum(axis=1) / present.sum(axis=1)
+            for name, values in classes.items()
+        }
+        return BootstrapSamples(
+            {
+                "accuracy": right.sum(axis=1) / total,
+                "top_k_accuracy": (weights * self._is_in_top_k).sum(axis=1) / total,
+                **means,
+                "worst_class_recall": np.where(present, classes["recall"], np.inf).min(axis=1),
+            },
+            classes,
+        )
 
 
 class _Groups:
@@ -104,6 +139,9 @@ def _shares(parts: np.ndarray, wholes: np.ndarray) -> np.ndarray:
 
 def _join(blocks: Sequence[BootstrapSamples]) -> BootstrapSamples:
     def joined(name: str) -> dict[str, np.ndarray]:
-        return {key: np.concatenate([getattr(block, name)[key] for block in blocks]) for key in getattr(blocks[0], name)}
+        return {
+            key: np.concatenate([getattr(block, name)[key] for block in blocks])
+            for key in getattr(blocks[0], name)
+        }
 
     return BootstrapSamples(joined("metrics"), joined("classes"))

@@ -75,7 +75,9 @@ class DetectionEvaluation:
     classes: list[DetectionClass]
 
 
-def evaluate_detections(truths: Truths, detections: DetectionTable, num_images: int, class_names: Sequence[str]) -> DetectionEvaluation:
+def evaluate_detections(
+    truths: Truths, detections: DetectionTable, num_images: int, class_names: Sequence[str]
+) -> DetectionEvaluation:
     """Matches detections with true boxes by image and class, as COCO does for boxes.
 
     Raises:
@@ -89,8 +91,13 @@ def evaluate_detections(truths: Truths, detections: DetectionTable, num_images: 
         evaluator = _match(library, truths, detections, num_images, class_names)
     precision, recall = (np.asarray(evaluator.eval[name]) for name in ("precision", "recall"))
     counts = np.bincount(truths.classes[~truths.is_crowd], minlength=len(class_names))
-    return DetectionEvaluation(_twelve(precision, recall), [
-        _class_figures(name, int(counts[index]), precision[:, :, index], recall[:, index]) for index, name in enumerate(class_names)])
+    return DetectionEvaluation(
+        _twelve(precision, recall),
+        [
+            _class_figures(name, int(counts[index]), precision[:, :, index], recall[:, index])
+            for index, name in enumerate(class_names)
+        ],
+    )
 
 
 @contextlib.contextmanager
@@ -109,10 +116,21 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _match(library: ModuleType, truths: Truths, detections: DetectionTable, num_images: int, class_names: Sequence[str]) -> Any:
+def _match(
+    library: ModuleType,
+    truths: Truths,
+    detections: DetectionTable,
+    num_images: int,
+    class_names: Sequence[str],
+) -> Any:
     """Runs the library's evaluator and returns it."""
-    truth = library.COCO({"images": [{"id": index} for index in range(num_images)], "annotations": _annotations(truths),
-                          "categories": [{"id": index, "name": name} for index, name in enumerate(class_names)]})
+    truth = library.COCO(
+        {
+            "images": [{"id": index} for index in range(num_images)],
+            "annotations": _annotations(truths),
+            "categories": [{"id": index, "name": name} for index, name in enumerate(class_names)],
+        }
+    )
     evaluator = library.COCOeval_faster(truth, truth.loadRes(_results(detections)), "bbox")
     evaluator.evaluate()
     evaluator.accumulate()
@@ -123,33 +141,62 @@ def _import_library() -> ModuleType:
     try:
         import faster_coco_eval
     except ImportError as error:
-        raise ConfigError(f"COCO figures need the package faster-coco-eval ({error}); install trainyard[detection]") from None
+        raise ConfigError(
+            f"COCO figures need the package faster-coco-eval ({error}); install trainyard[detection]"
+        ) from None
     return faster_coco_eval
 
 
-def _refuse_impossible(what: str, boxes: Truths | DetectionTable, num_images: int, num_classes: int) -> None:
+def _refuse_impossible(
+    what: str, boxes: Truths | DetectionTable, num_images: int, num_classes: int
+) -> None:
     bad = ~np.isfinite(boxes.boxes).all(axis=1) | (boxes.images < 0) | (boxes.images >= num_images)
     bad |= (boxes.classes < 0) | (boxes.classes >= num_classes)
     if isinstance(boxes, DetectionTable):
         bad |= ~np.isfinite(boxes.scores)
     if bad.any():
         i = int(np.flatnonzero(bad)[0])
-        raise DataError(f"{what} {i}: image {boxes.images[i]} of {num_images}, class {boxes.classes[i]} of {num_classes}, box "
-                        f"{boxes.boxes[i].tolist()}: a box has finite corners and a score, and an image and a class that there are")
+        raise DataError(
+            f"{what} {i}: image {boxes.images[i]} of {num_images}, class {boxes.classes[i]} of {num_classes}, box "
+            f"{boxes.boxes[i].tolist()}: a box has finite corners and a score, and an image and a class that there are"
+        )
 
 
 def _annotations(truths: Truths) -> list[dict[str, Any]]:
     sizes = _as_xywh(truths.boxes)
-    columns = zip(truths.images.tolist(), truths.classes.tolist(), sizes.tolist(), (sizes[:, 2] * sizes[:, 3]).tolist(),
-                  truths.is_crowd.astype(int).tolist(), strict=True)
-    return [{"id": number, "image_id": image, "category_id": category, "bbox": box, "area": area, "iscrowd": crowd}  # 0 would mean "no match"
-            for number, (image, category, box, area, crowd) in enumerate(columns, 1)]
+    columns = zip(
+        truths.images.tolist(),
+        truths.classes.tolist(),
+        sizes.tolist(),
+        (sizes[:, 2] * sizes[:, 3]).tolist(),
+        truths.is_crowd.astype(int).tolist(),
+        strict=True,
+    )
+    return [
+        {
+            "id": number,
+            "image_id": image,
+            "category_id": category,
+            "bbox": box,
+            "area": area,
+            "iscrowd": crowd,
+        }  # 0 would mean "no match"
+        for number, (image, category, box, area, crowd) in enumerate(columns, 1)
+    ]
 
 
 def _results(detections: DetectionTable) -> list[dict[str, Any]]:
-    columns = zip(detections.images.tolist(), detections.classes.tolist(), _as_xywh(detections.boxes).tolist(), detections.scores.tolist(),
-                  strict=True)
-    return [{"image_id": image, "category_id": category, "bbox": box, "score": score} for image, category, box, score in columns]
+    columns = zip(
+        detections.images.tolist(),
+        detections.classes.tolist(),
+        _as_xywh(detections.boxes).tolist(),
+        detections.scores.tolist(),
+        strict=True,
+    )
+    return [
+        {"image_id": image, "category_id": category, "bbox": box, "score": score}
+        for image, category, box, score in columns
+    ]
 
 
 def _as_xywh(boxes: np.ndarray) -> np.ndarray:
@@ -171,19 +218,30 @@ def _twelve(precision: np.ndarray, recall: np.ndarray) -> dict[str, float | None
         "ap_50": _mean(precision[_IOU_50, :, :, _ANY_SIZE, most]),
         "ap_75": _mean(precision[_IOU_75, :, :, _ANY_SIZE, most]),
         **{f"ap_{name}": _mean(precision[:, :, :, size, most]) for name, size in sizes.items()},
-        **{f"ar_{limit}": _mean(recall[:, :, _ANY_SIZE, index]) for index, limit in enumerate(_MOST_DETECTIONS)},
+        **{
+            f"ar_{limit}": _mean(recall[:, :, _ANY_SIZE, index])
+            for index, limit in enumerate(_MOST_DETECTIONS)
+        },
         **{f"ar_{name}": _mean(recall[:, :, size, most]) for name, size in sizes.items()},
     }
 
 
-def _class_figures(name: str, num_boxes: int, precision: np.ndarray, recall: np.ndarray) -> DetectionClass:
+def _class_figures(
+    name: str, num_boxes: int, precision: np.ndarray, recall: np.ndarray
+) -> DetectionClass:
     """Returns the figures of one class.
 
     `precision` is [overlaps, R, sizes, limits], `recall` is [overlaps, sizes, limits].
     """
     at_50 = precision[_IOU_50, :, _ANY_SIZE, -1]
-    return DetectionClass(name, num_boxes, _mean(precision[:, :, _ANY_SIZE, -1]), _mean(at_50), _mean(recall[:, _ANY_SIZE, -1]),
-                          at_50 if (at_50 > -1).all() else None)
+    return DetectionClass(
+        name,
+        num_boxes,
+        _mean(precision[:, :, _ANY_SIZE, -1]),
+        _mean(at_50),
+        _mean(recall[:, _ANY_SIZE, -1]),
+        at_50 if (at_50 > -1).all() else None,
+    )
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -59,21 +59,30 @@ def read_run(folder: Path) -> ComparedRun:
     records = {job: read_record(folder / f"{job}.json") for job in _JOBS}
     for job, record in records.items():
         if record is None or record.manifest is None:
-            raise DataError(f"{folder}: this run has no {job} that ended well, so there is nothing to compare")
+            raise DataError(
+                f"{folder}: this run has no {job} that ended well, so there is nothing to compare"
+            )
     manifests = {job: read_manifest(record.manifest) for job, record in records.items()}
     metrics = read_json(Path(records["evaluate"].manifest).parent / METRICS)
     if not metrics or not metrics.get("precision_at_recall"):
-        raise DataError(f"{records['evaluate'].manifest}: there is no {METRICS} beside it, or one of another version; run the evaluation again")
+        raise DataError(
+            f"{records['evaluate'].manifest}: there is no {METRICS} beside it, or one of another version; run the evaluation again"
+        )
     return ComparedRun(
-        name=folder.name, manifests=manifests, evaluation=EvaluationFigures.model_validate(manifests["evaluate"].figures),
+        name=folder.name,
+        manifests=manifests,
+        evaluation=EvaluationFigures.model_validate(manifests["evaluate"].figures),
         training=TrainingFigures.model_validate(manifests["train"].figures),
         dataset=DatasetFigures.model_validate(manifests["preprocess"].figures),
         precision=np.mean(list(metrics["precision_at_recall"][0].values()), axis=0),
-        top_k=manifests["evaluate"].fingerprint.config["top_k"])
+        top_k=manifests["evaluate"].fingerprint.config["top_k"],
+    )
 
 
 def have_one_test_split(first: ComparedRun, second: ComparedRun) -> bool:
-    digests = [run.manifests["evaluate"].fingerprint.inputs.get(TEST_SPLIT) for run in (first, second)]
+    digests = [
+        run.manifests["evaluate"].fingerprint.inputs.get(TEST_SPLIT) for run in (first, second)
+    ]
     return digests[0] is not None and digests[0] == digests[1]
 
 
@@ -84,23 +93,47 @@ def metric_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str, Any]]
     """
     ours, theirs = second.evaluation.challenger, first.evaluation.challenger
     incomparable = {"top_k_accuracy"} if first.top_k != second.top_k else set()
-    return [{"metric": name, "name": metric_title(name, second.top_k)[0], "first": theirs.metrics[name], "second": value,
-             "difference": value - theirs.metrics[name], "sense": sense_of(name),
-             "first_interval": theirs.intervals.get(name), "second_interval": ours.intervals.get(name)}
-            for name, value in ours.metrics.items() if name in theirs.metrics and name not in incomparable]
+    return [
+        {
+            "metric": name,
+            "name": metric_title(name, second.top_k)[0],
+            "first": theirs.metrics[name],
+            "second": value,
+            "difference": value - theirs.metrics[name],
+            "sense": sense_of(name),
+            "first_interval": theirs.intervals.get(name),
+            "second_interval": ours.intervals.get(name),
+        }
+        for name, value in ours.metrics.items()
+        if name in theirs.metrics and name not in incomparable
+    ]
 
 
 def fact_rows(first: ComparedRun, second: ComparedRun) -> list[tuple[str, str, str]]:
     """Returns facts about the runs: a name, and the value for the first and the second run."""
+
     def facts(run: ComparedRun) -> dict[str, str]:
         training = run.training
         return {
-            "Gate": run.verdict, "Champion": "none" if run.evaluation.champion_version is None else f"version {run.evaluation.champion_version}",
-            **{f"{split.capitalize()} images": f"{run.dataset.num_examples.get(split, 0):,}" for split in SPLITS},
-            "Rejected": f"{run.dataset.num_rejected:,}", "Classes": str(len(run.dataset.class_names)), "Parameters": f"{training.num_parameters:,}",
-            "Strategy": training.strategy.replace("_", " "), "Workers": str(training.workers), "Steps": f"{training.steps:,}",
-            "Epochs": str(len(training.history)), "Restarts": str(training.restarts), "Training": f"{training.seconds:.1f} s",
-            "Size of the model": f"{run.evaluation.challenger.measures.get('model_bytes', 0):,.0f} bytes"}
+            "Gate": run.verdict,
+            "Champion": "none"
+            if run.evaluation.champion_version is None
+            else f"version {run.evaluation.champion_version}",
+            **{
+                f"{split.capitalize()} images": f"{run.dataset.num_examples.get(split, 0):,}"
+                for split in SPLITS
+            },
+            "Rejected": f"{run.dataset.num_rejected:,}",
+            "Classes": str(len(run.dataset.class_names)),
+            "Parameters": f"{training.num_parameters:,}",
+            "Strategy": training.strategy.replace("_", " "),
+            "Workers": str(training.workers),
+            "Steps": f"{training.steps:,}",
+            "Epochs": str(len(training.history)),
+            "Restarts": str(training.restarts),
+            "Training": f"{training.seconds:.1f} s",
+            "Size of the model": f"{run.evaluation.challenger.measures.get('model_bytes', 0):,.0f} bytes",
+        }
 
     ours, theirs = facts(second), facts(first)
     return [(name, theirs[name], ours[name]) for name in ours]
@@ -108,17 +141,30 @@ def fact_rows(first: ComparedRun, second: ComparedRun) -> list[tuple[str, str, s
 
 def changes(first: ComparedRun, second: ComparedRun) -> dict[str, list[str]]:
     """Returns the changes in the second run, in lines for each job."""
-    return {job: told(second.manifests[job].fingerprint, first.manifests[job].fingerprint) for job in _JOBS}
+    return {
+        job: told(second.manifests[job].fingerprint, first.manifests[job].fingerprint)
+        for job in _JOBS
+    }
 
 
 def render_comparison(pipeline: str, first: ComparedRun, second: ComparedRun) -> str:
     """Returns the page as text to be written in UTF-8. The same runs give the same bytes."""
     here = Path(__file__).parent
     return render_page(
-        here / "compare.html", [here / "report.css"], headline=_HEADLINES[second.training.task],
-        title=f"{pipeline}: {first.name} and {second.name}", pipeline=pipeline, runs=(first, second),
-        line_styles=_STYLES, has_one_test_split=have_one_test_split(first, second), metrics=metric_rows(first, second),
-        facts=fact_rows(first, second), changes=changes(first, second), charts=_charts(first, second), classes=_class_rows(first, second))
+        here / "compare.html",
+        [here / "report.css"],
+        headline=_HEADLINES[second.training.task],
+        title=f"{pipeline}: {first.name} and {second.name}",
+        pipeline=pipeline,
+        runs=(first, second),
+        line_styles=_STYLES,
+        has_one_test_split=have_one_test_split(first, second),
+        metrics=metric_rows(first, second),
+        facts=fact_rows(first, second),
+        changes=changes(first, second),
+        charts=_charts(first, second),
+        classes=_class_rows(first, second),
+    )
 
 
 def _charts(first: ComparedRun, second: ComparedRun) -> list[tuple[str, Any]]:
@@ -126,15 +172,44 @@ def _charts(first: ComparedRun, second: ComparedRun) -> list[tuple[str, Any]]:
     names = [name for name in _curve_names(second) if name in _curve_names(first)]
     drawn = []
     for name in names:
-        lines = [Line(run.name, style, [(epoch.epoch + 1, epoch.metrics[name]) for epoch in run.training.history]) for run, style in runs]
+        lines = [
+            Line(
+                run.name,
+                style,
+                [(epoch.epoch + 1, epoch.metrics[name]) for epoch in run.training.history],
+            )
+            for run, style in runs
+        ]
         title = name.replace("_", " ").capitalize()
-        drawn.append((title, line_chart(f"{title} by epoch", lines, **({"at_least": 0.0} if name.endswith("loss") else {}))))
-    curves = [Line(run.name, style, list(zip(RECALLS.tolist(), run.precision.tolist(), strict=True))) for run, style in runs]
-    return [*drawn, ("Precision and recall", share_chart("Precision against recall, mean of all classes", "recall", curves))]
+        drawn.append(
+            (
+                title,
+                line_chart(
+                    f"{title} by epoch",
+                    lines,
+                    **({"at_least": 0.0} if name.endswith("loss") else {}),
+                ),
+            )
+        )
+    curves = [
+        Line(run.name, style, list(zip(RECALLS.tolist(), run.precision.tolist(), strict=True)))
+        for run, style in runs
+    ]
+    return [
+        *drawn,
+        (
+            "Precision and recall",
+            share_chart("Precision against recall, mean of all classes", "recall", curves),
+        ),
+    ]
 
 
 def _curve_names(run: ComparedRun) -> list[str]:
-    return [name for name in (run.training.history[0].metrics if run.training.history else {}) if name.startswith("validation_")]
+    return [
+        name
+        for name in (run.training.history[0].metrics if run.training.history else {})
+        if name.startswith("validation_")
+    ]
 
 
 def _class_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str, Any]]:
@@ -143,6 +218,18 @@ def _class_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str, Any]]
     Of more than `_MAX_CLASSES`, only those whose recall differs most are returned.
     """
     theirs = {figures.name: figures for figures in first.evaluation.challenger.classes}
-    rows = [{"name": ours.name, "first": theirs[ours.name], "second": ours, "difference": ours.recall - theirs[ours.name].recall}
-            for ours in second.evaluation.challenger.classes if ours.name in theirs]
-    return rows if len(rows) <= _MAX_CLASSES else sorted(rows, key=lambda row: -abs(row["difference"]))[:_MAX_CLASSES]
+    rows = [
+        {
+            "name": ours.name,
+            "first": theirs[ours.name],
+            "second": ours,
+            "difference": ours.recall - theirs[ours.name].recall,
+        }
+        for ours in second.evaluation.challenger.classes
+        if ours.name in theirs
+    ]
+    return (
+        rows
+        if len(rows) <= _MAX_CLASSES
+        else sorted(rows, key=lambda row: -abs(row["difference"]))[:_MAX_CLASSES]
+    )

@@ -65,11 +65,28 @@ def evaluate(job: Job) -> ExitCode:
     figures = _judge(config, inputs, findings, largest_drift(drift), why_alone)
     with job.artifact() as draft:
         write_json(draft.folder / METRICS, _metrics(inputs, figures, findings, answers, leaks))
-        write_whole(draft.folder / REPORT, render(ReportData(
-            pipeline=job.request.pipeline, figures=figures, comparison=findings.comparison, why_alone=why_alone, curves=findings.curves,
-            mistakes=answers.worst_mistakes, surprises=answers.surprises, training=inputs.challenger.figures, dataset=inputs.dataset.figures,
-            rejected=read_rejected(inputs.dataset.quarantine), drift=drift, leaks=leaks, lineage=trace(job.request, inputs), top_k=config.top_k,
-            bootstrap_samples=config.bootstrap.samples)).encode())
+        write_whole(
+            draft.folder / REPORT,
+            render(
+                ReportData(
+                    pipeline=job.request.pipeline,
+                    figures=figures,
+                    comparison=findings.comparison,
+                    why_alone=why_alone,
+                    curves=findings.curves,
+                    mistakes=answers.worst_mistakes,
+                    surprises=answers.surprises,
+                    training=inputs.challenger.figures,
+                    dataset=inputs.dataset.figures,
+                    rejected=read_rejected(inputs.dataset.quarantine),
+                    drift=drift,
+                    leaks=leaks,
+                    lineage=trace(job.request, inputs),
+                    top_k=config.top_k,
+                    bootstrap_samples=config.bootstrap.samples,
+                )
+            ).encode(),
+        )
         draft.figures = figures.model_dump(mode="json")
         draft.seeds = {"bootstrap": config.bootstrap.seed}
     return ExitCode.SUCCESS if figures.gate_passed else ExitCode.GATE_NOT_PASSED
@@ -83,7 +100,11 @@ def _why_alone(inputs: Inputs) -> str | None:
     if inputs.champion is None:
         return NO_CHAMPION
     ours, theirs = inputs.dataset.figures.class_names, inputs.champion.figures.class_names
-    return None if ours == theirs else f"the champion (version {inputs.champion.version}) {_difference(theirs, ours)}"
+    return (
+        None
+        if ours == theirs
+        else f"the champion (version {inputs.champion.version}) {_difference(theirs, ours)}"
+    )
 
 
 def _difference(theirs: list[str], ours: list[str]) -> str:
@@ -98,7 +119,13 @@ def _load(inputs: Inputs, with_champion: bool) -> list[ServedModel]:
     num_classes = len(inputs.dataset.figures.class_names)
     models = [ServedModel(inputs.challenger.saved_model, "the challenger", num_classes)]
     if with_champion:
-        models.append(ServedModel(inputs.champion.saved_model, f"the champion (version {inputs.champion.version})", num_classes))
+        models.append(
+            ServedModel(
+                inputs.champion.saved_model,
+                f"the champion (version {inputs.champion.version})",
+                num_classes,
+            )
+        )
     return models
 
 
@@ -106,48 +133,102 @@ def _ask(job: Job, config: Evaluate, inputs: Inputs, models: list[ServedModel]) 
     dataset, progress = inputs.dataset, job.progress
     total = dataset.num_test_examples
     progress.report("evaluate", 0, total, "images")
-    examples = read_encoded(dataset.test_shards, config.batch, dataset.removed_from_test_shards, wanted_features(config.slices))
+    examples = read_encoded(
+        dataset.test_shards,
+        config.batch,
+        dataset.removed_from_test_shards,
+        wanted_features(config.slices),
+    )
     job.attempt.folder.mkdir(parents=True, exist_ok=True)
-    return ask(models, examples, total, len(dataset.figures.class_names), config.slices, config.worst_mistakes, job.attempt.folder,
-               lambda done: progress.report("evaluate", done, total, "images"))
+    return ask(
+        models,
+        examples,
+        total,
+        len(dataset.figures.class_names),
+        config.slices,
+        config.worst_mistakes,
+        job.attempt.folder,
+        lambda done: progress.report("evaluate", done, total, "images"),
+    )
 
 
 def _measure(config: Evaluate, inputs: Inputs, models: list[ServedModel]) -> list[dict[str, float]]:
     """Measures each model as it is served."""
-    sizes = [inputs.challenger.model_bytes, *([inputs.champion.model_bytes] if len(models) > 1 else [])]
+    sizes = [
+        inputs.challenger.model_bytes,
+        *([inputs.champion.model_bytes] if len(models) > 1 else []),
+    ]
     found = [{"model_bytes": float(size)} for size in sizes]
     if config.measures_latency:
-        first = next(iter(read_encoded(inputs.dataset.test_shards, config.batch, inputs.dataset.removed_from_test_shards)))
-        for measures, latency in zip(found, latencies_milliseconds(models, first.images), strict=True):
+        first = next(
+            iter(
+                read_encoded(
+                    inputs.dataset.test_shards,
+                    config.batch,
+                    inputs.dataset.removed_from_test_shards,
+                )
+            )
+        )
+        for measures, latency in zip(
+            found, latencies_milliseconds(models, first.images), strict=True
+        ):
             measures["latency_milliseconds"] = latency
     return found
 
 
-def _find(config: Evaluate, inputs: Inputs, answers: Predictions, measures: list[dict[str, float]]) -> Findings:
+def _find(
+    config: Evaluate, inputs: Inputs, answers: Predictions, measures: list[dict[str, float]]
+) -> Findings:
     names, labels = inputs.dataset.figures.class_names, answers.labels
-    evaluated = [evaluate_model(labels, answer, names, config.top_k, config.calibration_bins) for answer in answers.models]
-    evaluations = [evaluation.model_copy(update={"measures": found}) for (evaluation, _), found in zip(evaluated, measures, strict=True)]
+    evaluated = [
+        evaluate_model(labels, answer, names, config.top_k, config.calibration_bins)
+        for answer in answers.models
+    ]
+    evaluations = [
+        evaluation.model_copy(update={"measures": found})
+        for (evaluation, _), found in zip(evaluated, measures, strict=True)
+    ]
     return Findings(
         whole=whole_group(labels, answers.models, evaluations, config.top_k, config.bootstrap),
-        slices=slice_groups(labels, answers.models, answers.slices, names, config.top_k, config.bootstrap),
+        slices=slice_groups(
+            labels, answers.models, answers.slices, names, config.top_k, config.bootstrap
+        ),
         curves=[curves for _, curves in evaluated],
-        comparison=compare(labels, *(answer.classes for answer in answers.models)) if len(answers.models) > 1 else None)
+        comparison=compare(labels, *(answer.classes for answer in answers.models))
+        if len(answers.models) > 1
+        else None,
+    )
 
 
-def _judge(config: Evaluate, inputs: Inputs, findings: Findings, drift: float | None, why_alone: str | None) -> EvaluationFigures:
+def _judge(
+    config: Evaluate, inputs: Inputs, findings: Findings, drift: float | None, why_alone: str | None
+) -> EvaluationFigures:
     whole = findings.whole
     rules = judge(config.gate, Evidence(whole, findings.slices, drift, why_alone or NO_CHAMPION))
     return EvaluationFigures(
-        num_examples=whole.num_examples, challenger=_with_intervals(whole.challenger, whole), champion=whole.champion,
-        champion_version=inputs.champion.version if inputs.champion else None, gate_passed=all(rule.passed for rule in rules), rules=rules,
-        differences=whole.differences(), slices=[group.as_slice() for group in findings.slices], drift=drift)
+        num_examples=whole.num_examples,
+        challenger=_with_intervals(whole.challenger, whole),
+        champion=whole.champion,
+        champion_version=inputs.champion.version if inputs.champion else None,
+        gate_passed=all(rule.passed for rule in rules),
+        rules=rules,
+        differences=whole.differences(),
+        slices=[group.as_slice() for group in findings.slices],
+        drift=drift,
+    )
 
 
 def _with_intervals(model: ModelEvaluation, group: Group) -> ModelEvaluation:
     return model.model_copy(update={"intervals": group.intervals()})
 
 
-def _metrics(inputs: Inputs, figures: EvaluationFigures, findings: Findings, answers: Predictions, leaks: Leaks) -> dict[str, Any]:
+def _metrics(
+    inputs: Inputs,
+    figures: EvaluationFigures,
+    findings: Findings,
+    answers: Predictions,
+    leaks: Leaks,
+) -> dict[str, Any]:
     """Returns the content of `metrics.json`: all figures, their uncertainty, the worst mistakes."""
     names = inputs.dataset.figures.class_names
     return {
@@ -155,18 +236,35 @@ def _metrics(inputs: Inputs, figures: EvaluationFigures, findings: Findings, ans
         "class_names": names,
         "comparison": findings.comparison and dataclasses.asdict(findings.comparison),
         "leaks": dataclasses.asdict(leaks),
-        "precision_at_recall": [{names[index]: [round(float(value), 4) for value in values] for index, values in curves.by_class.items()}
-                                for curves in findings.curves],
+        "precision_at_recall": [
+            {
+                names[index]: [round(float(value), 4) for value in values]
+                for index, values in curves.by_class.items()
+            }
+            for curves in findings.curves
+        ],
         "worst_mistakes": [_example(shown, names) for shown in answers.worst_mistakes],
         "surprises": [_example(shown, names) for shown in answers.surprises],
     }
 
 
 def _example(shown: Shown, names: list[str]) -> dict[str, Any]:
-    champion = {} if shown.champion_answer is None else {
-        "champion_answer": names[shown.champion_answer], "champion_label_probability": shown.champion_label_probability}
-    return {"key": shown.key, "label": names[shown.label], "answer": names[shown.answer], "confidence": shown.confidence,
-            "label_probability": shown.label_probability, **champion}
+    champion = (
+        {}
+        if shown.champion_answer is None
+        else {
+            "champion_answer": names[shown.champion_answer],
+            "champion_label_probability": shown.champion_label_probability,
+        }
+    )
+    return {
+        "key": shown.key,
+        "label": names[shown.label],
+        "answer": names[shown.answer],
+        "confidence": shown.confidence,
+        "label_probability": shown.label_probability,
+        **champion,
+    }
 
 
 if __name__ == "__main__":

@@ -48,33 +48,64 @@ class Group:
         Those of the accuracies are Wilson's, because a bootstrap is less accurate near 1.
         """
         found = {name: interval(values) for name, values in self.draws.metrics.items()}
-        counts = {name: round(self.challenger.metrics[name] * self.num_examples) for name in _PROPORTIONS}
-        return found | {name: wilson_interval_95(count, self.num_examples) for name, count in counts.items()}
+        counts = {
+            name: round(self.challenger.metrics[name] * self.num_examples) for name in _PROPORTIONS
+        }
+        return found | {
+            name: wilson_interval_95(count, self.num_examples) for name, count in counts.items()
+        }
 
     def differences(self) -> dict[str, tuple[float, float]]:
         """Returns 95 % intervals of challenger minus champion."""
         if self.champion_draws is None:
             return {}
-        return {name: interval(values - self.champion_draws.metrics[name]) for name, values in self.draws.metrics.items()}
+        return {
+            name: interval(values - self.champion_draws.metrics[name])
+            for name, values in self.draws.metrics.items()
+        }
 
     def as_slice(self) -> SliceFigures:
-        return SliceFigures(name=self.slice, value=self.value, num_examples=self.num_examples, challenger=self.challenger.metrics,
-                            champion=self.champion.metrics if self.champion else None, intervals=self.intervals(), differences=self.differences())
+        return SliceFigures(
+            name=self.slice,
+            value=self.value,
+            num_examples=self.num_examples,
+            challenger=self.challenger.metrics,
+            champion=self.champion.metrics if self.champion else None,
+            intervals=self.intervals(),
+            differences=self.differences(),
+        )
 
 
-def whole_group(labels: np.ndarray, answers: Sequence[ModelAnswer], evaluations: Sequence[ModelEvaluation], top_k: int,
-                bootstrap: Bootstrap) -> Group:
+def whole_group(
+    labels: np.ndarray,
+    answers: Sequence[ModelAnswer],
+    evaluations: Sequence[ModelEvaluation],
+    top_k: int,
+    bootstrap: Bootstrap,
+) -> Group:
     """Returns the group of all examples.
 
     `answers` and `evaluations` are those of the challenger and, if there is one, of the champion.
     """
     num_classes = len(evaluations[0].classes)
-    draws = draw(labels, [ModelAnswers(answer.classes, answer.ranks < top_k) for answer in answers], num_classes, bootstrap.samples, bootstrap.seed)
+    draws = draw(
+        labels,
+        [ModelAnswers(answer.classes, answer.ranks < top_k) for answer in answers],
+        num_classes,
+        bootstrap.samples,
+        bootstrap.seed,
+    )
     return Group("", "", len(labels), *_pair(evaluations), *_pair(draws))
 
 
-def slice_groups(labels: np.ndarray, answers: Sequence[ModelAnswer], slices: Mapping[str, np.ndarray], class_names: Sequence[str], top_k: int,
-                 bootstrap: Bootstrap) -> list[Group]:
+def slice_groups(
+    labels: np.ndarray,
+    answers: Sequence[ModelAnswer],
+    slices: Mapping[str, np.ndarray],
+    class_names: Sequence[str],
+    top_k: int,
+    bootstrap: Bootstrap,
+) -> list[Group]:
     """Returns a group for each value of each slice, in the order of the config and of the values.
 
     Args:
@@ -84,17 +115,26 @@ def slice_groups(labels: np.ndarray, answers: Sequence[ModelAnswer], slices: Map
     for name, values in slices.items():
         for value in _in_order(set(values.tolist())):
             index = np.flatnonzero(values == value)
-            models = [ModelAnswers(answer.classes[index], answer.ranks[index] < top_k) for answer in answers]
+            models = [
+                ModelAnswers(answer.classes[index], answer.ranks[index] < top_k)
+                for answer in answers
+            ]
             evaluations = [_evaluate(labels[index], model, class_names) for model in models]
             draws = draw(labels[index], models, len(class_names), bootstrap.samples, bootstrap.seed)
-            draws = [dataclasses.replace(each, classes={}) for each in draws]  # no rule has both a class and a slice, and they are large
+            draws = [
+                dataclasses.replace(each, classes={}) for each in draws
+            ]  # no rule has both a class and a slice, and they are large
             found.append(Group(name, value, len(index), *_pair(evaluations), *_pair(draws)))
     return found
 
 
-def _evaluate(labels: np.ndarray, model: ModelAnswers, class_names: Sequence[str]) -> ModelEvaluation:
+def _evaluate(
+    labels: np.ndarray, model: ModelAnswers, class_names: Sequence[str]
+) -> ModelEvaluation:
     figures = evaluate_answers(labels, model.classes, class_names)
-    return figures.model_copy(update={"metrics": {**figures.metrics, "top_k_accuracy": float(model.is_in_top_k.mean())}})
+    return figures.model_copy(
+        update={"metrics": {**figures.metrics, "top_k_accuracy": float(model.is_in_top_k.mean())}}
+    )
 
 
 def _pair(models: Sequence) -> tuple:

@@ -23,7 +23,13 @@ from pipeline_ops.artifacts.dataset import (
     split_digest,
 )
 from pipeline_ops.artifacts.manifest import Manifest, read_input, refuse_damage
-from pipeline_ops.artifacts.results import SAVED_MODEL, TEST_SPLIT, ModelFigures, TrainingFigures, files_of_saved_model
+from pipeline_ops.artifacts.results import (
+    SAVED_MODEL,
+    TEST_SPLIT,
+    ModelFigures,
+    TrainingFigures,
+    files_of_saved_model,
+)
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.registry.registry import fetched
@@ -96,7 +102,11 @@ class Champion:
 
     @property
     def model_bytes(self) -> int:
-        return sum(file.num_bytes for file in self.manifest.files if file.path.split("/")[0] in _SAVED_MODEL_PARTS)
+        return sum(
+            file.num_bytes
+            for file in self.manifest.files
+            if file.path.split("/")[0] in _SAVED_MODEL_PARTS
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,10 +129,16 @@ def read_inputs(request: Request) -> Inputs:
         request = request.model_copy(update={"inputs": {**request.inputs, "champion": champion}})
     dataset = Dataset(*_read(request, "preprocess", DatasetFigures))
     challenger = Challenger(*_read(request, "train", TrainingFigures))
-    champion = Champion(*_read(request, "champion", ModelFigures)) if "champion" in request.inputs else None
+    champion = (
+        Champion(*_read(request, "champion", ModelFigures))
+        if "champion" in request.inputs
+        else None
+    )
     _refuse_unfit(dataset, challenger)
     _refuse_other_tests(dataset, request)
-    others = [file for file in dataset.manifest.files if file.path in (QUARANTINE, INDEX, STATISTICS)]
+    others = [
+        file for file in dataset.manifest.files if file.path in (QUARANTINE, INDEX, STATISTICS)
+    ]
     refuse_damage(dataset.uri, dataset.manifest, [*shards_of(dataset.manifest, "test"), *others])
     refuse_damage(challenger.uri, challenger.manifest, files_of_saved_model(challenger.manifest))
     if champion:
@@ -144,12 +160,18 @@ def _refuse_other_tests(dataset: Dataset, request: Request) -> None:
     """
     pinned, found = request.fingerprint.inputs[TEST_SPLIT], split_digest(dataset.manifest, "test")
     if found != pinned:
-        raise DataError(f"{dataset.uri}: the digest of its test split is {found}, but {pinned} is pinned in this evaluation's request; "
-                        "start a new run")
+        raise DataError(
+            f"{dataset.uri}: the digest of its test split is {found}, but {pinned} is pinned in this evaluation's request; "
+            "start a new run"
+        )
 
 
 def _refuse_unfit(dataset: Dataset, challenger: Challenger) -> None:
     if challenger.manifest.inputs["preprocess"].digest != dataset.manifest.digest:
-        raise DataError(f"{challenger.uri}: the challenger was trained on another data set than {dataset.uri}, and may have seen its test examples")
+        raise DataError(
+            f"{challenger.uri}: the challenger was trained on another data set than {dataset.uri}, and may have seen its test examples"
+        )
     if not dataset.num_test_examples:
-        raise DataError(f"{dataset.uri}: the test split is empty; raise preprocess.split.test, or add data")
+        raise DataError(
+            f"{dataset.uri}: the test split is empty; raise preprocess.split.test, or add data"
+        )

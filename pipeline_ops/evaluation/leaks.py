@@ -44,10 +44,15 @@ def find_leaks(dataset: Dataset, champion: Champion | None, allowed: int) -> Lea
     tests = {place.content: place for place in read_places(index) if place.split == "test"}
     leaked = _in_training(tests, index)
     if len(leaked) > allowed:
-        pairs = ", ".join(f"{tests[place.content].key} equals {place.key}" for place in list(leaked.values())[:_NAMED])
-        raise DataError(f"{dataset.uri}: {len(leaked)} test image{'s are' if len(leaked) != 1 else ' is'} in the training split, too "
-                        f"(evaluate.allowed_leaks: {allowed}): {pairs}{', ...' if len(leaked) > _NAMED else ''}; "
-                        "set preprocess.duplicates to remove_exact")
+        pairs = ", ".join(
+            f"{tests[place.content].key} equals {place.key}"
+            for place in list(leaked.values())[:_NAMED]
+        )
+        raise DataError(
+            f"{dataset.uri}: {len(leaked)} test image{'s are' if len(leaked) != 1 else ' is'} in the training split, too "
+            f"(evaluate.allowed_leaks: {allowed}): {pairs}{', ...' if len(leaked) > _NAMED else ''}; "
+            "set preprocess.duplicates to remove_exact"
+        )
     theirs = _index_of_champion(champion) if champion else None
     return Leaks(len(leaked), None if theirs is None else len(_in_training(tests, theirs)))
 

@@ -50,7 +50,10 @@ class Since:
     @property
     def is_preprocessed_otherwise(self) -> bool:
         """Returns whether the pixels themselves may differ, and not only the choice of images."""
-        return any(line.startswith(("config stages", "config source", "code ")) for line in self.changes["preprocess"])
+        return any(
+            line.startswith(("config stages", "config source", "code "))
+            for line in self.changes["preprocess"]
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,16 +71,36 @@ class Lineage:
 
 
 def trace(request: Request, inputs: Inputs) -> Lineage:
-    named = {"data set": inputs.dataset, "challenger": inputs.challenger, "champion": inputs.champion}
-    origins = [_origin(name, entry.uri, entry.manifest, Path(request.root)) for name, entry in named.items() if entry]
-    return Lineage(origins, request.fingerprint.digest, _since_champion(inputs), _since_last_run(request, inputs))
+    named = {
+        "data set": inputs.dataset,
+        "challenger": inputs.challenger,
+        "champion": inputs.champion,
+    }
+    origins = [
+        _origin(name, entry.uri, entry.manifest, Path(request.root))
+        for name, entry in named.items()
+        if entry
+    ]
+    return Lineage(
+        origins,
+        request.fingerprint.digest,
+        _since_champion(inputs),
+        _since_last_run(request, inputs),
+    )
 
 
 def _origin(name: str, uri: str, manifest: Manifest, root: Path) -> Origin:
     folder = Path(uri).parent
     place = folder.relative_to(root) if folder.is_relative_to(root) else Path(folder.name)
-    return Origin(name, str(place), manifest.digest, manifest.fingerprint_digest, manifest.fingerprint.versions, len(manifest.fingerprint.code),
-                  manifest.seeds)
+    return Origin(
+        name,
+        str(place),
+        manifest.digest,
+        manifest.fingerprint_digest,
+        manifest.fingerprint.versions,
+        len(manifest.fingerprint.code),
+        manifest.seeds,
+    )
 
 
 def _since_champion(inputs: Inputs) -> Since | None:
@@ -97,7 +120,10 @@ def _since_last_run(request: Request, inputs: Inputs) -> Since | None:
     try:
         evaluation = read_manifest(last.uri)
         training = read_manifest(evaluation.inputs["train"].uri)
-        changes = {**_changes(inputs, training), "evaluate": told(request.fingerprint, evaluation.fingerprint)}
+        changes = {
+            **_changes(inputs, training),
+            "evaluate": told(request.fingerprint, evaluation.fingerprint),
+        }
         metrics = EvaluationFigures.model_validate(evaluation.figures).challenger.metrics
     except (DataError, KeyError, ValueError):
         return None
@@ -111,8 +137,10 @@ def _changes(inputs: Inputs, training: Manifest) -> dict[str, list[str]]:
       DataError, KeyError: the older training cannot be followed back to its data.
     """
     dataset = read_manifest(training.inputs["preprocess"].uri)
-    return {"preprocess": told(inputs.dataset.manifest.fingerprint, dataset.fingerprint),
-            "train": told(inputs.challenger.manifest.fingerprint, training.fingerprint)}
+    return {
+        "preprocess": told(inputs.dataset.manifest.fingerprint, dataset.fingerprint),
+        "train": told(inputs.challenger.manifest.fingerprint, training.fingerprint),
+    }
 
 
 def told(newer: Fingerprint, older: Fingerprint) -> list[str]:
@@ -120,4 +148,7 @@ def told(newer: Fingerprint, older: Fingerprint) -> list[str]:
 
     A longer line, such as a whole list of rules or stages, only says that it has changed.
     """
-    return [line if len(line) <= _MAX_LINE else f"{line.partition(':')[0]} changed" for line in newer.changes_since(older)]
+    return [
+        line if len(line) <= _MAX_LINE else f"{line.partition(':')[0]} changed"
+        for line in newer.changes_since(older)
+    ]

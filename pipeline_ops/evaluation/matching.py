@@ -47,8 +47,14 @@ class Match:
         return {int(truth) for truth in self.truth_of if truth >= 0}
 
 
-def match(truths_T4: np.ndarray, truth_classes: np.ndarray, is_crowd: np.ndarray, boxes_D4: np.ndarray, classes: np.ndarray,
-          scores: np.ndarray) -> Match:
+def match(
+    truths_T4: np.ndarray,
+    truth_classes: np.ndarray,
+    is_crowd: np.ndarray,
+    boxes_D4: np.ndarray,
+    classes: np.ndarray,
+    scores: np.ndarray,
+) -> Match:
     """Matches detections with true boxes. Detections with the best scores choose first.
 
     They choose among the true boxes that are still free: a box of their own class before any other,
@@ -64,7 +70,9 @@ def match(truths_T4: np.ndarray, truth_classes: np.ndarray, is_crowd: np.ndarray
             truth_of[detection] = candidates[np.lexsort((-ious[detection, candidates], ~own))[0]]
             free[truth_of[detection]] = False
         else:
-            is_ignored[detection] = bool((_covered(boxes_D4[detection], truths_T4[is_crowd]) >= MIN_IOU).any())
+            is_ignored[detection] = bool(
+                (_covered(boxes_D4[detection], truths_T4[is_crowd]) >= MIN_IOU).any()
+            )
     return Match(truth_of, is_ignored)
 
 

@@ -46,9 +46,15 @@ def read_drift(statistics_file: Path) -> list[dict[str, Any]] | None:
         comparison = found["comparison"] if found else None
         return None if comparison is None else list(comparison["drift"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{statistics_file}: can't be read ({error}); remove the data set that it is in, and start a new run") from None
+        raise DataError(
+            f"{statistics_file}: can't be read ({error}); remove the data set that it is in, and start a new run"
+        ) from None
 
 
 def largest_drift(drift: Sequence[dict[str, Any]] | None) -> float | None:
     """Returns the largest Jensen-Shannon distance."""
-    return None if drift is None else max((distance["jensen_shannon"] for distance in drift), default=0.0)
+    return (
+        None
+        if drift is None
+        else max((distance["jensen_shannon"] for distance in drift), default=0.0)
+    )

@@ -49,8 +49,13 @@ class Curves:
         return np.mean(list(self.by_class.values()), axis=0)
 
 
-def evaluate_model(labels: np.ndarray, answer: ModelAnswer, class_names: Sequence[str], top_k: int,
-                   calibration_bins: int) -> tuple[ModelEvaluation, Curves]:
+def evaluate_model(
+    labels: np.ndarray,
+    answer: ModelAnswer,
+    class_names: Sequence[str],
+    top_k: int,
+    calibration_bins: int,
+) -> tuple[ModelEvaluation, Curves]:
     """Returns all figures of one model except its intervals, and its precision-recall curves.
 
     Averages over classes, and the worst class, leave out classes without examples, because there is
@@ -58,18 +63,40 @@ def evaluate_model(labels: np.ndarray, answer: ModelAnswer, class_names: Sequenc
     """
     counted = evaluate_answers(labels, answer.classes, class_names)
     rankings = [Ranking(answer.scores[index], labels == index) for index in range(len(class_names))]
-    classes = [figures.model_copy(update={"roc_auc": ranking.roc_auc, "average_precision": ranking.average_precision})
-               for figures, ranking in zip(counted.classes, rankings, strict=True)]
+    classes = [
+        figures.model_copy(
+            update={"roc_auc": ranking.roc_auc, "average_precision": ranking.average_precision}
+        )
+        for figures, ranking in zip(counted.classes, rankings, strict=True)
+    ]
     bins = calibration(answer.confidences, answer.classes == labels, calibration_bins)
-    areas = {f"macro_{name}": [value for figures in classes if figures.support and (value := getattr(figures, name)) is not None]
-             for name in ("roc_auc", "average_precision")}
-    metrics = {**counted.metrics, "top_k_accuracy": float(np.mean(answer.ranks < top_k)),
-               **{name: _mean(values) for name, values in areas.items() if values}, "calibration_error": calibration_error(bins)}
-    curves = {index: precisions for index, ranking in enumerate(rankings) if (precisions := ranking.precisions()) is not None}
-    return counted.model_copy(update={"metrics": metrics, "classes": classes, "calibration": bins}), Curves(curves)
+    areas = {
+        f"macro_{name}": [
+            value
+            for figures in classes
+            if figures.support and (value := getattr(figures, name)) is not None
+        ]
+        for name in ("roc_auc", "average_precision")
+    }
+    metrics = {
+        **counted.metrics,
+        "top_k_accuracy": float(np.mean(answer.ranks < top_k)),
+        **{name: _mean(values) for name, values in areas.items() if values},
+        "calibration_error": calibration_error(bins),
+    }
+    curves = {
+        index: precisions
+        for index, ranking in enumerate(rankings)
+        if (precisions := ranking.precisions()) is not None
+    }
+    return counted.model_copy(
+        update={"metrics": metrics, "classes": classes, "calibration": bins}
+    ), Curves(curves)
 
 
-def evaluate_answers(labels: np.ndarray, classes: np.ndarray, class_names: Sequence[str]) -> ModelEvaluation:
+def evaluate_answers(
+    labels: np.ndarray, classes: np.ndarray, class_names: Sequence[str]
+) -> ModelEvaluation:
     """Returns the figures that follow from right and wrong answers alone.
 
     Args:
@@ -88,12 +115,16 @@ def evaluate_answers(labels: np.ndarray, classes: np.ndarray, class_names: Seque
             "macro_f1": _mean([figures.f1 for figures in present]),
             "worst_class_recall": min(figures.recall for figures in present),
         },
-        classes=per_class, confusion=confusion.tolist())
+        classes=per_class,
+        confusion=confusion.tolist(),
+    )
 
 
 def confusion_matrix(labels: np.ndarray, classes: np.ndarray, num_classes: int) -> np.ndarray:
     """Counts examples of class i (row) that were taken for class j (column): int64 [C, C]."""
-    return np.bincount(labels * num_classes + classes, minlength=num_classes**2).reshape(num_classes, num_classes)
+    return np.bincount(labels * num_classes + classes, minlength=num_classes**2).reshape(
+        num_classes, num_classes
+    )
 
 
 def wilson_interval_95(num_correct: int, num_examples: int) -> tuple[float, float]:
@@ -103,7 +134,11 @@ def wilson_interval_95(num_correct: int, num_examples: int) -> tuple[float, floa
     """
     share, z2 = num_correct / num_examples, _Z_95**2
     centre = (share + z2 / (2 * num_examples)) / (1 + z2 / num_examples)
-    half = _Z_95 / (1 + z2 / num_examples) * math.sqrt(share * (1 - share) / num_examples + z2 / (4 * num_examples**2))
+    half = (
+        _Z_95
+        / (1 + z2 / num_examples)
+        * math.sqrt(share * (1 - share) / num_examples + z2 / (4 * num_examples**2))
+    )
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
@@ -125,7 +160,13 @@ def compare(labels: np.ndarray, challenger: np.ndarray, champion: np.ndarray) ->
     """Pairs the answers (int64 [N]) of two models, example by example."""
     first, second = challenger == labels, champion == labels
     only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-    return Comparison(int((first & second).sum()), only_first, only_second, int((~first & ~second).sum()), mcnemar_p_value(only_first, only_second))
+    return Comparison(
+        int((first & second).sum()),
+        only_first,
+        only_second,
+        int((~first & ~second).sum()),
+        mcnemar_p_value(only_first, only_second),
+    )
 
 
 def mcnemar_p_value(num_only_first: int, num_only_second: int) -> float:
@@ -138,15 +179,26 @@ def mcnemar_p_value(num_only_first: int, num_only_second: int) -> float:
     throws, fewer = num_only_first + num_only_second, min(num_only_first, num_only_second)
     ways = total = 1
     for heads in range(fewer):
-        ways = ways * (throws - heads) // (heads + 1)  # binomial coefficients, each from the previous one
+        ways = (
+            ways * (throws - heads) // (heads + 1)
+        )  # binomial coefficients, each from the previous one
         total += ways
     return min(1.0, 2 * total / 2**throws)
 
 
 def _class_figures(confusion: np.ndarray, index: int, name: str) -> ClassFigures:
-    correct, support, predicted = confusion[index, index], confusion[index].sum(), confusion[:, index].sum()
-    return ClassFigures(name=name, precision=_share(correct, predicted), recall=_share(correct, support),
-                        f1=_share(2 * correct, support + predicted), support=int(support))
+    correct, support, predicted = (
+        confusion[index, index],
+        confusion[index].sum(),
+        confusion[:, index].sum(),
+    )
+    return ClassFigures(
+        name=name,
+        precision=_share(correct, predicted),
+        recall=_share(correct, support),
+        f1=_share(2 * correct, support + predicted),
+        support=int(support),
+    )
 
 
 def _share(part: int, whole: int) -> float:

@@ -35,7 +35,16 @@ def _as_small_png(image: bytes) -> bytes | None:
         with Image.open(io.BytesIO(image)) as picture:
             picture.thumbnail((_MAX_PIXELS, _MAX_PIXELS))
             output = io.BytesIO()
-            (picture if picture.mode in ("1", "L", "LA", "P", "RGB", "RGBA") else picture.convert("RGB")).save(output, "PNG")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # Pillow raises SyntaxError for a broken PNG
+            (
+                picture
+                if picture.mode in ("1", "L", "LA", "P", "RGB", "RGBA")
+                else picture.convert("RGB")
+            ).save(output, "PNG")
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        Image.DecompressionBombError,
+    ):  # Pillow raises SyntaxError for a broken PNG
         return None
     return output.getvalue()

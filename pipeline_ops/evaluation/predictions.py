@@ -94,8 +94,16 @@ class Predictions:
     """
 
 
-def ask(models: Sequence[ServedModel], batches: Iterable[EncodedBatch], num_examples: int, num_classes: int, slices: Sequence[Slice], num_shown: int,
-        scratch: Path, report: Callable[[int], None]) -> Predictions:
+def ask(
+    models: Sequence[ServedModel],
+    batches: Iterable[EncodedBatch],
+    num_examples: int,
+    num_classes: int,
+    slices: Sequence[Slice],
+    num_shown: int,
+    scratch: Path,
+    report: Callable[[int], None],
+) -> Predictions:
     """Runs every model on every example.
 
     Args:
@@ -111,12 +119,17 @@ def ask(models: Sequence[ServedModel], batches: Iterable[EncodedBatch], num_exam
     sheets = [_PredictionBuffer(num_examples, num_classes, scratch) for _ in models]
     labels: list[np.ndarray] = []
     values: dict[str, list[list[str]]] = {part.title: [] for part in slices}
-    worst, surprises = _Top(num_shown, lambda shown: shown.confidence), _Top(num_shown, lambda shown: shown.surprise)
+    worst, surprises = (
+        _Top(num_shown, lambda shown: shown.confidence),
+        _Top(num_shown, lambda shown: shown.surprise),
+    )
     done = 0
     for batch in batches:
         _refuse_unknown_labels(batch, num_classes)
         if done + len(batch.keys) > num_examples:
-            raise DataError(f"the test shards hold more than the {num_examples} examples that the manifest says")
+            raise DataError(
+                f"the test shards hold more than the {num_examples} examples that the manifest says"
+            )
         answers = [_finite(model.classify(batch)) for model in models]
         for sheet, (probabilities, classes) in zip(sheets, answers, strict=True):
             sheet.write(batch.labels, probabilities, classes)
@@ -131,7 +144,13 @@ def ask(models: Sequence[ServedModel], batches: Iterable[EncodedBatch], num_exam
         report(done)
     if done != num_examples:
         raise DataError(f"the test shards hold {done} examples, the manifest says {num_examples}")
-    return Predictions(np.concatenate(labels), [sheet.answer() for sheet in sheets], join_values(values, slices), worst.kept, surprises.kept)
+    return Predictions(
+        np.concatenate(labels),
+        [sheet.answer() for sheet in sheets],
+        join_values(values, slices),
+        worst.kept,
+        surprises.kept,
+    )
 
 
 def _finite(answer: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -148,7 +167,9 @@ class _PredictionBuffer:
 
     def __init__(self, num_examples: int, num_classes: int, scratch: Path):
         with names_file(scratch), tempfile.TemporaryFile(dir=scratch) as file:
-            os.posix_fallocate(file.fileno(), 0, 4 * num_classes * num_examples)  # otherwise a full disk would later kill the process by a signal
+            os.posix_fallocate(
+                file.fileno(), 0, 4 * num_classes * num_examples
+            )  # otherwise a full disk would later kill the process by a signal
             self._scores = np.memmap(file, np.float32, "w+", shape=(num_classes, num_examples))
         self._columns: list[tuple[np.ndarray, ...]] = []
         self._done = 0
@@ -160,7 +181,9 @@ class _PredictionBuffer:
         self._done += len(labels)
 
     def answer(self) -> ModelAnswer:
-        classes, ranks, confidences = (np.concatenate(column) for column in zip(*self._columns, strict=True))
+        classes, ranks, confidences = (
+            np.concatenate(column) for column in zip(*self._columns, strict=True)
+        )
         return ModelAnswer(classes, ranks, np.clip(confidences, 0.0, 1.0), self._scores)
 
 
@@ -175,19 +198,33 @@ class _Top:
         self.kept: list[Shown] = []
 
     def add(self, examples: Iterable[Shown]) -> None:
-        self.kept = sorted([*self.kept, *examples], key=lambda shown: (-self._value(shown), shown.key))[: self._count]
+        self.kept = sorted(
+            [*self.kept, *examples], key=lambda shown: (-self._value(shown), shown.key)
+        )[: self._count]
 
 
-def _candidates(batch: EncodedBatch, answers: Sequence[tuple[np.ndarray, np.ndarray]], count: int) -> list[Shown]:
+def _candidates(
+    batch: EncodedBatch, answers: Sequence[tuple[np.ndarray, np.ndarray]], count: int
+) -> list[Shown]:
     """Returns the examples of a batch that can be among the first `count` of all.
 
     The order is the confidence of a mistake, or the surprise.
     """
     (probabilities, classes), *champion = answers
     rows = np.arange(len(batch.labels))
-    confidence, of_label, is_wrong = probabilities[rows, classes], probabilities[rows, batch.labels], classes != batch.labels
-    surprise = np.abs(of_label - champion[0][0][rows, batch.labels]) if champion else np.where(is_wrong, -1.0, 1.0 - confidence)
-    chosen = np.union1d(_largest(np.where(is_wrong, confidence, -1.0), count), _largest(surprise, count))
+    confidence, of_label, is_wrong = (
+        probabilities[rows, classes],
+        probabilities[rows, batch.labels],
+        classes != batch.labels,
+    )
+    surprise = (
+        np.abs(of_label - champion[0][0][rows, batch.labels])
+        if champion
+        else np.where(is_wrong, -1.0, 1.0 - confidence)
+    )
+    chosen = np.union1d(
+        _largest(np.where(is_wrong, confidence, -1.0), count), _largest(surprise, count)
+    )
     return [_shown(batch, answers, int(index)) for index in chosen]
 
 
@@ -201,13 +238,26 @@ def _largest(values: np.ndarray, count: int) -> np.ndarray:
 def _shown(batch: EncodedBatch, answers: Sequence[tuple[np.ndarray, np.ndarray]], i: int) -> Shown:
     (probabilities, classes), *champion = answers
     label = int(batch.labels[i])
-    theirs = [(int(their_classes[i]), float(their_probabilities[i, label])) for their_probabilities, their_classes in champion]
+    theirs = [
+        (int(their_classes[i]), float(their_probabilities[i, label]))
+        for their_probabilities, their_classes in champion
+    ]
     champion_answer, champion_probability = theirs[0] if theirs else (None, None)
-    return Shown(batch.keys[i], label, int(classes[i]), float(probabilities[i, classes[i]]), float(probabilities[i, label]), batch.images[i],
-                 champion_answer, champion_probability)
+    return Shown(
+        batch.keys[i],
+        label,
+        int(classes[i]),
+        float(probabilities[i, classes[i]]),
+        float(probabilities[i, label]),
+        batch.images[i],
+        champion_answer,
+        champion_probability,
+    )
 
 
 def _refuse_unknown_labels(batch: EncodedBatch, num_classes: int) -> None:
     unknown = np.flatnonzero((batch.labels < 0) | (batch.labels >= num_classes))
     if unknown.size:
-        raise DataError(f"test example {batch.keys[unknown[0]]}: its label is {batch.labels[unknown[0]]}, but there are {num_classes} classes")
+        raise DataError(
+            f"test example {batch.keys[unknown[0]]}: its label is {batch.labels[unknown[0]]}, but there are {num_classes} classes"
+        )

@@ -18,7 +18,12 @@ from typing import Any
 from markupsafe import Markup
 
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
-from pipeline_ops.artifacts.results import PUBLICATION, EvaluationFigures, RuleVerdict, TrainingFigures
+from pipeline_ops.artifacts.results import (
+    PUBLICATION,
+    EvaluationFigures,
+    RuleVerdict,
+    TrainingFigures,
+)
 from pipeline_ops.evaluation.leaks import Leaks
 from pipeline_ops.evaluation.lineage import Lineage
 from pipeline_ops.evaluation.metrics import Comparison, Curves, wilson_interval_95
@@ -83,7 +88,9 @@ def read_rejected(quarantine: Path) -> list[dict[str, str]]:
     if not quarantine.exists():
         return []
     with open(quarantine, encoding="utf-8") as lines:
-        return [{"detail": "", **json.loads(line)} for line in itertools.islice(lines, _MAX_REJECTED)]
+        return [
+            {"detail": "", **json.loads(line)} for line in itertools.islice(lines, _MAX_REJECTED)
+        ]
 
 
 def render(data: ReportData) -> str:
@@ -92,25 +99,43 @@ def render(data: ReportData) -> str:
     num_right = sum(row[index] for index, row in enumerate(figures.challenger.confusion))
     shown_rules, more_rules = _sorted_rules(figures.rules)
     return render_report(
-        "report.html", data, data.top_k, interval=wilson_interval_95(num_right, figures.num_examples), rules=shown_rules, more_rules=more_rules,
+        "report.html",
+        data,
+        data.top_k,
+        interval=wilson_interval_95(num_right, figures.num_examples),
+        rules=shown_rules,
+        more_rules=more_rules,
         metrics=list(metric_rows(figures, data.top_k)),
-        score_charts=score_charts(figures, data.curves, names), slices=slice_tables(figures),
-        classes=class_rows(figures), num_hidden_classes=max(0, len(names) - MAX_CLASS_ROWS),
+        score_charts=score_charts(figures, data.curves, names),
+        slices=slice_tables(figures),
+        classes=class_rows(figures),
+        num_hidden_classes=max(0, len(names) - MAX_CLASS_ROWS),
         empty_classes=[row.name for row in figures.challenger.classes if not row.support],
         matrix=matrix(figures.challenger) if len(names) <= _MAX_MATRIX_CLASSES else None,
         pairs=confused_pairs(figures.challenger, names)[:_MAX_PAIRS],
-        mistakes=_pictures(data.mistakes), surprises=_pictures(data.surprises), num_mistakes=figures.num_examples - num_right,
-        is_small=max(data.dataset.image_shape[:2]) <= 96)
+        mistakes=_pictures(data.mistakes),
+        surprises=_pictures(data.surprises),
+        num_mistakes=figures.num_examples - num_right,
+        is_small=max(data.dataset.image_shape[:2]) <= 96,
+    )
 
 
 def render_report(template: str, data: Background, top_k: int = 0, **values: Any) -> str:
     """Renders a page from the parts that all tasks share, and the values of its own template."""
     here, is_passed = Path(__file__).parent, data.figures.gate_passed
     return render_page(
-        here / template, [here / "report.css"], title=f"{data.pipeline}: gate {'passed' if is_passed else 'not passed'}",
+        here / template,
+        [here / "report.css"],
+        title=f"{data.pipeline}: gate {'passed' if is_passed else 'not passed'}",
         publication=Markup(PUBLICATION),  # noqa: S704 (a constant)
-        data=data, figures=data.figures, splits=SPLITS, class_names=data.dataset.class_names,
-        training_charts=training_charts(data.training), last_metrics=_last_metrics(data, top_k), **values)
+        data=data,
+        figures=data.figures,
+        splits=SPLITS,
+        class_names=data.dataset.class_names,
+        training_charts=training_charts(data.training),
+        last_metrics=_last_metrics(data, top_k),
+        **values,
+    )
 
 
 def _sorted_rules(rules: Sequence[RuleVerdict]) -> tuple[list[RuleVerdict], list[RuleVerdict]]:
@@ -120,7 +145,10 @@ def _sorted_rules(rules: Sequence[RuleVerdict]) -> tuple[list[RuleVerdict], list
     """
     if len(rules) <= _MAX_RULES:
         return list(rules), []
-    failed, held = [rule for rule in rules if not rule.passed], [rule for rule in rules if rule.passed]
+    failed, held = (
+        [rule for rule in rules if not rule.passed],
+        [rule for rule in rules if rule.passed],
+    )
     room = max(0, _MAX_RULES - len(failed))
     return [*failed, *held[:room]], held[room:]
 
@@ -136,4 +164,8 @@ def _last_metrics(data: Background, top_k: int) -> list[dict[str, Any]]:
     """
     last = data.lineage.since_last_run.metrics if data.lineage.since_last_run else {}
     ours = data.figures.challenger.metrics
-    return [{"name": metric_title(name, top_k)[0], "value": ours[name], "before": before} for name, before in last.items() if name in ours]
+    return [
+        {"name": metric_title(name, top_k)[0], "value": ours[name], "before": before}
+        for name, before in last.items()
+        if name in ours
+    ]

@@ -10,7 +10,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipeline_ops.artifacts.results import CalibrationBin, ClassFigures, Epoch, EvaluationFigures, ModelEvaluation, TrainingFigures
+from pipeline_ops.artifacts.results import (
+    CalibrationBin,
+    ClassFigures,
+    Epoch,
+    EvaluationFigures,
+    ModelEvaluation,
+    TrainingFigures,
+)
 from pipeline_ops.config.evaluate import LOWER_IS_BETTER
 from pipeline_ops.evaluation.metrics import Curves
 from pipeline_ops.evaluation.scores import RECALLS
@@ -28,7 +35,10 @@ _METRIC_NAMES = {
     "worst_class_recall": ("Recall of the worst class", "the class that is found least"),
     "macro_roc_auc": ("ROC area", "one class against all others, mean"),
     "macro_average_precision": ("Precision-recall area", "average precision, mean over classes"),
-    "calibration_error": ("Calibration error", "how far probabilities are from the truth; less is better"),
+    "calibration_error": (
+        "Calibration error",
+        "how far probabilities are from the truth; less is better",
+    ),
 }
 
 
@@ -40,15 +50,37 @@ def metric_title(metric: str, top_k: int) -> tuple[str, str]:
 
 def metric_rows(figures: EvaluationFigures, top_k: int) -> Iterator[dict[str, Any]]:
     """Yields a row for each metric. Higher-is-better metrics are drawn on one scale."""
-    challenger, champion = figures.challenger.metrics, figures.champion.metrics if figures.champion else {}
-    drawn = [value for model in (challenger, champion) for name, value in model.items() if name not in LOWER_IS_BETTER]
+    challenger, champion = (
+        figures.challenger.metrics,
+        figures.champion.metrics if figures.champion else {},
+    )
+    drawn = [
+        value
+        for model in (challenger, champion)
+        for name, value in model.items()
+        if name not in LOWER_IS_BETTER
+    ]
     low = min(0.95, max(0.0, min(drawn) - 0.05))
     for metric in (name for name in _METRIC_NAMES if name in challenger):
-        value, other, interval = challenger[metric], champion.get(metric), figures.challenger.intervals.get(metric)
+        value, other, interval = (
+            challenger[metric],
+            champion.get(metric),
+            figures.challenger.intervals.get(metric),
+        )
         name, meaning = metric_title(metric, top_k)
-        yield {"name": name, "meaning": meaning, "value": value, "champion": other, "interval": interval, "sense": sense_of(metric),
-               "difference": None if other is None else value - other, "difference_interval": figures.differences.get(metric),
-               "chart": "" if metric in LOWER_IS_BETTER else interval_chart(value, other, low, interval)}
+        yield {
+            "name": name,
+            "meaning": meaning,
+            "value": value,
+            "champion": other,
+            "interval": interval,
+            "sense": sense_of(metric),
+            "difference": None if other is None else value - other,
+            "difference_interval": figures.differences.get(metric),
+            "chart": ""
+            if metric in LOWER_IS_BETTER
+            else interval_chart(value, other, low, interval),
+        }
 
 
 def sense_of(metric: str) -> int:
@@ -59,16 +91,33 @@ def sense_of(metric: str) -> int:
 def slice_tables(figures: EvaluationFigures) -> list[dict[str, Any]]:
     """Returns a table for each slice: accuracy by value, all on one scale."""
     names = list(dict.fromkeys(part.name for part in figures.slices))
-    values = [value for part in figures.slices for value in (part.challenger["accuracy"], part.intervals["accuracy"][0])]
+    values = [
+        value
+        for part in figures.slices
+        for value in (part.challenger["accuracy"], part.intervals["accuracy"][0])
+    ]
     low = min(0.95, max(0.0, min(values, default=1.0) - 0.05))
-    return [{"name": name, "rows": [_slice_row(part, low) for part in figures.slices if part.name == name]} for name in names]
+    return [
+        {
+            "name": name,
+            "rows": [_slice_row(part, low) for part in figures.slices if part.name == name],
+        }
+        for name in names
+    ]
 
 
 def _slice_row(part: Any, low: float) -> dict[str, Any]:
     value, other = part.challenger["accuracy"], part.champion["accuracy"] if part.champion else None
-    return {"value": part.value, "num_examples": part.num_examples, "accuracy": value, "champion": other, "interval": part.intervals["accuracy"],
-            "difference": None if other is None else value - other, "macro_f1": part.challenger["macro_f1"],
-            "chart": interval_chart(value, other, low, part.intervals["accuracy"])}
+    return {
+        "value": part.value,
+        "num_examples": part.num_examples,
+        "accuracy": value,
+        "champion": other,
+        "interval": part.intervals["accuracy"],
+        "difference": None if other is None else value - other,
+        "macro_f1": part.challenger["macro_f1"],
+        "chart": interval_chart(value, other, low, part.intervals["accuracy"]),
+    }
 
 
 def training_charts(training: TrainingFigures) -> list[tuple[str, list[Line], Markup]]:
@@ -76,41 +125,105 @@ def training_charts(training: TrainingFigures) -> list[tuple[str, list[Line], Ma
 
     The first epoch is number 1, for readers.
     """
+
     def curve(name: str, style: str, value: Callable[[Epoch], float]) -> Line:
         return Line(name, style, [(epoch.epoch + 1, value(epoch)) for epoch in training.history])
 
     def chart(metric: str) -> tuple[str, list[Line], Markup]:
         title = metric.replace("_", " ").capitalize()
-        lines = [curve("training", "training", lambda epoch: epoch.metrics[metric]),
-                 curve("validation", "validation", lambda epoch: epoch.metrics[f"validation_{metric}"])]
-        bounds = {"at_least": 0.0} if metric == "loss" else {"at_most": 1.0} if metric == "accuracy" else {}
+        lines = [
+            curve("training", "training", lambda epoch: epoch.metrics[metric]),
+            curve("validation", "validation", lambda epoch: epoch.metrics[f"validation_{metric}"]),
+        ]
+        bounds = (
+            {"at_least": 0.0}
+            if metric == "loss"
+            else {"at_most": 1.0}
+            if metric == "accuracy"
+            else {}
+        )
         return title, lines, line_chart(f"{title} by epoch", lines, **bounds, **best)
 
     best = {"marked": training.best_epoch + 1, "mark": "best"} if training.best_epoch >= 0 else {}
-    metrics = [name for name in training.history[0].metrics if f"validation_{name}" in training.history[0].metrics] if training.history else []
+    metrics = (
+        [
+            name
+            for name in training.history[0].metrics
+            if f"validation_{name}" in training.history[0].metrics
+        ]
+        if training.history
+        else []
+    )
     rate = [curve("learning rate", "validation", lambda epoch: epoch.learning_rate)]
-    return [*map(chart, metrics), ("Learning rate", rate, line_chart("Learning rate by epoch", rate, at_least=0.0))]
+    return [
+        *map(chart, metrics),
+        ("Learning rate", rate, line_chart("Learning rate by epoch", rate, at_least=0.0)),
+    ]
 
 
-def score_charts(figures: EvaluationFigures, curves: Sequence[Curves], class_names: Sequence[str]) -> list[tuple[str, list[Line], Markup]]:
+def score_charts(
+    figures: EvaluationFigures, curves: Sequence[Curves], class_names: Sequence[str]
+) -> list[tuple[str, list[Line], Markup]]:
     """Returns precision-recall charts and a calibration chart.
 
     The precision-recall charts show the mean of all classes and the weakest classes.
     """
     models = [("challenger", "validation"), ("champion", "champion")]
-    means = [Line(name, style, recall_points(model.mean)) for (name, style), model in reversed(list(zip(models, curves, strict=False)))]
-    weakest = sorted((c for c in figures.challenger.classes if c.average_precision is not None), key=lambda c: c.average_precision)
+    means = [
+        Line(name, style, recall_points(model.mean))
+        for (name, style), model in reversed(list(zip(models, curves, strict=False)))
+    ]
+    weakest = sorted(
+        (c for c in figures.challenger.classes if c.average_precision is not None),
+        key=lambda c: c.average_precision,
+    )
     index = {name: number for number, name in enumerate(class_names)}
-    by_class = [Line(f"{c.name} ({c.average_precision:.3f})", f"series-{number}", recall_points(curves[0].by_class[index[c.name]]))
-                for number, c in enumerate(weakest[:_MAX_CLASS_CURVES])]
+    by_class = [
+        Line(
+            f"{c.name} ({c.average_precision:.3f})",
+            f"series-{number}",
+            recall_points(curves[0].by_class[index[c.name]]),
+        )
+        for number, c in enumerate(weakest[:_MAX_CLASS_CURVES])
+    ]
     calibrated = [Line("perfect", "training", [(0.0, 0.0), (1.0, 1.0)])]
     if figures.champion:
-        calibrated.append(Line("champion", "champion", [(each.confidence, each.accuracy) for each in figures.champion.calibration]))
-    calibrated.append(Line("challenger", "validation", [(each.confidence, each.accuracy) for each in figures.challenger.calibration]))
-    return [("Precision and recall", means, share_chart("Precision against recall, mean of all classes", "recall", means)),
-            ("Weakest classes", by_class, share_chart("Precision against recall of the weakest classes", "recall", by_class)),
-            ("Calibration", calibrated, share_chart("Share of right answers by probability of the answer", "probability of the answer", calibrated,
-                                                    _shares_of_bins(figures.challenger.calibration)))]
+        calibrated.append(
+            Line(
+                "champion",
+                "champion",
+                [(each.confidence, each.accuracy) for each in figures.champion.calibration],
+            )
+        )
+    calibrated.append(
+        Line(
+            "challenger",
+            "validation",
+            [(each.confidence, each.accuracy) for each in figures.challenger.calibration],
+        )
+    )
+    return [
+        (
+            "Precision and recall",
+            means,
+            share_chart("Precision against recall, mean of all classes", "recall", means),
+        ),
+        (
+            "Weakest classes",
+            by_class,
+            share_chart("Precision against recall of the weakest classes", "recall", by_class),
+        ),
+        (
+            "Calibration",
+            calibrated,
+            share_chart(
+                "Share of right answers by probability of the answer",
+                "probability of the answer",
+                calibrated,
+                _shares_of_bins(figures.challenger.calibration),
+            ),
+        ),
+    ]
 
 
 def recall_points(precisions: Any) -> list[tuple[float, float]]:
@@ -120,8 +233,16 @@ def recall_points(precisions: Any) -> list[tuple[float, float]]:
 
 def _shares_of_bins(bins: Sequence[CalibrationBin]) -> list[tuple[float, float, float, str]]:
     total = sum(each.count for each in bins)
-    return [(each.low, each.high, each.count / total, f"{each.count} answers of probability {each.low:.2f} to {each.high:.2f}, "
-             f"{each.accuracy:.1%} of them right") for each in bins]
+    return [
+        (
+            each.low,
+            each.high,
+            each.count / total,
+            f"{each.count} answers of probability {each.low:.2f} to {each.high:.2f}, "
+            f"{each.accuracy:.1%} of them right",
+        )
+        for each in bins
+    ]
 
 
 def class_rows(figures: EvaluationFigures) -> list[dict[str, Any]]:
@@ -129,8 +250,15 @@ def class_rows(figures: EvaluationFigures) -> list[dict[str, Any]]:
 
     Of more than `MAX_CLASS_ROWS` classes, only those with the lowest recall are returned.
     """
-    champion: list[ClassFigures | None] = list(figures.champion.classes) if figures.champion else [None] * len(figures.challenger.classes)
-    rows = [{"challenger": ours, "champion": theirs} for ours, theirs in zip(figures.challenger.classes, champion, strict=True)]
+    champion: list[ClassFigures | None] = (
+        list(figures.champion.classes)
+        if figures.champion
+        else [None] * len(figures.challenger.classes)
+    )
+    rows = [
+        {"challenger": ours, "champion": theirs}
+        for ours, theirs in zip(figures.challenger.classes, champion, strict=True)
+    ]
     if len(rows) > MAX_CLASS_ROWS:
         rows = sorted(rows, key=lambda row: row["challenger"].recall)[:MAX_CLASS_ROWS]
     return rows
@@ -141,12 +269,21 @@ def matrix(model: ModelEvaluation) -> list[list[dict[str, Any]]]:
 
     `share` is the share of the row, so that classes of all sizes are drawn alike.
     """
-    return [[{"count": count, "share": count / max(1, sum(row)), "is_correct": i == j} for j, count in enumerate(row)]
-            for i, row in enumerate(model.confusion)]
+    return [
+        [
+            {"count": count, "share": count / max(1, sum(row)), "is_correct": i == j}
+            for j, count in enumerate(row)
+        ]
+        for i, row in enumerate(model.confusion)
+    ]
 
 
 def confused_pairs(model: ModelEvaluation, names: list[str]) -> list[dict[str, Any]]:
     """Returns confusions, the most frequent first."""
-    pairs = [{"label": names[i], "answer": names[j], "count": count, "share": count / sum(row)}
-             for i, row in enumerate(model.confusion) for j, count in enumerate(row) if i != j and count]
+    pairs = [
+        {"label": names[i], "answer": names[j], "count": count, "share": count / sum(row)}
+        for i, row in enumerate(model.confusion)
+        for j, count in enumerate(row)
+        if i != j and count
+    ]
     return sorted(pairs, key=lambda pair: -pair["count"])

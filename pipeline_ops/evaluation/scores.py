@@ -40,7 +40,11 @@ class Ranking:
 
     def __init__(self, scores: np.ndarray, is_positive: np.ndarray):
         order = np.argsort(-scores, kind="stable")
-        ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True)) if len(order) else np.array([], int)
+        ends = (
+            np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
+            if len(order)
+            else np.array([], int)
+        )
         self._found = np.cumsum(is_positive[order])[ends]
         self._taken = ends + 1
         self._num_positive, self._num_negative = int(is_positive.sum()), int((~is_positive).sum())
@@ -50,7 +54,10 @@ class Ranking:
         """The area under the ROC curve. None without positives or without negatives."""
         if not self._num_positive or not self._num_negative:
             return None
-        right, wrong = np.append(0, self._found) / self._num_positive, np.append(0, self._taken - self._found) / self._num_negative
+        right, wrong = (
+            np.append(0, self._found) / self._num_positive,
+            np.append(0, self._taken - self._found) / self._num_negative,
+        )
         return float(np.sum(np.diff(wrong) * (right[1:] + right[:-1]) / 2))
 
     @property
@@ -58,7 +65,12 @@ class Ranking:
         """The area under the precision-recall curve, as steps. None without positives."""
         if not self._num_positive:
             return None
-        return float(np.sum(np.diff(np.append(0, self._found) / self._num_positive) * (self._found / self._taken)))
+        return float(
+            np.sum(
+                np.diff(np.append(0, self._found) / self._num_positive)
+                * (self._found / self._taken)
+            )
+        )
 
     def precisions(self) -> np.ndarray | None:
         """Returns the best precision at each of RECALLS or above: float [101].
@@ -72,7 +84,9 @@ class Ranking:
         return best[np.searchsorted(recall, RECALLS - 1e-12)]
 
 
-def calibration(confidences: np.ndarray, is_right: np.ndarray, num_bins: int) -> list[CalibrationBin]:
+def calibration(
+    confidences: np.ndarray, is_right: np.ndarray, num_bins: int
+) -> list[CalibrationBin]:
     """Returns equally wide bins from 0 to 1 over the probability of the answer.
 
     Empty bins are left out.
@@ -86,8 +100,17 @@ def calibration(confidences: np.ndarray, is_right: np.ndarray, num_bins: int) ->
     counts = np.bincount(index, minlength=num_bins)
     sums = np.bincount(index, confidences, num_bins)
     right = np.bincount(index, is_right, num_bins)
-    return [CalibrationBin(low=float(edges[i]), high=float(edges[i + 1]), count=int(counts[i]), confidence=float(sums[i] / counts[i]),
-                           accuracy=float(right[i] / counts[i])) for i in range(num_bins) if counts[i]]
+    return [
+        CalibrationBin(
+            low=float(edges[i]),
+            high=float(edges[i + 1]),
+            count=int(counts[i]),
+            confidence=float(sums[i] / counts[i]),
+            accuracy=float(right[i] / counts[i]),
+        )
+        for i in range(num_bins)
+        if counts[i]
+    ]
 
 
 def calibration_error(bins: list[CalibrationBin]) -> float:
@@ -97,4 +120,8 @@ def calibration_error(bins: list[CalibrationBin]) -> float:
     bins by their number of examples.
     """
     total = sum(bin.count for bin in bins)
-    return sum(bin.count * abs(bin.accuracy - bin.confidence) for bin in bins) / total if total else 0.0
+    return (
+        sum(bin.count * abs(bin.accuracy - bin.confidence) for bin in bins) / total
+        if total
+        else 0.0
+    )

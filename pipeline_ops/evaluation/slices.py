@@ -28,10 +28,14 @@ def wanted_features(slices: Sequence[Slice]) -> list[str]:
 
 def values_of(batch: EncodedBatch, slices: Sequence[Slice]) -> dict[str, list[str]]:
     """Returns the value of every example of a batch, as text, for each slice."""
-    return {part.title: [_name(value, part) for value in _raw_values(batch, part)] for part in slices}
+    return {
+        part.title: [_name(value, part) for value in _raw_values(batch, part)] for part in slices
+    }
 
 
-def join_values(batches: Mapping[str, list[list[str]]], slices: Sequence[Slice]) -> dict[str, np.ndarray]:
+def join_values(
+    batches: Mapping[str, list[list[str]]], slices: Sequence[Slice]
+) -> dict[str, np.ndarray]:
     """Joins the values of all batches: text [N] by slice.
 
     Raises:
@@ -42,10 +46,14 @@ def join_values(batches: Mapping[str, list[list[str]]], slices: Sequence[Slice])
         values = np.array([value for batch in batches[part.title] for value in batch])
         distinct = set(values.tolist())
         if part.by not in _BUILT_IN and distinct == {NOTHING}:
-            raise DataError(f"evaluate.slices: no test example has the feature {part.by!r}; correct `by`, or store it with the examples")
+            raise DataError(
+                f"evaluate.slices: no test example has the feature {part.by!r}; correct `by`, or store it with the examples"
+            )
         if len(distinct) > _MAX_VALUES:
-            raise DataError(f"evaluate.slices: {part.title} has {len(distinct)} values, and {_MAX_VALUES} can be looked at one by one; "
-                            "give it edges, or folder_depth")
+            raise DataError(
+                f"evaluate.slices: {part.title} has {len(distinct)} values, and {_MAX_VALUES} can be looked at one by one; "
+                "give it edges, or folder_depth"
+            )
         found[part.title] = values
     return found
 
@@ -76,7 +84,9 @@ def _name(value: str | bytes | float | None, part: Slice) -> str:
     if not part.edges:
         return value if isinstance(value, str) else f"{value:g}"
     if isinstance(value, str):
-        raise DataError(f"evaluate.slices: {part.title} has edges, but {value!r} is no number; leave the edges out")
+        raise DataError(
+            f"evaluate.slices: {part.title} has edges, but {value!r} is no number; leave the edges out"
+        )
     return _range(value, part.edges)
 
 
@@ -84,4 +94,8 @@ def _range(value: float, edges: Sequence[float]) -> str:
     index = bisect_right(edges, value)
     if index == 0:
         return f"below {edges[0]:g}"
-    return f"{edges[index - 1]:g} and more" if index == len(edges) else f"{edges[index - 1]:g} to {edges[index]:g}"
+    return (
+        f"{edges[index - 1]:g} and more"
+        if index == len(edges)
+        else f"{edges[index - 1]:g} to {edges[index]:g}"
+    )

@@ -17,12 +17,36 @@ from pipeline_ops.errors import MachineError, error_of
 class Conversion:
     """Runs the converter while the `with` block runs. Without formats, there is no process."""
 
-    def __init__(self, folder: Path, dataset: str, config: Export, formats: Sequence[str], num_classes: int):
-        self._command = [sys.executable, "-m", "pipeline_ops.export.convert", "--folder", str(folder), "--dataset", dataset,
-                         "--examples", str(config.int8.representative_examples), "--classes", str(num_classes), *formats] if formats else []
+    def __init__(
+        self, folder: Path, dataset: str, config: Export, formats: Sequence[str], num_classes: int
+    ):
+        self._command = (
+            [
+                sys.executable,
+                "-m",
+                "pipeline_ops.export.convert",
+                "--folder",
+                str(folder),
+                "--dataset",
+                dataset,
+                "--examples",
+                str(config.int8.representative_examples),
+                "--classes",
+                str(num_classes),
+                *formats,
+            ]
+            if formats
+            else []
+        )
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) if self._command else None
+        self._process = (
+            subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            if self._command
+            else None
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,4 +73,8 @@ class Conversion:
             sys.stderr.write(errors)
             message = (errors.strip() or f"the converter ended with {code}").splitlines()[-1]
             raise error_of(code, message)
-        return {line["format"]: line["seconds"] for line in map(json.loads, output.splitlines()) if "format" in line}
+        return {
+            line["format"]: line["seconds"]
+            for line in map(json.loads, output.splitlines())
+            if "format" in line
+        }

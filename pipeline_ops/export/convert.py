@@ -35,10 +35,18 @@ _OPSET = 18
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, required=True, help="a SavedModel; the formats are written below it")
-    parser.add_argument("--dataset", required=True, help="the manifest of the data set that the representative examples are from")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="a SavedModel; the formats are written below it"
+    )
+    parser.add_argument(
+        "--dataset",
+        required=True,
+        help="the manifest of the data set that the representative examples are from",
+    )
     parser.add_argument("--examples", type=int, required=True, help="how many of them")
-    parser.add_argument("--classes", type=int, required=True, help="how many classes the model knows")
+    parser.add_argument(
+        "--classes", type=int, required=True, help="how many classes the model knows"
+    )
     parser.add_argument("formats", nargs="+", choices=sorted(PATHS))
     arguments = parser.parse_args()
     try:
@@ -51,7 +59,10 @@ def main() -> int:
             file.parent.mkdir(exist_ok=True)
             with names_file(file):
                 file.write_bytes(content)
-            print(json.dumps({"format": name, "seconds": round(time.monotonic() - begin, 3)}), flush=True)
+            print(
+                json.dumps({"format": name, "seconds": round(time.monotonic() - begin, 3)}),
+                flush=True,
+            )
     except Exception as error:
         if not isinstance(error, TrainyardError):
             traceback.print_exc()
@@ -68,17 +79,25 @@ class _Frozen:
     """
 
     def __init__(self, folder: Path):
-        from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+        from tensorflow.python.framework.convert_to_constants import (
+            convert_variables_to_constants_v2,
+        )
 
         tf = import_tensorflow()
         self._model = tf.saved_model.load(str(folder))
         signatures = self._model.signatures
         signature = signatures[PORTABLE if PORTABLE in signatures else SIGNATURE]
-        names, frozen = sorted(signature.structured_outputs), convert_variables_to_constants_v2(signature, lower_control_flow=False)
+        names, frozen = (
+            sorted(signature.structured_outputs),
+            convert_variables_to_constants_v2(signature, lower_control_flow=False),
+        )
         self._spec = signature.structured_input_signature[1][INPUT]
         self._module = tf.Module()
         self._module.frozen = frozen
-        self._module.images = tf.function(lambda images: dict(zip(names, frozen(images), strict=True)), input_signature=[self._spec])
+        self._module.images = tf.function(
+            lambda images: dict(zip(names, frozen(images), strict=True)),
+            input_signature=[self._spec],
+        )
 
     def to_tflite(self, representative: Iterator[np.ndarray] | None) -> bytes:
         """Converts with floats.
@@ -91,7 +110,9 @@ class _Frozen:
             converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[SIGNATURE])
             if representative is not None:
                 converter.optimizations = [tf.lite.Optimize.DEFAULT]
-                converter.representative_dataset = lambda: ({INPUT: image} for image in representative)
+                converter.representative_dataset = lambda: (
+                    {INPUT: image} for image in representative
+                )
                 converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
             with _converting_to("TFLite"):
                 return converter.convert()
@@ -100,20 +121,32 @@ class _Frozen:
         try:
             import tf2onnx.convert
         except ImportError as error:
-            raise ConfigError(f"export.formats: onnx needs {error.name}; install trainyard[onnx], or take it out") from None
+            raise ConfigError(
+                f"export.formats: onnx needs {error.name}; install trainyard[onnx], or take it out"
+            ) from None
         with _converting_to("ONNX"):
-            model, _ = tf2onnx.convert.from_function(self._module.images, input_signature=[self._spec], opset=_OPSET)
+            model, _ = tf2onnx.convert.from_function(
+                self._module.images, input_signature=[self._spec], opset=_OPSET
+            )
         return model.SerializeToString(deterministic=True)
 
 
 def _representative(arguments: argparse.Namespace) -> Iterator[np.ndarray]:
     """Returns training images as the model takes them, one by one."""
     manifest = read_manifest(arguments.dataset)
-    paths, removed = shard_paths(arguments.dataset, manifest, "train"), removed_positions(manifest, "train")
+    paths, removed = (
+        shard_paths(arguments.dataset, manifest, "train"),
+        removed_positions(manifest, "train"),
+    )
     if missing := [path for path in paths if not Path(path).exists()]:
-        raise DataError(f"{missing[0]} is gone, and export.int8 needs training examples; run preprocess again, or take tflite_int8 out")
+        raise DataError(
+            f"{missing[0]} is gone, and export.int8 needs training examples; run preprocess again, or take tflite_int8 out"
+        )
     model = ServedModel(arguments.folder, "the SavedModel", arguments.classes)
-    batches = (model.ask("decode", image_bytes=batch.images)["images"] for batch in read_encoded(paths, _BATCH, removed))
+    batches = (
+        model.ask("decode", image_bytes=batch.images)["images"]
+        for batch in read_encoded(paths, _BATCH, removed)
+    )
     images = (image[np.newaxis] for batch in batches for image in batch)
     return itertools.islice(images, arguments.examples)
 
@@ -131,7 +164,9 @@ def _converting_to(format_name: str) -> Iterator[None]:
         if exit_code_of(error).is_retried:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        raise ConfigError(f"export.formats: the model can't be converted to {format_name}: {reason}; take the format out") from error
+        raise ConfigError(
+            f"export.formats: the model can't be converted to {format_name}: {reason}; take the format out"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -14,7 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.artifacts.manifest import NAME, SIGNATURE, Input, Manifest, list_files, read_input, refuse_damage, write_manifest
+from pipeline_ops.artifacts.manifest import (
+    NAME,
+    SIGNATURE,
+    Input,
+    Manifest,
+    list_files,
+    read_input,
+    refuse_damage,
+    write_manifest,
+)
 from pipeline_ops.artifacts.results import (
     REFERENCE_EXAMPLES,
     REFERENCE_OUTPUTS,
@@ -86,17 +95,34 @@ def export(job: Job) -> ExitCode:
     registry = Registry(config.registry)
     staged = _stage(job, config, challenger)
     job.progress.report("publish", message="; ".join(_describe(each) for each in staged.formats))
-    version = registry.publish(challenger.training.digest, lambda folder, number: _fill(folder, number, job.request, config, challenger, staged),
-                               _contents(config))
+    version = registry.publish(
+        challenger.training.digest,
+        lambda folder, number: _fill(folder, number, job.request, config, challenger, staged),
+        _contents(config),
+    )
     manifest = version.manifest()
-    refuse_damage(fetched(Input(uri=version.uri, digest=manifest.digest), Path(job.request.root)).uri, manifest, manifest.files)
+    refuse_damage(
+        fetched(Input(uri=version.uri, digest=manifest.digest), Path(job.request.root)).uri,
+        manifest,
+        manifest.files,
+    )
     outcome = _promote(registry, version, job.request, challenger.evaluation)
     job.progress.report("promote", message=outcome)
-    if config.keep_versions and (retired := registry.retire(config.keep_versions, f"export.keep_versions is {config.keep_versions}")):
+    if config.keep_versions and (
+        retired := registry.retire(
+            config.keep_versions, f"export.keep_versions is {config.keep_versions}"
+        )
+    ):
         job.progress.report("retire", message=f"removed version {', '.join(map(str, retired))}")
     with job.artifact() as draft:
         figures = _figures(version.number, config, challenger, staged)
-        write_report(draft.folder, Path(job.request.inputs["evaluate"].uri).parent, challenger.task, figures, outcome)
+        write_report(
+            draft.folder,
+            Path(job.request.inputs["evaluate"].uri).parent,
+            challenger.task,
+            figures,
+            outcome,
+        )
         draft.figures = figures.model_dump(mode="json")
     return ExitCode.SUCCESS
 
@@ -109,10 +135,17 @@ def _read_challenger(request: Request) -> TrainedModel:
         raise DataError(f"{evaluate.uri}: this is the evaluation of another model than {train.uri}")
     if not figures.gate_passed:
         raise DataError(f"{evaluate.uri}: the gate was not passed, so nothing is published")
-    references = [file for file in training.files if file.path in (REFERENCE_EXAMPLES, REFERENCE_OUTPUTS)]
+    references = [
+        file for file in training.files if file.path in (REFERENCE_EXAMPLES, REFERENCE_OUTPUTS)
+    ]
     refuse_damage(train.uri, training, [*files_of_saved_model(training), *references])
     refuse_damage(evaluate.uri, evaluation, evaluation.files)
-    return TrainedModel(Path(train.uri).parent, training, TrainingFigures.model_validate(training.figures).class_names, figures)
+    return TrainedModel(
+        Path(train.uri).parent,
+        training,
+        TrainingFigures.model_validate(training.figures).class_names,
+        figures,
+    )
 
 
 def _stage(job: Job, config: Export, challenger: TrainedModel) -> Staged:
@@ -127,9 +160,13 @@ def _stage(job: Job, config: Export, challenger: TrainedModel) -> Staged:
         path.parent.mkdir(parents=True, exist_ok=True)
         link_file(challenger.folder / file.path, path)
     others = [name for name in config.formats if name in PATHS]
-    with Conversion(folder, challenger.dataset.uri, config, others, len(challenger.class_names)) as conversion:
+    with Conversion(
+        folder, challenger.dataset.uri, config, others, len(challenger.class_names)
+    ) as conversion:
         job.progress.report("check", message="comparing the SavedModel with the trained model")
-        references = References(challenger.folder, folder, len(challenger.class_names), challenger.task)
+        references = References(
+            challenger.folder, folder, len(challenger.class_names), challenger.task
+        )
         formats = [check_saved_model(references, folder, config)]
         seconds = conversion.wait()
         for name in others:
@@ -145,12 +182,22 @@ def _warmup_requests(references: References) -> list[tuple[str, dict[str, np.nda
     """Returns requests for each signature that answers, with one image and with several."""
     images, found = references.images(), []
     for count in (count for count in _WARMUP_BATCHES if count <= len(images)):
-        found += [("serving_default", {"image_bytes": np.array(references.encoded[:count], object)}), ("images", {"images": images[:count]}),
-                  ("examples", {"examples": np.array(references.serialized[:count], object)})]
+        found += [
+            ("serving_default", {"image_bytes": np.array(references.encoded[:count], object)}),
+            ("images", {"images": images[:count]}),
+            ("examples", {"examples": np.array(references.serialized[:count], object)}),
+        ]
     return found
 
 
-def _fill(folder: Path, number: int, request: Request, config: Export, challenger: TrainedModel, staged: Staged) -> None:
+def _fill(
+    folder: Path,
+    number: int,
+    request: Request,
+    config: Export,
+    challenger: TrainedModel,
+    staged: Staged,
+) -> None:
     """Writes a version.
 
     The SavedModel is as TensorFlow Serving expects it, with `saved_model.pb` at the top. The other
@@ -158,26 +205,62 @@ def _fill(folder: Path, number: int, request: Request, config: Export, challenge
     """
     for file in sorted(file for file in staged.folder.rglob("*") if file.is_file()):
         copy_file(file, folder / file.relative_to(staged.folder))
-    write_card(folder, make_card(config, number, request.pipeline, challenger.training, challenger.evaluation, staged.formats, request.inputs))
+    write_card(
+        folder,
+        make_card(
+            config,
+            number,
+            request.pipeline,
+            challenger.training,
+            challenger.evaluation,
+            staged.formats,
+            request.inputs,
+        ),
+    )
     files = list_files(folder)
     found = {file.path: (file.crc32c, file.sha256) for file in files}
-    trained = {file.path.removeprefix(f"{SAVED_MODEL}/"): (file.crc32c, file.sha256) for file in files_of_saved_model(challenger.training)}
+    trained = {
+        file.path.removeprefix(f"{SAVED_MODEL}/"): (file.crc32c, file.sha256)
+        for file in files_of_saved_model(challenger.training)
+    }
     if any(found.get(path) != checksums for path, checksums in trained.items()):
-        raise DataError(f"{challenger.folder}: the SavedModel was changed while it was being published; nothing was published")
-    write_manifest(folder, Manifest(
-        job=request.job, pipeline=request.pipeline, fingerprint=request.fingerprint, fingerprint_digest=request.fingerprint.digest,
-        inputs=request.inputs, files=files, figures=_figures(number, config, challenger, staged).model_dump(mode="json")))
+        raise DataError(
+            f"{challenger.folder}: the SavedModel was changed while it was being published; nothing was published"
+        )
+    write_manifest(
+        folder,
+        Manifest(
+            job=request.job,
+            pipeline=request.pipeline,
+            fingerprint=request.fingerprint,
+            fingerprint_digest=request.fingerprint.digest,
+            inputs=request.inputs,
+            files=files,
+            figures=_figures(number, config, challenger, staged).model_dump(mode="json"),
+        ),
+    )
     if config.signing_key:
         key = read_secret_key(Path(config.signing_key))
-        write_whole(folder / SIGNATURE, key.sign((folder / NAME).read_bytes(), f"{config.model}/{number}/{NAME}"))
+        write_whole(
+            folder / SIGNATURE,
+            key.sign((folder / NAME).read_bytes(), f"{config.model}/{number}/{NAME}"),
+        )
 
 
 def _figures(number: int, config: Export, challenger: TrainedModel, staged: Staged) -> ModelFigures:
     saved_model = staged.formats[0]
     return ModelFigures(
-        name=config.model, version=number, compared_with=challenger.evaluation.champion_version, metrics=challenger.evaluation.challenger.metrics,
-        num_checked=saved_model.num_checked, max_difference=saved_model.max_difference, top1_agreement=saved_model.top1_agreement,
-        class_names=challenger.class_names, formats=staged.formats, contents=_contents(config))
+        name=config.model,
+        version=number,
+        compared_with=challenger.evaluation.champion_version,
+        metrics=challenger.evaluation.challenger.metrics,
+        num_checked=saved_model.num_checked,
+        max_difference=saved_model.max_difference,
+        top1_agreement=saved_model.top1_agreement,
+        class_names=challenger.class_names,
+        formats=staged.formats,
+        contents=_contents(config),
+    )
 
 
 def _contents(config: Export) -> str:
@@ -189,11 +272,15 @@ def _contents(config: Export) -> str:
 
 
 def _describe(checked: FormatFigures) -> str:
-    return (f"{checked.name}: {checked.num_checked} images checked, largest difference {checked.max_difference:.2g}, {checked.num_bytes:,} bytes, "
-            f"{1000 * checked.latency_seconds:.2g} ms an image")
+    return (
+        f"{checked.name}: {checked.num_checked} images checked, largest difference {checked.max_difference:.2g}, {checked.num_bytes:,} bytes, "
+        f"{1000 * checked.latency_seconds:.2g} ms an image"
+    )
 
 
-def _promote(registry: Registry, version: Version, request: Request, evaluation: EvaluationFigures) -> str:
+def _promote(
+    registry: Registry, version: Version, request: Request, evaluation: EvaluationFigures
+) -> str:
     """Puts the version in service. Returns the outcome as a text for people.
 
     A version stays out of service if it was in service before and has been replaced.
@@ -202,11 +289,19 @@ def _promote(registry: Registry, version: Version, request: Request, evaluation:
     if champion and champion.number == version.number:
         return f"version {version.number} is in service already"
     same = {each.number for each in registry.made_from(request.inputs["train"].digest)}
-    before = [move.version for move in registry.history() if move.alias == CHAMPION and move.version in same]
+    before = [
+        move.version
+        for move in registry.history()
+        if move.alias == CHAMPION and move.version in same
+    ]
     if before and champion and champion.number not in same:
-        return (f"version {before[-1]} was in service before and was replaced by version {champion.number}; "
-                "a person may put it in service again, a run does not")
-    expected = champion.number if champion and champion.number in same else evaluation.champion_version  # the same model in another form
+        return (
+            f"version {before[-1]} was in service before and was replaced by version {champion.number}; "
+            "a person may put it in service again, a run does not"
+        )
+    expected = (
+        champion.number if champion and champion.number in same else evaluation.champion_version
+    )  # the same model in another form
     reason = f"run {request.run_id} of {request.pipeline}: {'; '.join(rule.text for rule in evaluation.rules)}"
     registry.promote(version.number, reason, expected=expected)
     return f"version {version.number} is in service"

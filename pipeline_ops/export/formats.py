@@ -22,7 +22,11 @@ SIGNATURE, PORTABLE, INPUT = "images", "portable", "images"
 `SIGNATURE` is a format's own signature. `PORTABLE` is that of the SavedModel that it is made of, if
 there is one. `INPUT` is the name of the input of both.
 """
-PATHS = {"tflite": "formats/model.tflite", "tflite_int8": "formats/model_int8.tflite", "onnx": "formats/model.onnx"}
+PATHS = {
+    "tflite": "formats/model.tflite",
+    "tflite_int8": "formats/model_int8.tflite",
+    "onnx": "formats/model.onnx",
+}
 """Paths below a version's folder, next to the files that TensorFlow Serving loads.
 
 The SavedModel is the folder itself.
@@ -39,17 +43,25 @@ def load_format(name: str, file: Path) -> Ask:
 def _load_tflite(file: Path) -> Ask:
     tf = import_tensorflow()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # TensorFlow 2.21 warns that it will move; we pin it
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # TensorFlow 2.21 warns that it will move; we pin it
         interpreter = tf.lite.Interpreter(model_path=str(file))
     runner = interpreter.get_signature_runner(SIGNATURE)  # it takes any number of images
-    return lambda images_NHWC: {name: value.copy() for name, value in runner(**{INPUT: images_NHWC}).items()}
+    return lambda images_NHWC: {
+        name: value.copy() for name, value in runner(**{INPUT: images_NHWC}).items()
+    }
 
 
 def _load_onnx(file: Path) -> Ask:
     try:
         import onnxruntime
     except ImportError as error:
-        raise ConfigError(f"export.formats: onnx needs {error.name}; install trainyard[onnx], or take it out") from None
+        raise ConfigError(
+            f"export.formats: onnx needs {error.name}; install trainyard[onnx], or take it out"
+        ) from None
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return lambda images_NHWC: dict(zip(names, session.run(names, {INPUT: images_NHWC}), strict=True))
+    return lambda images_NHWC: dict(
+        zip(names, session.run(names, {INPUT: images_NHWC}), strict=True)
+    )

@@ -15,10 +15,17 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.pages.page import render_part
 from pipeline_ops.storage.atomic import read_json, write_json, write_whole
 
-_NAMES = {"saved_model": "SavedModel", "tflite": "TFLite", "tflite_int8": "TFLite, eight bits", "onnx": "ONNX"}
+_NAMES = {
+    "saved_model": "SavedModel",
+    "tflite": "TFLite",
+    "tflite_int8": "TFLite, eight bits",
+    "onnx": "ONNX",
+}
 
 
-def write_report(folder: Path, evaluation: Path, task: Task, model: ModelFigures, outcome: str) -> None:
+def write_report(
+    folder: Path, evaluation: Path, task: Task, model: ModelFigures, outcome: str
+) -> None:
     """Writes both files of a run.
 
     Args:
@@ -33,8 +40,21 @@ def write_report(folder: Path, evaluation: Path, task: Task, model: ModelFigures
     """
     page = (evaluation / REPORT).read_text(encoding="utf-8")
     if page.count(PUBLICATION) != 1:
-        raise DataError(f"{evaluation / REPORT}: has no place for what was published; run the evaluation again")
-    section = render_part(Path(__file__).with_name("publication.html"), model=model, outcome=outcome, names=_NAMES,
-                          is_detector=task == "detection")
+        raise DataError(
+            f"{evaluation / REPORT}: has no place for what was published; run the evaluation again"
+        )
+    section = render_part(
+        Path(__file__).with_name("publication.html"),
+        model=model,
+        outcome=outcome,
+        names=_NAMES,
+        is_detector=task == "detection",
+    )
     write_whole(folder / REPORT, page.replace(PUBLICATION, section).encode())
-    write_json(folder / METRICS, {**read_json(evaluation / METRICS), "publication": {"outcome": outcome, **model.model_dump(mode="json")}})
+    write_json(
+        folder / METRICS,
+        {
+            **read_json(evaluation / METRICS),
+            "publication": {"outcome": outcome, **model.model_dump(mode="json")},
+        },
+    )

@@ -41,7 +41,12 @@ def check_serving(folder: Path, references: References, config: Export) -> None:
         rows = _ask(address, {"instances": asked})["predictions"]
         columns = _ask(address, {"inputs": {"image_bytes": asked}})["outputs"]
     for answer in ({name: [row[name] for row in rows] for name in rows[0]}, columns):
-        compare(references.outputs[:_NUM_ASKED], references.packed(answer), AgreementRule.of("saved_model", config), "what a server answers with")
+        compare(
+            references.outputs[:_NUM_ASKED],
+            references.packed(answer),
+            AgreementRule.of("saved_model", config),
+            "what a server answers with",
+        )
 
 
 @contextlib.contextmanager
@@ -58,12 +63,18 @@ def _server(loaded: LoadedModel, model: str) -> Iterator[str]:
 
 
 def _ask(address: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310 (of loopback)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the environment's proxy is not for loopback
+    request = urllib.request.Request(  # noqa: S310
+        address, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({})
+    )  # the environment's proxy is not for loopback
     try:
         with opener.open(request, timeout=_ANSWER_SECONDS) as reply:
             return json.load(reply)
     except urllib.error.HTTPError as error:
-        raise DataError(f"a server refuses the reference examples: {error.read().decode(errors='replace')}; nothing was published") from None
+        raise DataError(
+            f"a server refuses the reference examples: {error.read().decode(errors='replace')}; nothing was published"
+        ) from None
     except OSError as error:
         raise MachineError(f"the server for the last check did not answer: {error}") from error

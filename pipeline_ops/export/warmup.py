@@ -17,12 +17,21 @@ import numpy as np
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 WARMUP = "assets.extra/tf_serving_warmup_requests"
-_LOG_PREDICT, _PREDICT_REQUEST, _REQUEST_MODEL, _REQUEST_INPUTS, _MODEL_NAME, _MODEL_SIGNATURE = 6, 1, 1, 2, 1, 3
+_LOG_PREDICT, _PREDICT_REQUEST, _REQUEST_MODEL, _REQUEST_INPUTS, _MODEL_NAME, _MODEL_SIGNATURE = (
+    6,
+    1,
+    1,
+    2,
+    1,
+    3,
+)
 _MAP_KEY, _MAP_VALUE = 1, 2
 _LENGTH_DELIMITED = 2
 
 
-def write_warmup(folder: Path, model: str, requests: Sequence[tuple[str, Mapping[str, np.ndarray]]]) -> None:
+def write_warmup(
+    folder: Path, model: str, requests: Sequence[tuple[str, Mapping[str, np.ndarray]]]
+) -> None:
     """Writes requests into a version's folder.
 
     A request is a pair of a signature and its inputs by name.
@@ -32,13 +41,19 @@ def write_warmup(folder: Path, model: str, requests: Sequence[tuple[str, Mapping
     file.parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(file)) as writer:
         for signature, inputs in requests:
-            tensors = {name: tf.make_tensor_proto(value).SerializeToString(deterministic=True) for name, value in inputs.items()}
+            tensors = {
+                name: tf.make_tensor_proto(value).SerializeToString(deterministic=True)
+                for name, value in inputs.items()
+            }
             writer.write(_prediction_log(model, signature, tensors))
 
 
 def _prediction_log(model: str, signature: str, tensors: Mapping[str, bytes]) -> bytes:
     spec = _field(_MODEL_NAME, model.encode()) + _field(_MODEL_SIGNATURE, signature.encode())
-    inputs = b"".join(_field(_REQUEST_INPUTS, _field(_MAP_KEY, name.encode()) + _field(_MAP_VALUE, tensor)) for name, tensor in tensors.items())
+    inputs = b"".join(
+        _field(_REQUEST_INPUTS, _field(_MAP_KEY, name.encode()) + _field(_MAP_VALUE, tensor))
+        for name, tensor in tensors.items()
+    )
     return _field(_LOG_PREDICT, _field(_PREDICT_REQUEST, _field(_REQUEST_MODEL, spec) + inputs))
 
 

@@ -24,7 +24,9 @@ tf = import_tensorflow()
 Load = Callable[[tf.Tensor], tuple[Any, Any]]
 """A function from example numbers, int64, to features and labels."""
 
-LEFT_RIGHT, DOWN, RIGHT, BRIGHTNESS, CONTRAST, TOP_BOTTOM, SCALE, SATURATION, ROW, COLUMN = range(10)
+LEFT_RIGHT, DOWN, RIGHT, BRIGHTNESS, CONTRAST, TOP_BOTTOM, SCALE, SATURATION, ROW, COLUMN = range(
+    10
+)
 """The names of the draws. Each change has its own random numbers."""
 
 
@@ -64,10 +66,20 @@ class ImageChanges:
 
 def moves(config: AugmentOptions) -> bool:
     """Returns whether the config moves any pixel."""
-    return config.flip_left_right or config.flip_top_bottom or config.scale is not None or config.shift > 0
+    return (
+        config.flip_left_right
+        or config.flip_top_bottom
+        or config.scale is not None
+        or config.shift > 0
+    )
 
 
-def windows(config: AugmentOptions, shape: tuple[int, int], draws: StatelessRandom, parts: tuple[Part, Part] | None = None) -> tuple[Window, Window]:
+def windows(
+    config: AugmentOptions,
+    shape: tuple[int, int],
+    draws: StatelessRandom,
+    parts: tuple[Part, Part] | None = None,
+) -> tuple[Window, Window]:
     """Returns the rows and columns of images on their canvases.
 
     An image covers the shown part, or lies somewhere in it if it is too small to cover it.
@@ -83,9 +95,18 @@ def windows(config: AugmentOptions, shape: tuple[int, int], draws: StatelessRand
         zeros_b, size = tf.zeros_like(draws.examples_b, tf.float32), shape[axis]
         part_b = parts[axis] if parts else (zeros_b, zeros_b + size)
         shift_b = config.shift * draws.around_zero(shift) if config.shift and not parts else zeros_b
-        return Window.placed(size, draws.uniform(place), shift_b, scale_b, draws.uniform(mirror) < 0.5 if may_be_mirrored else None, part_b)
+        return Window.placed(
+            size,
+            draws.uniform(place),
+            shift_b,
+            scale_b,
+            draws.uniform(mirror) < 0.5 if may_be_mirrored else None,
+            part_b,
+        )
 
-    return window(0, ROW, DOWN, TOP_BOTTOM, config.flip_top_bottom), window(1, COLUMN, RIGHT, LEFT_RIGHT, config.flip_left_right)
+    return window(0, ROW, DOWN, TOP_BOTTOM, config.flip_top_bottom), window(
+        1, COLUMN, RIGHT, LEFT_RIGHT, config.flip_left_right
+    )
 
 
 def _draw_scale(config: AugmentOptions, draws: StatelessRandom) -> tf.Tensor | None:
@@ -98,7 +119,9 @@ def _draw_scale(config: AugmentOptions, draws: StatelessRandom) -> tf.Tensor | N
     return config.scale.least + (config.scale.most - config.scale.least) * draws.uniform(SCALE)
 
 
-def change_colours(config: AugmentOptions, images_bHWC: tf.Tensor, draws: StatelessRandom) -> tf.Tensor:
+def change_colours(
+    config: AugmentOptions, images_bHWC: tf.Tensor, draws: StatelessRandom
+) -> tf.Tensor:
     """Changes the colours of images of any type. Returns float32 if any colour is changed, and then
     values may lie outside of the range.
     """
@@ -120,4 +143,8 @@ def change_colours(config: AugmentOptions, images_bHWC: tf.Tensor, draws: Statel
 
 
 def as_pixels(images_bHWC: tf.Tensor) -> tf.Tensor:
-    return images_bHWC if images_bHWC.dtype == tf.uint8 else tf.cast(tf.clip_by_value(tf.round(images_bHWC), 0, 255), tf.uint8)
+    return (
+        images_bHWC
+        if images_bHWC.dtype == tf.uint8
+        else tf.cast(tf.clip_by_value(tf.round(images_bHWC), 0, 255), tf.uint8)
+    )

@@ -58,7 +58,9 @@ class SceneChanges:
         else:
             images, labels = load(draws.examples_b)
             if moves(self.config):
-                images, labels = self._moved(images, labels, *windows(self.config, images.shape[1:3], draws))
+                images, labels = self._moved(
+                    images, labels, *windows(self.config, images.shape[1:3], draws)
+                )
         return as_pixels(change_colours(self.config, images, draws)), self._fitted(labels)
 
     def _plan(self, draws: StatelessRandom) -> Mosaics:
@@ -71,25 +73,40 @@ class SceneChanges:
         images, labels = self._moved(images, labels, rows, columns)
         return mosaics.put_together(images, rows, columns), mosaics.put_boxes_together(labels)
 
-    def _moved(self, images_kHWC: tf.Tensor, labels: Any, rows: Window, columns: Window) -> tuple[tf.Tensor, Any]:
+    def _moved(
+        self, images_kHWC: tf.Tensor, labels: Any, rows: Window, columns: Window
+    ) -> tuple[tf.Tensor, Any]:
         has_image_kHW = rows.has_image()[:, :, None] & columns.has_image()[:, None, :]
         shown_kHWC = show(images_kHWC, rows, columns)
-        shown_kHWC = tf.where(has_image_kHW[..., None], shown_kHWC, tf.constant(PADDING, shown_kHWC.dtype))
+        shown_kHWC = tf.where(
+            has_image_kHW[..., None], shown_kHWC, tf.constant(PADDING, shown_kHWC.dtype)
+        )
         ymin, xmin, ymax, xmax = tf.unstack(labels.corners, axis=-1)
         (ymin, ymax), (xmin, xmax) = rows.edges(ymin, ymax), columns.edges(xmin, xmax)
         whole = (ymax - ymin) * (xmax - xmin)
-        ymin, ymax, xmin, xmax = rows.clip(ymin), rows.clip(ymax), columns.clip(xmin), columns.clip(xmax)
+        ymin, ymax, xmin, xmax = (
+            rows.clip(ymin),
+            rows.clip(ymax),
+            columns.clip(xmin),
+            columns.clip(xmax),
+        )
         visible = tf.math.divide_no_nan((ymax - ymin) * (xmax - xmin), whole)
-        corners = tf.stack([ymin / rows.size, xmin / columns.size, ymax / rows.size, xmax / columns.size], axis=-1)
+        corners = tf.stack(
+            [ymin / rows.size, xmin / columns.size, ymax / rows.size, xmax / columns.size], axis=-1
+        )
         is_crowd = labels.is_crowd | (visible < self.config.least_visible - _ROUNDING)
-        return shown_kHWC, type(labels)(corners, tf.where(visible > 0, labels.classes, -1), is_crowd)
+        return shown_kHWC, type(labels)(
+            corners, tf.where(visible > 0, labels.classes, -1), is_crowd
+        )
 
     def _fitted(self, labels: Any) -> Any:
         """Moves the boxes to the front, in their order, and fits the number of columns."""
         is_box = labels.classes >= 0
         order = tf.argsort(tf.cast(~is_box, tf.int32), axis=1, stable=True)
         if self.max_boxes is None:
-            order = order[:, :tf.reduce_max(tf.math.count_nonzero(is_box, axis=1))]
+            order = order[:, : tf.reduce_max(tf.math.count_nonzero(is_box, axis=1))]
         else:
-            order = tf.ensure_shape(order, [None, self.max_boxes * (QUARTERS if self.config.mosaic else 1)])
+            order = tf.ensure_shape(
+                order, [None, self.max_boxes * (QUARTERS if self.config.mosaic else 1)]
+            )
         return type(labels)(*(tf.gather(values, order, batch_dims=1) for values in labels))

@@ -8,7 +8,9 @@ from pipeline_ops.input.augment import Changes, ImageChanges
 from pipeline_ops.input.augment_scenes import SceneChanges
 
 
-def make_changes(config: AugmentOptions, task: Task, num_examples: int, max_boxes: int | None = None) -> Changes:
+def make_changes(
+    config: AugmentOptions, task: Task, num_examples: int, max_boxes: int | None = None
+) -> Changes:
     """Returns the changes for a task.
 
     Args:
@@ -17,4 +19,8 @@ def make_changes(config: AugmentOptions, task: Task, num_examples: int, max_boxe
       num_examples: the number of examples in the training split.
       max_boxes: the detector's `max_boxes`, if it has one.
     """
-    return SceneChanges(config, num_examples, max_boxes) if task == "detection" else ImageChanges(config)
+    return (
+        SceneChanges(config, num_examples, max_boxes)
+        if task == "detection"
+        else ImageChanges(config)
+    )

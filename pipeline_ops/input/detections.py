@@ -11,7 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.artifacts.dataset import BOX_IS_CROWD, BOX_LABEL, BOX_XMAX, BOX_XMIN, BOX_YMAX, BOX_YMIN, ENCODED, KEY
+from pipeline_ops.artifacts.dataset import (
+    BOX_IS_CROWD,
+    BOX_LABEL,
+    BOX_XMAX,
+    BOX_XMIN,
+    BOX_YMAX,
+    BOX_YMIN,
+    ENCODED,
+    KEY,
+)
 from pipeline_ops.input.tensorflow_start import import_tensorflow
 from pipeline_ops.storage.read_errors import unreadable
 
@@ -38,7 +47,9 @@ class TrueBoxes:
     is_crowd: np.ndarray
 
 
-def read_true_boxes(paths: Sequence[str], removed: Sequence[Sequence[int]] = ()) -> Iterator[TrueBoxes]:
+def read_true_boxes(
+    paths: Sequence[str], removed: Sequence[Sequence[int]] = ()
+) -> Iterator[TrueBoxes]:
     """Yields every example of the shards, in their order.
 
     Raises:
@@ -54,16 +65,30 @@ def read_true_boxes(paths: Sequence[str], removed: Sequence[Sequence[int]] = ())
     def parse(serialized):
         parsed = tf.io.parse_single_example(serialized, features)
         corners = tf.stack([parsed[edge].values for edge in _EDGES], -1)
-        return parsed[KEY], parsed[ENCODED], corners, parsed[BOX_LABEL].values, parsed[BOX_IS_CROWD].values
+        return (
+            parsed[KEY],
+            parsed[ENCODED],
+            corners,
+            parsed[BOX_LABEL].values,
+            parsed[BOX_IS_CROWD].values,
+        )
 
     try:
-        for key, image, boxes, classes, is_crowd in read_records(paths, removed).map(parse).prefetch(8).as_numpy_iterator():
-            yield TrueBoxes(key.decode("utf-8", "backslashreplace"), image, boxes, classes, is_crowd > 0)
+        for key, image, boxes, classes, is_crowd in (
+            read_records(paths, removed).map(parse).prefetch(8).as_numpy_iterator()
+        ):
+            yield TrueBoxes(
+                key.decode("utf-8", "backslashreplace"), image, boxes, classes, is_crowd > 0
+            )
     except tf.errors.OpError as error:
-        raise unreadable(f"{Path(paths[0]).parent}: a shard can't be read", error, "; run preprocess again") from error
+        raise unreadable(
+            f"{Path(paths[0]).parent}: a shard can't be read", error, "; run preprocess again"
+        ) from error
 
 
 def pack(answer: Mapping[str, np.ndarray]) -> np.ndarray:
     """Returns float32 [N, D, 6]: ymin, xmin, ymax, xmax, score, class. Padding is all 0."""
-    scores, classes = (np.asarray(answer[name], np.float32)[..., None] for name in ("scores", "classes"))
+    scores, classes = (
+        np.asarray(answer[name], np.float32)[..., None] for name in ("scores", "classes")
+    )
     return np.concatenate([np.asarray(answer["boxes"], np.float32), scores, classes], axis=-1)

@@ -40,8 +40,15 @@ class Window:
     part_k: Part
 
     @classmethod
-    def placed(cls, size: int, place_k: tf.Tensor, shift_k: tf.Tensor, scale_k: tf.Tensor | None, is_mirrored_k: tf.Tensor | None,
-               part_k: Part) -> Window:
+    def placed(
+        cls,
+        size: int,
+        place_k: tf.Tensor,
+        shift_k: tf.Tensor,
+        scale_k: tf.Tensor | None,
+        is_mirrored_k: tf.Tensor | None,
+        part_k: Part,
+    ) -> Window:
         """Returns an image at one of the places where it covers its part.
 
         A smaller image lies within its part instead. `place_k`, 0 to 1, selects the place. Then the
@@ -50,15 +57,27 @@ class Window:
         low_k, high_k = part_k
         slack_k = high_k - low_k - size * (1.0 if scale_k is None else scale_k)
         origin_k = low_k + place_k * slack_k + shift_k * size
-        return cls(size, tf.round(origin_k) if scale_k is None else origin_k, scale_k, is_mirrored_k, part_k)
+        return cls(
+            size,
+            tf.round(origin_k) if scale_k is None else origin_k,
+            scale_k,
+            is_mirrored_k,
+            part_k,
+        )
 
     def sources(self) -> tf.Tensor:
         """Returns float32 [k, n]: the centre of each pixel of the canvas, in pixels of the image.
         It is -0.5 to n - 0.5 inside the image.
         """
         sources_kn = tf.range(self.size, dtype=tf.float32)[None, :] + 0.5 - self.origin_k[:, None]
-        sources_kn = (sources_kn if self.scale_k is None else sources_kn / self.scale_k[:, None]) - 0.5
-        return sources_kn if self.is_mirrored_k is None else tf.where(self.is_mirrored_k[:, None], self.size - 1 - sources_kn, sources_kn)
+        sources_kn = (
+            sources_kn if self.scale_k is None else sources_kn / self.scale_k[:, None]
+        ) - 0.5
+        return (
+            sources_kn
+            if self.is_mirrored_k is None
+            else tf.where(self.is_mirrored_k[:, None], self.size - 1 - sources_kn, sources_kn)
+        )
 
     def has_image(self) -> tf.Tensor:
         """bool [k, n]"""
@@ -102,10 +121,14 @@ def _resampled(images_kHWC: tf.Tensor, window: Window, axis: int) -> tf.Tensor:
 
     def gathered(indices_kn: tf.Tensor) -> tf.Tensor:
         within = tf.clip_by_value(tf.cast(indices_kn, tf.int32), 0, last)
-        return tf.ensure_shape(tf.gather(images_kHWC, within, axis=axis, batch_dims=1), [None, *images_kHWC.shape[1:]])
+        return tf.ensure_shape(
+            tf.gather(images_kHWC, within, axis=axis, batch_dims=1), [None, *images_kHWC.shape[1:]]
+        )
 
     if window.scale_k is None:
         return gathered(low_kn)
-    part_kn = tf.reshape(sources_kn - low_kn, [-1, window.size, 1, 1] if axis == 1 else [-1, 1, window.size, 1])
+    part_kn = tf.reshape(
+        sources_kn - low_kn, [-1, window.size, 1, 1] if axis == 1 else [-1, 1, window.size, 1]
+    )
     first, second = tf.cast(gathered(low_kn), tf.float32), tf.cast(gathered(low_kn + 1), tf.float32)
     return first + part_kn * (second - first)

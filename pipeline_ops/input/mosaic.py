@@ -56,35 +56,59 @@ class Mosaics:
     @property
     def draws_k(self) -> StatelessRandom:
         """Separate draws for each image, derived from those of the example that it is part of."""
-        return StatelessRandom(self.draws.seed, tf.gather(self.draws.epochs_b, self.owners_k), tf.gather(self.draws.examples_b, self.owners_k), self.quarters_k)
+        return StatelessRandom(
+            self.draws.seed,
+            tf.gather(self.draws.epochs_b, self.owners_k),
+            tf.gather(self.draws.examples_b, self.owners_k),
+            self.quarters_k,
+        )
 
     @property
     def examples_k(self) -> tf.Tensor:
         """The numbers of the images in the split, int64."""
         draws_k = self.draws_k
-        return tf.where(self.quarters_k == 0, draws_k.examples_b, draws_k.below(self.num_examples, _OTHER))
+        return tf.where(
+            self.quarters_k == 0, draws_k.examples_b, draws_k.below(self.num_examples, _OTHER)
+        )
 
     def parts(self, height: int, width: int) -> tuple[Part, Part]:
         """Returns the rows and the columns of its canvas in which each image is shown."""
-        return self._part(height, _ROW, self.quarters_k >= 2), self._part(width, _COLUMN, self.quarters_k % 2 == 1)
+        return self._part(height, _ROW, self.quarters_k >= 2), self._part(
+            width, _COLUMN, self.quarters_k % 2 == 1
+        )
 
     def _part(self, size: int, what: int, is_second_k: tf.Tensor) -> Part:
         meeting_b = tf.round(size * (_CLOSEST + (1 - 2 * _CLOSEST) * self.draws.uniform(what)))
         meeting_k = tf.gather(meeting_b, self.owners_k)
-        return tf.where(is_second_k, meeting_k, 0.0), tf.where(is_second_k | ~self.is_mosaic_k, float(size), meeting_k)
+        return tf.where(is_second_k, meeting_k, 0.0), tf.where(
+            is_second_k | ~self.is_mosaic_k, float(size), meeting_k
+        )
 
     def put_together(self, images_kHWC: tf.Tensor, rows: Window, columns: Window) -> tf.Tensor:
         """Joins the parts to images [b, H, W, C]."""
         is_shown_kHW = rows.is_shown()[:, :, None] & columns.is_shown()[:, None, :]
         parts_kHWC = tf.where(is_shown_kHW[..., None], images_kHWC, tf.zeros([], images_kHWC.dtype))
-        together = tf.math.unsorted_segment_sum(parts_kHWC, self.owners_k, tf.size(self.draws.examples_b))
+        together = tf.math.unsorted_segment_sum(
+            parts_kHWC, self.owners_k, tf.size(self.draws.examples_b)
+        )
         return tf.ensure_shape(together, [None, *images_kHWC.shape[1:]])
 
     def put_boxes_together(self, labels: Any) -> Any:
         """Joins the boxes to labels [b, 4 N, ...], with class -1 where there is no box."""
+
         def placed(values_kN: tf.Tensor) -> tf.Tensor:
-            shape = tf.concat([[tf.size(self.draws.examples_b) * QUARTERS], tf.shape(values_kN)[1:]], 0)
-            scattered = tf.scatter_nd((self.owners_k * QUARTERS + self.quarters_k)[:, None], values_kN, tf.cast(shape, tf.int64))
+            shape = tf.concat(
+                [[tf.size(self.draws.examples_b) * QUARTERS], tf.shape(values_kN)[1:]], 0
+            )
+            scattered = tf.scatter_nd(
+                (self.owners_k * QUARTERS + self.quarters_k)[:, None],
+                values_kN,
+                tf.cast(shape, tf.int64),
+            )
             return tf.reshape(scattered, tf.concat([[-1, QUARTERS * shape[1]], shape[2:]], 0))
 
-        return type(labels)(placed(labels.corners), placed(labels.classes + 1) - 1, placed(tf.cast(labels.is_crowd, tf.int32)) > 0)
+        return type(labels)(
+            placed(labels.corners),
+            placed(labels.classes + 1) - 1,
+            placed(tf.cast(labels.is_crowd, tf.int32)) > 0,
+        )

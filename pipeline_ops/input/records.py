@@ -35,11 +35,17 @@ def read_records(paths: Sequence[str], removed: Sequence[Sequence[int]] = ()) ->
     if not any(removed):
         return tf.data.TFRecordDataset(list(paths))
     names = tf.constant(list(paths))
-    skipped = tf.ragged.constant([list(positions) for positions in removed], dtype=tf.int64, ragged_rank=1)
+    skipped = tf.ragged.constant(
+        [list(positions) for positions in removed], dtype=tf.int64, ragged_rank=1
+    )
 
     def read(shard: tf.Tensor) -> tf.data.Dataset:
         positions = skipped[shard]
-        kept = tf.data.TFRecordDataset(names[shard]).enumerate().filter(lambda position, _: tf.reduce_all(positions != position))
+        kept = (
+            tf.data.TFRecordDataset(names[shard])
+            .enumerate()
+            .filter(lambda position, _: tf.reduce_all(positions != position))
+        )
         return kept.map(lambda _, record: record)
 
     return tf.data.Dataset.range(len(paths)).flat_map(read)
@@ -56,10 +62,14 @@ def record_offsets(path: Path) -> np.ndarray:
         while offset < size:
             offsets.append(offset)
             header = os.pread(file.fileno(), _LENGTH.size, offset)
-            offset += _LENGTH.unpack(header)[0] + _FRAME_BYTES if len(header) == _LENGTH.size else size
+            offset += (
+                _LENGTH.unpack(header)[0] + _FRAME_BYTES if len(header) == _LENGTH.size else size
+            )
     if offset != size:
-        raise MachineError(f"{path} is cut off or no TFRecord file: a record that begins at byte {offsets[-1]} goes beyond the end; "
-                           "clear the task preprocess, and it is made again")
+        raise MachineError(
+            f"{path} is cut off or no TFRecord file: a record that begins at byte {offsets[-1]} goes beyond the end; "
+            "clear the task preprocess, and it is made again"
+        )
     return np.array(offsets, np.int64)
 
 
@@ -69,5 +79,14 @@ def read_at(path: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
     Takes scalars and must be called within a graph. The read is unbuffered, because random access
     does not use the bytes beyond the record.
     """
-    variant = tf.raw_ops.TFRecordDatasetV2(filenames=path[tf.newaxis], compression_type="", buffer_size=0, byte_offsets=offset[tf.newaxis])
-    return tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string)).take(1).get_single_element()
+    variant = tf.raw_ops.TFRecordDatasetV2(
+        filenames=path[tf.newaxis],
+        compression_type="",
+        buffer_size=0,
+        byte_offsets=offset[tf.newaxis],
+    )
+    return (
+        tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))
+        .take(1)
+        .get_single_element()
+    )

@@ -37,7 +37,12 @@ class EncodedBatch:
     features: dict[str, list[bytes | int | float | None]] = dataclasses.field(default_factory=dict)
 
 
-def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[int]] = (), features: Sequence[str] = ()) -> Iterator[EncodedBatch]:
+def read_encoded(
+    paths: Sequence[str],
+    batch: int,
+    removed: Sequence[Sequence[int]] = (),
+    features: Sequence[str] = (),
+) -> Iterator[EncodedBatch]:
     """Yields every example of the shards once, in their order. The last batch may be smaller.
 
     `removed` has the positions to skip, for each shard. `features` has the names of the other
@@ -49,17 +54,29 @@ def read_encoded(paths: Sequence[str], batch: int, removed: Sequence[Sequence[in
     from pipeline_ops.input.records import read_records
 
     tf = import_tensorflow()
-    fixed = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64, -1), KEY: tf.io.FixedLenFeature([], tf.string)}
+    fixed = {
+        ENCODED: tf.io.FixedLenFeature([], tf.string),
+        LABEL: tf.io.FixedLenFeature([], tf.int64, -1),
+        KEY: tf.io.FixedLenFeature([], tf.string),
+    }
 
     def parse(serialized_N):
-        return (serialized_N if features else serialized_N[:0]), tf.io.parse_example(serialized_N, fixed)
+        return (serialized_N if features else serialized_N[:0]), tf.io.parse_example(
+            serialized_N, fixed
+        )
 
     try:
-        for serialized_N, parsed in read_records(paths, removed).batch(batch).map(parse).prefetch(1).as_numpy_iterator():
+        for serialized_N, parsed in (
+            read_records(paths, removed).batch(batch).map(parse).prefetch(1).as_numpy_iterator()
+        ):
             keys = [key.decode("utf-8", "backslashreplace") for key in parsed[KEY]]
-            yield EncodedBatch(keys, parsed[ENCODED], parsed[LABEL], _read_features(serialized_N, features))
+            yield EncodedBatch(
+                keys, parsed[ENCODED], parsed[LABEL], _read_features(serialized_N, features)
+            )
     except tf.errors.OpError as error:
-        raise unreadable(f"{Path(paths[0]).parent}: a shard can't be read", error, "; run preprocess again") from error
+        raise unreadable(
+            f"{Path(paths[0]).parent}: a shard can't be read", error, "; run preprocess again"
+        ) from error
 
 
 def read_serialized(path: str) -> list[bytes]:
@@ -70,11 +87,20 @@ def read_serialized(path: str) -> list[bytes]:
         raise unreadable(f"{path}: can't be read", error, "; run preprocess again") from error
 
 
-def _read_features(serialized_N: Sequence[bytes], names: Sequence[str]) -> dict[str, list[bytes | int | float | None]]:
+def _read_features(
+    serialized_N: Sequence[bytes], names: Sequence[str]
+) -> dict[str, list[bytes | int | float | None]]:
     """Reads the features one by one: their types are unknown, and an example may lack them."""
     example = import_tensorflow().train.Example
-    found = [example.FromString(serialized).features.feature for serialized in serialized_N] if names else []
-    return {name: [_first_value(features[name]) if name in features else None for features in found] for name in names}
+    found = (
+        [example.FromString(serialized).features.feature for serialized in serialized_N]
+        if names
+        else []
+    )
+    return {
+        name: [_first_value(features[name]) if name in features else None for features in found]
+        for name in names
+    }
 
 
 def _first_value(feature) -> bytes | int | float | None:
@@ -96,19 +122,27 @@ class ServedModel:
       DataError: it cannot be loaded, or has another signature.
     """
 
-    def __init__(self, folder: Path, name: str, num_classes: int, outputs: Sequence[str] = _OUTPUTS):
+    def __init__(
+        self, folder: Path, name: str, num_classes: int, outputs: Sequence[str] = _OUTPUTS
+    ):
         tf = import_tensorflow()
         self._name, self._num_classes = name, num_classes
         try:
-            self.loaded = tf.saved_model.load(str(folder))  # kept: its variables live no longer than it does
+            self.loaded = tf.saved_model.load(
+                str(folder)
+            )  # kept: its variables live no longer than it does
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise unreadable(f"{folder}: {name} can't be loaded as a SavedModel", error) from error
         self._signature = self.loaded.signatures.get(_SIGNATURE)
         if self._signature is None or not self._has_the_right_names(outputs):
-            raise DataError(f"{folder}: {name} must have the signature {_SIGNATURE} from {_INPUT} to {' and '.join(outputs)}")
+            raise DataError(
+                f"{folder}: {name} must have the signature {_SIGNATURE} from {_INPUT} to {' and '.join(outputs)}"
+            )
 
     def _has_the_right_names(self, outputs: Sequence[str]) -> bool:
-        return set(self._signature.structured_input_signature[1]) == {_INPUT} and set(outputs) <= set(self._signature.structured_outputs)
+        return set(self._signature.structured_input_signature[1]) == {_INPUT} and set(
+            outputs
+        ) <= set(self._signature.structured_outputs)
 
     def classify(self, batch: EncodedBatch) -> tuple[np.ndarray, np.ndarray]:
         """Returns probabilities float32 [N, C] and classes int64 [N].
@@ -120,13 +154,16 @@ class ServedModel:
         try:
             answer = self._signature(**{_INPUT: tf.constant(batch.images)})
         except tf.errors.OpError as error:
-            raise DataError(f"{self._name} failed on the examples {batch.keys[0]} to {batch.keys[-1]}: {reason_of(error)}") from error
+            raise DataError(
+                f"{self._name} failed on the examples {batch.keys[0]} to {batch.keys[-1]}: {reason_of(error)}"
+            ) from error
         probabilities, classes = (answer[name].numpy() for name in _OUTPUTS)
         if probabilities.shape != (len(batch.keys), self._num_classes):
-            raise DataError(f"{self._name} answers with the shape {probabilities.shape}, expected {(len(batch.keys), self._num_classes)}: "
-                            "a probability for each class of the data set")
+            raise DataError(
+                f"{self._name} answers with the shape {probabilities.shape}, expected {(len(batch.keys), self._num_classes)}: "
+                "a probability for each class of the data set"
+            )
         return probabilities, classes
-
 
     def detect(self, batch: EncodedBatch) -> dict[str, np.ndarray]:
         """Returns the outputs of `serving_default`. Raises DataError for an image that the model
@@ -135,7 +172,9 @@ class ServedModel:
         try:
             return self.ask(_SIGNATURE, **{_INPUT: batch.images})
         except DataError as error:
-            raise DataError(f"{error}; among the examples {batch.keys[0]} to {batch.keys[-1]}") from error
+            raise DataError(
+                f"{error}; among the examples {batch.keys[0]} to {batch.keys[-1]}"
+            ) from error
 
     def ask(self, signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the outputs of any signature.
@@ -147,7 +186,11 @@ class ServedModel:
         if signature not in self.loaded.signatures:
             raise DataError(f"{self._name} has no signature {signature}; train again")
         try:
-            outputs = self.loaded.signatures[signature](**{name: tf.constant(value) for name, value in inputs.items()})
+            outputs = self.loaded.signatures[signature](
+                **{name: tf.constant(value) for name, value in inputs.items()}
+            )
         except (tf.errors.OpError, TypeError) as error:
-            raise DataError(f"{self._name} failed in the signature {signature}: {reason_of(error)}") from error
+            raise DataError(
+                f"{self._name} failed in the signature {signature}: {reason_of(error)}"
+            ) from error
         return {name: output.numpy() for name, output in outputs.items()}

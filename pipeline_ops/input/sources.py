@@ -52,11 +52,21 @@ class EncodedSource:
       cache: keeps the offsets of the records, which have to be determined once for each host.
     """
 
-    def __init__(self, split: SplitShards, parse: Parse, cache: HostCache | None = None, max_bytes_in_memory: int = MAX_BYTES_IN_MEMORY):
+    def __init__(
+        self,
+        split: SplitShards,
+        parse: Parse,
+        cache: HostCache | None = None,
+        max_bytes_in_memory: int = MAX_BYTES_IN_MEMORY,
+    ):
         self._parse = parse
         if split.num_bytes <= max_bytes_in_memory:
             with tf.device("/cpu:0"):
-                records_N = read_records(split.paths, split.removed).batch(split.num_examples).get_single_element()
+                records_N = (
+                    read_records(split.paths, split.removed)
+                    .batch(split.num_examples)
+                    .get_single_element()
+                )
             self.read = lambda examples_b: tf.gather(records_N, examples_b)
         else:
             self.read = _reader(list(split.paths), _offsets(split, cache))
@@ -97,15 +107,24 @@ class DiskSource:
         self._spec, labels_spec = _parsed(split, parse).element_spec
         identity = digest_of([_identity(split), version, str(self._spec), str(labels_spec)])
         folder = cache.entry("parsed", identity, lambda made: self._write(split, parse, made))
-        offsets_N = np.arange(split.num_examples, dtype=np.int64) * (_num_bytes(self._spec) + self._FRAME_BYTES)
+        offsets_N = np.arange(split.num_examples, dtype=np.int64) * (
+            _num_bytes(self._spec) + self._FRAME_BYTES
+        )
         self._read = _reader([str(folder / self._FEATURES)], [offsets_N])
         with tf.device("/cpu:0"):
-            leaves = [tf.convert_to_tensor(np.load(folder / self._LABELS.format(i))) for i in range(len(tf.nest.flatten(labels_spec)))]
+            leaves = [
+                tf.convert_to_tensor(np.load(folder / self._LABELS.format(i)))
+                for i in range(len(tf.nest.flatten(labels_spec)))
+            ]
         self._labels = tf.nest.pack_sequence_as(labels_spec, leaves)
 
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
-        values = tf.io.decode_raw(self._read(examples_b), self._spec.dtype, fixed_length=_num_bytes(self._spec))
-        return tf.reshape(values, [-1, *self._spec.shape[1:]]), tf.nest.map_structure(lambda values_N: tf.gather(values_N, examples_b), self._labels)
+        values = tf.io.decode_raw(
+            self._read(examples_b), self._spec.dtype, fixed_length=_num_bytes(self._spec)
+        )
+        return tf.reshape(values, [-1, *self._spec.shape[1:]]), tf.nest.map_structure(
+            lambda values_N: tf.gather(values_N, examples_b), self._labels
+        )
 
     @classmethod
     def _write(cls, split: SplitShards, parse: Parse, folder: Path) -> None:
@@ -119,7 +138,14 @@ class DiskSource:
             _save(folder / cls._LABELS.format(number), np.concatenate(parts))
 
 
-def open_source(split: SplitShards, parse: Parse, config: InputOptions, cache: HostCache, version: str, say: Callable[[str], None]) -> ExampleSource:
+def open_source(
+    split: SplitShards,
+    parse: Parse,
+    config: InputOptions,
+    cache: HostCache,
+    version: str,
+    say: Callable[[str], None],
+) -> ExampleSource:
     """Returns the source that the config asks for, if the data to keep fit its limits.
 
     Args:
@@ -130,20 +156,36 @@ def open_source(split: SplitShards, parse: Parse, config: InputOptions, cache: H
     if config.cache == "none":
         return EncodedSource(split, parse, cache)
     features, labels = _parsed(split, parse).element_spec
-    if _vary(features) or (config.cache == "disk" and (_vary(labels) or not isinstance(features, tf.TensorSpec))):
+    if _vary(features) or (
+        config.cache == "disk" and (_vary(labels) or not isinstance(features, tf.TensorSpec))
+    ):
         remedy = "" if _vary(features) else "; use train.input.cache: memory"
         say(f"examples are not cached, because not all of them have the same shape{remedy}")
         return EncodedSource(split, parse, cache)
-    wanted_mib = split.num_examples * sum(_num_bytes(leaf) for leaf in tf.nest.flatten((features, labels)) if not _vary(leaf)) / 2**20
+    wanted_mib = (
+        split.num_examples
+        * sum(_num_bytes(leaf) for leaf in tf.nest.flatten((features, labels)) if not _vary(leaf))
+        / 2**20
+    )
     if wanted_mib > config.cache_limit_mib:
-        say(f"decoded images are not cached: they need {wanted_mib:.0f} MiB, and train.input.cache_limit_mib is {config.cache_limit_mib}")
+        say(
+            f"decoded images are not cached: they need {wanted_mib:.0f} MiB, and train.input.cache_limit_mib is {config.cache_limit_mib}"
+        )
         return EncodedSource(split, parse, cache)
-    return MemorySource(split, parse) if config.cache == "memory" else DiskSource(split, parse, cache, version)
+    return (
+        MemorySource(split, parse)
+        if config.cache == "memory"
+        else DiskSource(split, parse, cache, version)
+    )
 
 
 def _parsed(split: SplitShards, parse: Parse, batch: int = _DECODE_BATCH) -> tf.data.Dataset:
     """Returns every example once, in batches."""
-    return read_records(split.paths, split.removed).batch(batch).map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return (
+        read_records(split.paths, split.removed)
+        .batch(batch)
+        .map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    )
 
 
 def _vary(specs: Any) -> bool:
@@ -162,10 +204,15 @@ def _reader(paths: list[str], offsets: list[np.ndarray]) -> Callable[[tf.Tensor]
     """Returns a function from numbers of examples to their records in the files."""
     with tf.device("/cpu:0"):
         names, all_offsets_N = tf.constant(paths), tf.constant(np.concatenate(offsets))
-        files_N = tf.constant(np.repeat(np.arange(len(paths), dtype=np.int32), [len(each) for each in offsets]))
+        files_N = tf.constant(
+            np.repeat(np.arange(len(paths), dtype=np.int32), [len(each) for each in offsets])
+        )
 
     def read(examples_b: tf.Tensor) -> tf.Tensor:
-        places = tf.gather(names, tf.gather(files_N, examples_b)), tf.gather(all_offsets_N, examples_b)
+        places = (
+            tf.gather(names, tf.gather(files_N, examples_b)),
+            tf.gather(all_offsets_N, examples_b),
+        )
         return tf.map_fn(lambda place: read_at(*place), places, fn_output_signature=tf.string)
 
     return read
@@ -178,7 +225,10 @@ def _offsets(split: SplitShards, cache: HostCache | None) -> list[np.ndarray]:
     else:
         folder = cache.entry("offsets", _identity(split), lambda made: _write_offsets(split, made))
         found = [np.load(folder / f"{number:05d}.npy") for number in range(len(split.paths))]
-    return [np.delete(each, list(gone)) for each, gone in zip(found, split.removed or [()] * len(found), strict=True)]
+    return [
+        np.delete(each, list(gone))
+        for each, gone in zip(found, split.removed or [()] * len(found), strict=True)
+    ]
 
 
 def _write_offsets(split: SplitShards, folder: Path) -> None:
@@ -194,4 +244,7 @@ def _save(path: Path, array: np.ndarray) -> None:
 def _identity(split: SplitShards) -> str:
     """Returns a digest that changes when a shard changes, or the records removed from it."""
     status = [os.stat(path) for path in split.paths]
-    return digest_of([[path, s.st_size, s.st_mtime_ns] for path, s in zip(split.paths, status, strict=True)] + [list(map(list, split.removed))])
+    return digest_of(
+        [[path, s.st_size, s.st_mtime_ns] for path, s in zip(split.paths, status, strict=True)]
+        + [list(map(list, split.removed))]
+    )

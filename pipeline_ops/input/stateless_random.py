@@ -35,7 +35,9 @@ class StatelessRandom:
 
     def uniform(self, what: int) -> tf.Tensor:
         """float32 [b] in [0, 1)."""
-        return tf.cast(tf.bitwise.right_shift(self._hash(what), tf.constant(40, tf.uint64)), tf.float32) / (1 << 24)
+        return tf.cast(
+            tf.bitwise.right_shift(self._hash(what), tf.constant(40, tf.uint64)), tf.float32
+        ) / (1 << 24)
 
     def around_zero(self, what: int) -> tf.Tensor:
         """float32 [b] in [-1, 1)."""
@@ -47,7 +49,11 @@ class StatelessRandom:
 
     def _hash(self, what: int) -> tf.Tensor:
         state = tf.constant(self.seed * _MOST_DRAWS * _MOST_STREAMS + what, tf.uint64)
-        state = _mix(state if self.streams_b is None else state + _MOST_DRAWS * tf.cast(self.streams_b, tf.uint64))
+        state = _mix(
+            state
+            if self.streams_b is None
+            else state + _MOST_DRAWS * tf.cast(self.streams_b, tf.uint64)
+        )
         state = _mix(state + tf.cast(self.epochs_b, tf.uint64))
         return _mix(state + tf.cast(self.examples_b, tf.uint64))
 
@@ -61,4 +67,6 @@ def _mix(value: tf.Tensor) -> tf.Tensor:
 
 
 def _xor_shift(value: tf.Tensor, bits: int) -> tf.Tensor:
-    return tf.bitwise.bitwise_xor(value, tf.bitwise.right_shift(value, tf.constant(bits, tf.uint64)))
+    return tf.bitwise.bitwise_xor(
+        value, tf.bitwise.right_shift(value, tf.constant(bits, tf.uint64))
+    )

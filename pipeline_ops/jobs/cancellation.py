@@ -34,7 +34,15 @@ GRACE_SECONDS = 2.0
 
 _LOOK_SECONDS = 0.5
 _POLL_SECONDS = 0.05
-_UNFINISHED = (None, "scheduled", "queued", "running", "deferred", "up_for_retry", "up_for_reschedule")
+_UNFINISHED = (
+    None,
+    "scheduled",
+    "queued",
+    "running",
+    "deferred",
+    "up_for_retry",
+    "up_for_reschedule",
+)
 """States of a task instance that may still need its job.
 
 `restarting` is not among them, because such a task instance was cleared.
@@ -60,7 +68,10 @@ class TaskInstanceRef(BaseModel):
 
     def passes_to(self, later: TaskInstanceRef) -> bool:
         """Returns whether the later claim is of the same task instance, or of another try of it."""
-        return self.task_instance == later.task_instance or (self.max_tries, self.clear_number) == (later.max_tries, later.clear_number)
+        return self.task_instance == later.task_instance or (self.max_tries, self.clear_number) == (
+            later.max_tries,
+            later.clear_number,
+        )
 
 
 class StoredJob(BaseModel):
@@ -82,7 +93,9 @@ class StoredJob(BaseModel):
         try:
             return cls.model_validate(value)
         except ValidationError as error:
-            raise DataError(f"{STORE_KEY} in Airflow's task state store is not a job of Trainyard: {describe(error)}") from None
+            raise DataError(
+                f"{STORE_KEY} in Airflow's task state store is not a job of Trainyard: {describe(error)}"
+            ) from None
 
 
 class _Order(BaseModel):
@@ -91,7 +104,9 @@ class _Order(BaseModel):
     reason: str = Field(max_length=10_000)
 
 
-def why_unwanted(claim: TaskInstanceRef, now: TaskInstanceRef | None, state: str | None) -> str | None:
+def why_unwanted(
+    claim: TaskInstanceRef, now: TaskInstanceRef | None, state: str | None
+) -> str | None:
     """The reason why a task instance no longer needs the job of a claim. None if it needs the job.
 
     Args:

@@ -198,7 +198,9 @@ class WorkerSpec(Message):
     @property
     def tf_config(self) -> str:
         """TF_CONFIG as TensorFlow documents it."""
-        return json.dumps({"cluster": self.cluster, "task": {"type": self.role, "index": self.index}})
+        return json.dumps(
+            {"cluster": self.cluster, "task": {"type": self.role, "index": self.index}}
+        )
 
 
 def worker_name(role: Role, index: int) -> str:

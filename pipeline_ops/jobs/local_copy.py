@@ -14,7 +14,16 @@ from pathlib import Path
 
 import fsspec
 
-from pipeline_ops.artifacts.manifest import NAME, Manifest, ManifestFile, find_damage, is_remote, open_listed, read_manifest, write_manifest
+from pipeline_ops.artifacts.manifest import (
+    NAME,
+    Manifest,
+    ManifestFile,
+    find_damage,
+    is_remote,
+    open_listed,
+    read_manifest,
+    write_manifest,
+)
 from pipeline_ops.config.input import InputOptions
 from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.jobs.request import Request
@@ -32,14 +41,18 @@ def host_cache(config: InputOptions) -> HostCache:
     return HostCache(Path(folder), config.local_limit_gib << 30)
 
 
-def with_local_dataset(request: Request, config: InputOptions, cache: HostCache, say: Callable[[str], None]) -> Request:
+def with_local_dataset(
+    request: Request, config: InputOptions, cache: HostCache, say: Callable[[str], None]
+) -> Request:
     """The request of a train job with a data set on this host. Raises as `local_dataset` does."""
     given = request.inputs["preprocess"]
     local = given.model_copy(update={"uri": local_dataset(given.uri, config, cache, say)})
     return request.model_copy(update={"inputs": request.inputs | {"preprocess": local}})
 
 
-def local_dataset(uri: str, config: InputOptions, cache: HostCache, say: Callable[[str], None]) -> str:
+def local_dataset(
+    uri: str, config: InputOptions, cache: HostCache, say: Callable[[str], None]
+) -> str:
     """The URI of a manifest that this host reads, whose shards match the manifest.
 
     Args:
@@ -55,8 +68,15 @@ def local_dataset(uri: str, config: InputOptions, cache: HostCache, say: Callabl
     """
     manifest = read_manifest(uri)
     if is_remote(uri) or config.stage == "always":
-        return str(cache.entry("dataset", manifest.digest, lambda folder: _stage(uri, manifest, folder, say)) / NAME)
-    cache.entry("checked", _identity_on_disk(uri, manifest), lambda folder: _check(uri, manifest, folder))
+        return str(
+            cache.entry(
+                "dataset", manifest.digest, lambda folder: _stage(uri, manifest, folder, say)
+            )
+            / NAME
+        )
+    cache.entry(
+        "checked", _identity_on_disk(uri, manifest), lambda folder: _check(uri, manifest, folder)
+    )
     return uri
 
 
@@ -69,7 +89,16 @@ def _identity_on_disk(uri: str, manifest: Manifest) -> str:
     for file in manifest.files:
         try:
             status = os.lstat(folder / file.path)
-            found.append([file.path, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino])
+            found.append(
+                [
+                    file.path,
+                    status.st_mode,
+                    status.st_size,
+                    status.st_mtime_ns,
+                    status.st_ctime_ns,
+                    status.st_ino,
+                ]
+            )
         except (FileNotFoundError, NotADirectoryError):
             found.append([file.path])
     return digest_of([str(folder.resolve()), manifest.digest, found])
@@ -86,7 +115,9 @@ def _stage(uri: str, manifest: Manifest, folder: Path, say: Callable[[str], None
     """Copies all files of a data set. The manifest comes last and makes the copy a data set."""
     shards = [file for file in manifest.files if file.path.endswith(".tfrecord")]
     wanted = sum(file.num_bytes for file in manifest.files)
-    say(f"copying {len(shards)} shards, {wanted / 2**20:.1f} MiB in {len(manifest.files)} files, from {_parent(uri)} to this host's disk")
+    say(
+        f"copying {len(shards)} shards, {wanted / 2**20:.1f} MiB in {len(manifest.files)} files, from {_parent(uri)} to this host's disk"
+    )
     for file in manifest.files:
         _copy(uri, file, folder / file.path)
     write_manifest(folder, manifest)
@@ -95,11 +126,16 @@ def _stage(uri: str, manifest: Manifest, folder: Path, say: Callable[[str], None
 def _copy(uri: str, file: ManifestFile, target: Path) -> None:
     """Copies one file of a data set and checks it on the way."""
     source = f"{_parent(uri)}/{file.path}"
-    blocks, summing = _remote_blocks(source) if is_remote(uri) else _local_blocks(Path(_parent(uri)), file), Summing()
+    blocks, summing = (
+        _remote_blocks(source) if is_remote(uri) else _local_blocks(Path(_parent(uri)), file),
+        Summing(),
+    )
     write_blocks(summing.through(blocks), target)
     if not file.has_content(found := summing.result):
-        raise MachineError(f"{source} has {found.num_bytes} bytes with the checksum {found.crc32c}, the manifest says {file.num_bytes} with "
-                           f"{file.crc32c}; {_MEND}")
+        raise MachineError(
+            f"{source} has {found.num_bytes} bytes with the checksum {found.crc32c}, the manifest says {file.num_bytes} with "
+            f"{file.crc32c}; {_MEND}"
+        )
 
 
 def _local_blocks(folder: Path, file: ManifestFile) -> Iterator[bytes]:
@@ -119,11 +155,17 @@ def _remote_blocks(source: str) -> Iterator[bytes]:
         with fsspec.open(source, "rb") as reader:
             yield from blocks_of(reader)
     except FileNotFoundError:
-        raise MachineError(f"{source} is missing, but the manifest beside it names it; {_MEND}") from None
+        raise MachineError(
+            f"{source} is missing, but the manifest beside it names it; {_MEND}"
+        ) from None
     except ImportError as error:
-        raise DataError(f"{source} can't be read without another package: {error}; install it on every host") from None
+        raise DataError(
+            f"{source} can't be read without another package: {error}; install it on every host"
+        ) from None
     except Exception as error:
-        raise MachineError(f"{source} can't be read: {type(error).__name__}: {error}; check the store and this host's credentials") from error
+        raise MachineError(
+            f"{source} can't be read: {type(error).__name__}: {error}; check the store and this host's credentials"
+        ) from error
 
 
 def _parent(uri: str) -> str:

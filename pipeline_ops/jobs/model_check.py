@@ -129,7 +129,10 @@ def _ask(training: PlannedTraining, question: ModelQuestion) -> dict[str, Any]:
     """Runs the check. No user code can write into its folder before it starts."""
     with tempfile.TemporaryDirectory(prefix="model-check-") as name:
         folder, answer = Path(name), Path(name) / "answer.json"
-        for package in ("pipeline_ops", "beam_jobs"):  # our code only, and no installed packages next to it
+        for package in (
+            "pipeline_ops",
+            "beam_jobs",
+        ):  # our code only, and no installed packages next to it
             (folder / package).symlink_to(CODE_ROOT / package)
         argv = [training.python, "-P", "-m", "pipeline_ops.training.check", str(answer)]
         try:

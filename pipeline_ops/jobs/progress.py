@@ -51,7 +51,13 @@ class Progress(BaseModel):
 
     def __str__(self) -> str:
         """A task-log line: `train 120/330 steps  41.2 steps/s  ETA 5 s  loss 0.0312`."""
-        count = "" if self.done is None else f" {self.done}" + (f"/{self.total}" if self.total else "") + f" {self.unit}".rstrip()
+        count = (
+            ""
+            if self.done is None
+            else f" {self.done}"
+            + (f"/{self.total}" if self.total else "")
+            + f" {self.unit}".rstrip()
+        )
         parts = [self.phase + count]
         if self.rate:
             parts.append(f"{self.rate:.1f} {self.unit}/s")
@@ -71,12 +77,22 @@ class ProgressWriter:
 
     def __init__(self, path: Path, worker: int | None = None):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
         self._path, self._worker = path, worker
         self._phase, self._phase_start, self._done_at_start = "", 0.0, 0
 
-    def report(self, phase: str, done: int | None = None, total: int | None = None, unit: str = "",
-               metrics: Mapping[str, float] | None = None, message: str = "", per_unit: Mapping[str, float] | None = None) -> None:
+    def report(
+        self,
+        phase: str,
+        done: int | None = None,
+        total: int | None = None,
+        unit: str = "",
+        metrics: Mapping[str, float] | None = None,
+        message: str = "",
+        per_unit: Mapping[str, float] | None = None,
+    ) -> None:
         """Writes one moment.
 
         The rate is that of the phase since its first report. `per_unit` are metrics that are
@@ -90,15 +106,26 @@ class ProgressWriter:
             rate = (done - self._done_at_start) / (now - self._phase_start)
             eta = max(0, total - done) / rate if total else None
         rates = {name: rate * count for name, count in (per_unit or {}).items()} if rate else {}
-        moment = Progress(time=now, phase=phase, done=done, total=total, unit=unit, rate=rate, eta_seconds=eta,
-                          metrics=dict(metrics or {}) | rates, worker=self._worker,
-                          message=message[:_MAX_MESSAGE].encode(errors="replace").decode())
+        moment = Progress(
+            time=now,
+            phase=phase,
+            done=done,
+            total=total,
+            unit=unit,
+            rate=rate,
+            eta_seconds=eta,
+            metrics=dict(metrics or {}) | rates,
+            worker=self._worker,
+            message=message[:_MAX_MESSAGE].encode(errors="replace").decode(),
+        )
         self.forward(moment)
 
     def forward(self, moment: Progress) -> None:
         """Writes a moment that another process has reported."""
         with names_file(self._path):
-            os.write(self._descriptor, (moment.model_dump_json(exclude_defaults=True) + "\n").encode())
+            os.write(
+                self._descriptor, (moment.model_dump_json(exclude_defaults=True) + "\n").encode()
+            )
 
 
 class ProgressReader:

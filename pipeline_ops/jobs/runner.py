@@ -62,10 +62,19 @@ class Job:
         with staging_folder(self.folder) as staging:
             draft = ArtifactDraft(staging)
             yield draft
-            write_manifest(staging, Manifest(
-                job=self.request.job, pipeline=self.request.pipeline, fingerprint=self.request.fingerprint,
-                fingerprint_digest=self.request.fingerprint.digest, inputs=self.request.inputs, seeds=draft.seeds,
-                files=list_files(staging, draft.num_examples, draft.linked), figures=draft.figures))
+            write_manifest(
+                staging,
+                Manifest(
+                    job=self.request.job,
+                    pipeline=self.request.pipeline,
+                    fingerprint=self.request.fingerprint,
+                    fingerprint_digest=self.request.fingerprint.digest,
+                    inputs=self.request.inputs,
+                    seeds=draft.seeds,
+                    files=list_files(staging, draft.num_examples, draft.linked),
+                    figures=draft.figures,
+                ),
+            )
         remove_own(self.work)
 
 
@@ -86,18 +95,28 @@ class ArtifactDraft:
 def run_job(work: Callable[[Job], ExitCode]) -> NoReturn:
     """Runs the job that the command line names, and exits with its code."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--request", type=Path, required=True, help="the request.json that an operator wrote")
+    parser.add_argument(
+        "--request", type=Path, required=True, help="the request.json that an operator wrote"
+    )
     sys.exit(run_request(work, parser.parse_args().request))
 
 
 def run_request(work: Callable[[Job], ExitCode], path: Path) -> ExitCode:
     """Runs one request like `run_job`, without exiting."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
     signal.signal(signal.SIGTERM, _cancel)
     attempt = Attempt(path.parent)
     try:
         request = read_request(path)
-        with while_wanted(attempt), _deadline(request.deadline_seconds, attempt), own_temporary_folder(request.job):
+        with (
+            while_wanted(attempt),
+            _deadline(request.deadline_seconds, attempt),
+            own_temporary_folder(request.job),
+        ):
             status = _do_once(work, Job(request, attempt, ProgressWriter(attempt.progress)))
     except TrainyardError as error:
         status = Status(exit_code=error.exit_code, message=str(error))
@@ -107,7 +126,9 @@ def run_request(work: Callable[[Job], ExitCode], path: Path) -> ExitCode:
         status = Status(exit_code=ExitCode.RETRY, message=f"out of memory: {error}")
     except Exception as error:  # the log must show the place
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-        status = Status(exit_code=exit_code_of(error), message=f"{kind}{error}; the log is {attempt.log}")
+        status = Status(
+            exit_code=exit_code_of(error), message=f"{kind}{error}; the log is {attempt.log}"
+        )
         traceback.print_exc()
     if status.message:
         logging.getLogger(__name__).info("%s: %s", status.exit_code.name, status.message)
@@ -121,14 +142,23 @@ def _do_once(work: Callable[[Job], ExitCode], job: Job) -> Status:
     Another Airflow, or another run, may be making the same artifact. This job then waits for it, at
     most until its own deadline.
     """
-    manifest, what = job.folder / NAME, f"the {job.request.job} of {job.request.pipeline} {job.folder.name}"
+    manifest, what = (
+        job.folder / NAME,
+        f"the {job.request.job} of {job.request.pipeline} {job.folder.name}",
+    )
 
     def tell(reason: str) -> None:
         job.progress.report("wait", message=reason)
 
     with exclusive_lock(lock_file(job.folder), what, job.request.deadline_seconds, tell):
-        if manifest.exists():  # another run was faster, or this process's predecessor died after its last rename
-            return Status(exit_code=ExitCode.SUCCESS, manifest=str(manifest), message="made by another run meanwhile")
+        if (
+            manifest.exists()
+        ):  # another run was faster, or this process's predecessor died after its last rename
+            return Status(
+                exit_code=ExitCode.SUCCESS,
+                manifest=str(manifest),
+                message="made by another run meanwhile",
+            )
         code = work(job)
     return Status(exit_code=code, manifest=str(manifest) if code.leaves_manifest else None)
 
@@ -143,8 +173,13 @@ def _deadline(seconds: int, attempt: Attempt) -> Iterator[None]:
     """Ends the whole process group when the time is up, even if the main thread hangs."""
 
     def end() -> None:
-        write_status(attempt, Status(exit_code=ExitCode.RETRY, message=f"not done after timeout_seconds ({seconds})"))
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # the job leads a group of its own: `start_detached`
+        write_status(
+            attempt,
+            Status(exit_code=ExitCode.RETRY, message=f"not done after timeout_seconds ({seconds})"),
+        )
+        os.killpg(
+            os.getpgrp(), signal.SIGKILL
+        )  # the job leads a group of its own: `start_detached`
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True

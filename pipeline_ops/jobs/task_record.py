@@ -74,6 +74,8 @@ def find_report(evaluate: str | None, export: str | None) -> Path | None:
     """
     if evaluate is None:
         return None
-    made_from = read_manifest(export).inputs.get("evaluate") if export and Path(export).exists() else None
+    made_from = (
+        read_manifest(export).inputs.get("evaluate") if export and Path(export).exists() else None
+    )
     file = Path(export if made_from and made_from.uri == evaluate else evaluate).parent / REPORT
     return file if file.is_file() else None

@@ -71,7 +71,14 @@ def main() -> None:
         sweep()
         scratch = hold_host(spec)
     except (BlockingIOError, MachineError, ConfigError) as error:
-        os.write(events, _line(Event(event="refused", message=str(error), needs_person=isinstance(error, ConfigError))))
+        os.write(
+            events,
+            _line(
+                Event(
+                    event="refused", message=str(error), needs_person=isinstance(error, ConfigError)
+                )
+            ),
+        )
         return
     try:
         Agent(spec, events, scratch, unread).serve()
@@ -117,8 +124,18 @@ class Agent:
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGTERM, lambda *_: self._signal(signal.SIGTERM))
         self._preloaded = subprocess.Popen(
-            [sys.executable, "-m", PRELOADED_MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[beats, scratch.lock],
-            env={**os.environ, **scratch.environment, RUN_VARIABLE: spec.run, BEATS_VARIABLE: str(beats)}, preexec_fn=die_with_parent)
+            [sys.executable, "-m", PRELOADED_MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[beats, scratch.lock],
+            env={
+                **os.environ,
+                **scratch.environment,
+                RUN_VARIABLE: spec.run,
+                BEATS_VARIABLE: str(beats),
+            },
+            preexec_fn=die_with_parent,
+        )
         os.close(beats)
         self._unread = {0: unread, self._preloaded.stdout.fileno(): b"", self._beats: b""}
         self._alive: set[str] = set()
@@ -126,9 +143,15 @@ class Agent:
     def serve(self) -> None:
         """Serves until the launcher or the preloaded process is gone."""
         self._say(Event(event="hello", host=report_host(self._spec)))
-        from_preloaded, heard, told = self._preloaded.stdout.fileno(), time.monotonic(), time.monotonic()
+        from_preloaded, heard, told = (
+            self._preloaded.stdout.fileno(),
+            time.monotonic(),
+            time.monotonic(),
+        )
         while True:
-            readable, _, _ = select.select([0, from_preloaded, self._beats, self._wake], [], [], BEAT_SECONDS)
+            readable, _, _ = select.select(
+                [0, from_preloaded, self._beats, self._wake], [], [], BEAT_SECONDS
+            )
             now = time.monotonic()
             if self._wake in readable:
                 os.read(self._wake, 4096)
@@ -145,7 +168,11 @@ class Agent:
                 self._say(Event(event="alive", names=sorted(self._alive), stopped=stopped))
                 self._alive, told = set(), now
             if now - heard > self._spec.silence_seconds:
-                print(f"the launcher has been silent for {now - heard:.0f} s; ending everything on {self._spec.host}", file=sys.stderr, flush=True)
+                print(
+                    f"the launcher has been silent for {now - heard:.0f} s; ending everything on {self._spec.host}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 return
 
     def _obey(self) -> bool:
@@ -155,11 +182,16 @@ class Agent:
             match order.order:
                 case "ports":
                     self._held += hold_ports(order.count, self._spec.ports)
-                    self._say(Event(event="ports", ports=[held.getsockname()[1] for held in self._held]))
+                    self._say(
+                        Event(event="ports", ports=[held.getsockname()[1] for held in self._held])
+                    )
                 case "fork":
                     self._release_ports()
                     with contextlib.suppress(BrokenPipeError):  # its end is reported otherwise
-                        os.write(self._preloaded.stdin.fileno(), order.fork.model_dump_json().encode() + b"\n")
+                        os.write(
+                            self._preloaded.stdin.fileno(),
+                            order.fork.model_dump_json().encode() + b"\n",
+                        )
                 case "signal":
                     self._signal(order.signal, order.name)
         return lines is not None
@@ -202,7 +234,9 @@ class Agent:
         return lines if data else None
 
     def _say(self, event: Event) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the launcher is gone; the end of the input comes next
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # the launcher is gone; the end of the input comes next
             os.write(self._events, _line(event))
 
 
@@ -221,7 +255,10 @@ def hold_host(spec: AgentSpec) -> Scratch:
       BlockingIOError: a gang of another launcher holds the host. The message is for a person.
       MachineError: this host's temporary folder is not for us to use.
     """
-    name, deadline = f"gang-{digest_of([spec.lock, spec.host])[:12]}", time.monotonic() + _LOCK_SECONDS
+    name, deadline = (
+        f"gang-{digest_of([spec.lock, spec.host])[:12]}",
+        time.monotonic() + _LOCK_SECONDS,
+    )
     holder_file = folder_of(name) / _HOLDER
     while (scratch := try_to_hold(name)) is None:
         holder = read_json(holder_file) or {}
@@ -230,8 +267,10 @@ def hold_host(spec: AgentSpec) -> Scratch:
                 if ProcessIdentity.from_json(holder["process"]).is_alive():
                     os.kill(holder["process"]["pid"], signal.SIGKILL)
         if time.monotonic() > deadline:
-            raise BlockingIOError(f"a gang for the same artifact runs there already, started by {holder.get('run', 'another launcher')} with the "
-                                  f"agent {holder.get('process', {}).get('pid', 'unknown')} ({holder_file.parent} is locked); wait for it, or end it")
+            raise BlockingIOError(
+                f"a gang for the same artifact runs there already, started by {holder.get('run', 'another launcher')} with the "
+                f"agent {holder.get('process', {}).get('pid', 'unknown')} ({holder_file.parent} is locked); wait for it, or end it"
+            )
         time.sleep(0.05)
     write_json(holder_file, {"run": spec.run, "process": ProcessIdentity.of(os.getpid()).to_json()})
     return scratch
@@ -240,8 +279,14 @@ def hold_host(spec: AgentSpec) -> Scratch:
 def report_host(spec: AgentSpec) -> HostReport:
     """Describes this host, for comparison with the launcher's own."""
     token = Path(spec.token_file)
-    return HostReport(python=platform.python_version(), versions=dict(_versions()), code=code_digest(),
-                      token=token.read_text() if token.exists() else None, cores=len(os.sched_getaffinity(0)), gpus=find_gpus())
+    return HostReport(
+        python=platform.python_version(),
+        versions=dict(_versions()),
+        code=code_digest(),
+        token=token.read_text() if token.exists() else None,
+        cores=len(os.sched_getaffinity(0)),
+        gpus=find_gpus(),
+    )
 
 
 def _versions() -> Iterator[tuple[str, str]]:

@@ -32,7 +32,9 @@ class AgentConnection:
     def __init__(self, argv: Sequence[str], spec: AgentSpec, log: Path):
         self._log, self._log_start = log, log.stat().st_size if log.exists() else 0
         with open(log, "ab") as output:
-            self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output)
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output
+            )
         self._unread = b""
         self._pinged = 0.0
         self.started = self.heard = time.monotonic()
@@ -48,7 +50,10 @@ class AgentConnection:
 
     def _send(self, message: Message) -> None:
         with contextlib.suppress(BrokenPipeError, ValueError):
-            os.write(self._process.stdin.fileno(), message.model_dump_json(exclude_defaults=True).encode() + b"\n")
+            os.write(
+                self._process.stdin.fileno(),
+                message.model_dump_json(exclude_defaults=True).encode() + b"\n",
+            )
 
     def ping(self) -> None:
         if time.monotonic() - self._pinged >= BEAT_SECONDS:

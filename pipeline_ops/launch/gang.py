@@ -26,7 +26,15 @@ from pipeline_ops.jobs.gang_protocol import Command
 from pipeline_ops.jobs.progress import Progress
 from pipeline_ops.launch.gang_log import GangLog
 from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.plan import LaunchPlan, build_launch_plan, gang_size, needs_ports, seats_of, spec_file, status_file
+from pipeline_ops.launch.plan import (
+    LaunchPlan,
+    build_launch_plan,
+    gang_size,
+    needs_ports,
+    seats_of,
+    spec_file,
+    status_file,
+)
 from pipeline_ops.launch.restart_policy import RestartPolicy
 from pipeline_ops.launch.worker_monitor import Failure, WorkerMonitor
 from pipeline_ops.storage.atomic import write_json
@@ -123,10 +131,14 @@ class Gang:
 
     def _back_off(self, failure: Failure, wait_seconds: float | None) -> None:
         if wait_seconds is None:
-            raise MachineError(f"{failure.message}\nThe gang was restarted {self.restarts} times; train.max_restarts is {self.config.max_restarts}, "
-                               "counted from the last checkpoint that a restart has got past.")
+            raise MachineError(
+                f"{failure.message}\nThe gang was restarted {self.restarts} times; train.max_restarts is {self.config.max_restarts}, "
+                "counted from the last checkpoint that a restart has got past."
+            )
         self.restarts += 1
-        message = f"{failure.message}; restart {self.restarts}" + (f" in {wait_seconds:.0f} s" if wait_seconds else "")
+        message = f"{failure.message}; restart {self.restarts}" + (
+            f" in {wait_seconds:.0f} s" if wait_seconds else ""
+        )
         _log.warning(message)
         self._tell("restart", message)
         until = time.monotonic() + wait_seconds
@@ -155,38 +167,70 @@ class Gang:
           ConfigError: too few hosts can ever come, because a person has to fix the others.
         """
         self.fleet.allocate(self.stop.check)
-        began, tries = time.monotonic(), {name: host.tries for name, host in self.fleet.hosts.items()}
+        began, tries = (
+            time.monotonic(),
+            {name: host.tries for name, host in self.fleet.hosts.items()},
+        )
         while True:
             self.fleet.poll(_POLL_SECONDS)
             self.stop.check()
             hosts, now = self.fleet.hosts, time.monotonic()
             size = gang_size(self.config, self.fleet.ready)
-            failed = [host for name, host in hosts.items() if host.link is None and host.tries > tries[name]]
-            is_settled = size == self.config.most_workers or all(host.is_ready or host in failed for host in hosts.values())
-            if size and is_settled and all(host.is_ready or now >= host.fenced_until for host in hosts.values()):
+            failed = [
+                host
+                for name, host in hosts.items()
+                if host.link is None and host.tries > tries[name]
+            ]
+            is_settled = size == self.config.most_workers or all(
+                host.is_ready or host in failed for host in hosts.values()
+            )
+            if (
+                size
+                and is_settled
+                and all(host.is_ready or now >= host.fenced_until for host in hosts.values())
+            ):
                 return
             problems = "; ".join(host.problem for host in hosts.values() if host.problem)
             if is_settled and not size and any(host.needs_person for host in hosts.values()):
                 raise ConfigError(problems)
             if now - began > self.config.start_timeout_seconds:
                 room = sum(place.workers for place in self.fleet.ready)
-                raise MachineError(f"after {now - began:.0f} s (train.start_timeout_seconds) the hosts have room for {room} workers, and at least "
-                                   f"{self.config.fewest_workers} are needed: {problems or 'no host has answered'}")
+                raise MachineError(
+                    f"after {now - began:.0f} s (train.start_timeout_seconds) the hosts have room for {room} workers, and at least "
+                    f"{self.config.fewest_workers} are needed: {problems or 'no host has answered'}"
+                )
 
     def _start(self) -> WorkerMonitor:
         places = self.fleet.ready
         seats = seats_of(self.config, places, gang_size(self.config, places))
-        ports = self._ask_for_ports(Counter(seat.host for seat in seats)) if needs_ports(self.config, places, seats) else {}
-        self.plan = build_launch_plan(self.config, places, seats, ports, self.attempt, self.work, self._incarnation,
-                                      self.steps_limit)
+        ports = (
+            self._ask_for_ports(Counter(seat.host for seat in seats))
+            if needs_ports(self.config, places, seats)
+            else {}
+        )
+        self.plan = build_launch_plan(
+            self.config,
+            places,
+            seats,
+            ports,
+            self.attempt,
+            self.work,
+            self._incarnation,
+            self.steps_limit,
+        )
         self._grows = False
         write_json(self.attempt.folder / "launch-plan.json", self.plan.model_dump(mode="json"))
         _log.info("the gang:\n%s", self.plan)
-        watch, token = WorkerMonitor(self.plan, self.config, self.attempt), secrets.token_hex(_TOKEN_BYTES)
+        watch, token = (
+            WorkerMonitor(self.plan, self.config, self.attempt),
+            secrets.token_hex(_TOKEN_BYTES),
+        )
         for worker in self.plan.workers:
             write_json(spec_file(self.attempt, worker.name), worker.model_dump(mode="json"))
             status_file(self.attempt, worker.name).unlink(missing_ok=True)
-            self.fleet.send(worker.host, Command(order="fork", fork=self.plan.fork(worker, self.attempt, token)))
+            self.fleet.send(
+                worker.host, Command(order="fork", fork=self.plan.fork(worker, self.attempt, token))
+            )
         return watch
 
     def _ask_for_ports(self, counts: Counter[str]) -> dict[str, list[int]]:
@@ -195,13 +239,27 @@ class Gang:
         ports: dict[str, list[int]] = {}
         deadline = time.monotonic() + _PORTS_SECONDS
         while ports.keys() != counts.keys():
-            ports |= {host: event.ports for host, event in self.fleet.poll(_POLL_SECONDS) if event.event == "ports"}
-            if silent := [host for host in counts if host not in ports and (not self.fleet.hosts[host].is_ready or time.monotonic() > deadline)]:
-                raise MachineError(self.fleet.hosts[silent[0]].problem or f"host {silent[0]} has named no ports within {_PORTS_SECONDS:.0f} s")
+            ports |= {
+                host: event.ports
+                for host, event in self.fleet.poll(_POLL_SECONDS)
+                if event.event == "ports"
+            }
+            if silent := [
+                host
+                for host in counts
+                if host not in ports
+                and (not self.fleet.hosts[host].is_ready or time.monotonic() > deadline)
+            ]:
+                raise MachineError(
+                    self.fleet.hosts[silent[0]].problem
+                    or f"host {silent[0]} has named no ports within {_PORTS_SECONDS:.0f} s"
+                )
         for host, found in ports.items():
             if len(found) < counts[host]:
-                raise MachineError(f"host {host} has {len(found)} free ports where {counts[host]} are needed; "
-                                   "widen first_port and last_port in the hosts file, or end what holds them")
+                raise MachineError(
+                    f"host {host} has {len(found)} free ports where {counts[host]} are needed; "
+                    "widen first_port and last_port in the hosts file, or end what holds them"
+                )
         return ports
 
     def _follow(self, watch: WorkerMonitor) -> Failure | None:
@@ -224,9 +282,16 @@ class Gang:
             self.report(moment)
         if watch.has_stepped and not had_stepped and self._incarnation:
             seconds = time.monotonic() - self._failed_at
-            self._tell("recovered", f"first new step {seconds:.1f} s after the failure was noticed", {"seconds": round(seconds, 3)})
+            self._tell(
+                "recovered",
+                f"first new step {seconds:.1f} s after the failure was noticed",
+                {"seconds": round(seconds, 3)},
+            )
         if asked := watch.take_preempted_servers():
-            self._tell("stopping", f"SIGTERM to {', '.join(sorted(asked))}: the gang saves its state and leaves")
+            self._tell(
+                "stopping",
+                f"SIGTERM to {', '.join(sorted(asked))}: the gang saves its state and leaves",
+            )
             self._signal_chief(signal.SIGTERM)
 
     def _grow(self, watch: WorkerMonitor) -> None:
@@ -237,7 +302,10 @@ class Gang:
         size, possible = len(self.plan.cluster["worker"]), gang_size(self.config, self.fleet.ready)
         if not self._grows and watch.has_stepped and possible > size:
             self._grows = True
-            self._tell("grow", f"there is room for {possible} workers and not {size} now; the gang saves its state and goes on larger")
+            self._tell(
+                "grow",
+                f"there is room for {possible} workers and not {size} now; the gang saves its state and goes on larger",
+            )
             self._signal_chief(signal.SIGTERM)
 
     def _signal_chief(self, number: int) -> None:
@@ -245,7 +313,11 @@ class Gang:
         self.fleet.send(chief.host, Command(order="signal", name=chief.name, signal=number))
 
     def _lost_host(self) -> Failure | None:
-        lost = [self.fleet.hosts[worker.host].problem for worker in self.plan.workers if not self.fleet.hosts[worker.host].is_ready]
+        lost = [
+            self.fleet.hosts[worker.host].problem
+            for worker in self.plan.workers
+            if not self.fleet.hosts[worker.host].is_ready
+        ]
         return Failure(lost[0]) if lost else None
 
     def _ask_peers(self, watch: WorkerMonitor, first: Failure) -> Failure:
@@ -274,13 +346,20 @@ class Gang:
         hosts = {worker.name: worker.host for worker in self.plan.workers}
         deadline = time.monotonic() + _KILL_SECONDS
         self.fleet.signal_all(signal.SIGKILL)
-        while left := {hosts[name] for name in watch.living if self.fleet.hosts[hosts[name]].is_ready}:
+        while left := {
+            hosts[name] for name in watch.living if self.fleet.hosts[hosts[name]].is_ready
+        }:
             for host, event in self.fleet.poll(_POLL_SECONDS):
                 watch.note(host, event)
             if time.monotonic() > deadline:
                 for host in left:
-                    self.fleet.drop(host, f"its processes are not gone {_KILL_SECONDS:.0f} s after they were killed")
+                    self.fleet.drop(
+                        host,
+                        f"its processes are not gone {_KILL_SECONDS:.0f} s after they were killed",
+                    )
 
     def _tell(self, phase: str, message: str, metrics: Mapping[str, float] | None = None) -> None:
         self._log.say(message)
-        self.report(Progress(time=time.time(), phase=phase, message=message, metrics=dict(metrics or {})))
+        self.report(
+            Progress(time=time.time(), phase=phase, message=message, metrics=dict(metrics or {}))
+        )

@@ -40,7 +40,9 @@ class GangLog:
         now = time.time()
         for name in names:
             lines += [(now, name, line) for line in self._new_lines(name)]
-            reader = self._progress.setdefault(name, ProgressReader(self._attempt.worker_progress(name)))
+            reader = self._progress.setdefault(
+                name, ProgressReader(self._attempt.worker_progress(name))
+            )
             lines += [(moment.time, name, str(moment)) for moment in reader.new()]
         self._write(sorted(lines, key=lambda line: line[0]))
 
@@ -67,5 +69,7 @@ class GangLog:
 
 
 def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
-
+    return (
+        time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
+        + f".{int(seconds % 1 * 1000):03d}Z"
+    )

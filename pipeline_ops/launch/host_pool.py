@@ -13,7 +13,14 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pipeline_ops.jobs.gang_protocol import PRELOADED, AgentSpec, Command, Event, HostReport, Isolation
+from pipeline_ops.jobs.gang_protocol import (
+    PRELOADED,
+    AgentSpec,
+    Command,
+    Event,
+    HostReport,
+    Isolation,
+)
 from pipeline_ops.launch.agent import code_digest, report_host
 from pipeline_ops.launch.agent_connection import AgentConnection
 from pipeline_ops.launch.launcher import Launcher
@@ -57,15 +64,31 @@ class HostPool:
       ports, environment, isolation: see AgentSpec.
     """
 
-    def __init__(self, launcher: Launcher, lock: str, folder: Path, silence_seconds: float = 15.0, start_seconds: float = 300.0,
-                 ports: tuple[int, int] | None = None, environment: Mapping[str, str] | None = None,
-                 isolation: Isolation = "never"):
+    def __init__(
+        self,
+        launcher: Launcher,
+        lock: str,
+        folder: Path,
+        silence_seconds: float = 15.0,
+        start_seconds: float = 300.0,
+        ports: tuple[int, int] | None = None,
+        environment: Mapping[str, str] | None = None,
+        isolation: Isolation = "never",
+    ):
         self._launcher, self._folder = launcher, folder
         self._silence_seconds, self._start_seconds = silence_seconds, start_seconds
         self._token = secrets.token_hex(8)
         token_file = folder / "hosts.token"
-        self._spec = AgentSpec(host="", run=str(folder), lock=lock, token_file=str(token_file), silence_seconds=silence_seconds, ports=ports,
-                               environment=dict(environment or {}), isolation=isolation)
+        self._spec = AgentSpec(
+            host="",
+            run=str(folder),
+            lock=lock,
+            token_file=str(token_file),
+            silence_seconds=silence_seconds,
+            ports=ports,
+            environment=dict(environment or {}),
+            isolation=isolation,
+        )
         write_whole(token_file, self._token.encode())
         self._own = report_host(self._spec)
         self.hosts: dict[str, ConnectedHost] = {}
@@ -84,14 +107,24 @@ class HostPool:
         In a network namespace of its own, a host has no other address than loopback.
         """
         address = {} if self._spec.isolation == "never" else {"address": "127.0.0.1"}
-        return [host.place.model_copy(update=address | {"cores": host.place.cores or host.report.cores, "gpus": tuple(host.report.gpus)})
-                for host in self.hosts.values() if host.is_ready]
+        return [
+            host.place.model_copy(
+                update=address
+                | {"cores": host.place.cores or host.report.cores, "gpus": tuple(host.report.gpus)}
+            )
+            for host in self.hosts.values()
+            if host.is_ready
+        ]
 
     def poll(self, timeout_seconds: float) -> list[tuple[str, Event]]:
         """Returns the reports of the hosts' processes by host, and does everything that is due."""
         self._open_links()
         links = {host.link: host for host in self.hosts.values() if host.link}
-        readable = select.select(list(links), [], [], timeout_seconds)[0] if links else time.sleep(timeout_seconds) or []
+        readable = (
+            select.select(list(links), [], [], timeout_seconds)[0]
+            if links
+            else time.sleep(timeout_seconds) or []
+        )
         events = []
         for link in readable:
             for event in link.read():
@@ -131,7 +164,11 @@ class HostPool:
             if host.link is None and time.monotonic() >= host.retry_at:
                 spec = self._spec.model_copy(update={"host": host.place.name})
                 host.tries += 1
-                host.link = AgentConnection(self._launcher.command(host.place, spec), spec, self._folder / f"host-{host.place.name}.log")
+                host.link = AgentConnection(
+                    self._launcher.command(host.place, spec),
+                    spec,
+                    self._folder / f"host-{host.place.name}.log",
+                )
 
     def _note(self, host: ConnectedHost, event: Event) -> list[tuple[str, Event]]:
         match event.event:
@@ -143,7 +180,12 @@ class HostPool:
             case "refused":
                 self._lose(host, event.message, event.needs_person)
             case "ready":
-                host.is_ready, host.beaten, host.problem, host.needs_person = True, time.monotonic(), "", False
+                host.is_ready, host.beaten, host.problem, host.needs_person = (
+                    True,
+                    time.monotonic(),
+                    "",
+                    False,
+                )
             case "ended" if event.name == PRELOADED:
                 self._lose(host, f"its preloaded process ended with {event.code}")
             case "alive" if PRELOADED in event.names:
@@ -165,11 +207,20 @@ class HostPool:
             code, words = link.exit_code(), link.last_words()
             self._lose(host, f"the connection ended with {code}" + (f": {words}" if words else ""))
         elif host.report and now - link.heard > self._silence_seconds:
-            self._lose(host, f"nothing was heard of it for {now - link.heard:.0f} s (train.heartbeat_timeout_seconds)")
+            self._lose(
+                host,
+                f"nothing was heard of it for {now - link.heard:.0f} s (train.heartbeat_timeout_seconds)",
+            )
         elif host.is_ready and now - host.beaten > self._silence_seconds:
-            self._lose(host, f"its preloaded process has given no sign of life for {now - host.beaten:.0f} s (train.heartbeat_timeout_seconds)")
+            self._lose(
+                host,
+                f"its preloaded process has given no sign of life for {now - host.beaten:.0f} s (train.heartbeat_timeout_seconds)",
+            )
         elif not host.is_ready and now - link.started > self._start_seconds:
-            self._lose(host, f"it was not ready within {self._start_seconds:.0f} s (train.start_timeout_seconds)")
+            self._lose(
+                host,
+                f"it was not ready within {self._start_seconds:.0f} s (train.start_timeout_seconds)",
+            )
 
     def _lose(self, host: ConnectedHost, problem: str, needs_person: bool = False) -> None:
         if host.link is None:
@@ -186,10 +237,15 @@ class HostPool:
 def compare(own: HostReport, other: HostReport, token: str) -> str:
     """Returns why a host cannot train with this one, and what to do; empty if it can."""
     if other.token != token:
-        return ("it does not see the storage root: a file that was written here is not there; mount the same file system at the same path")
+        return "it does not see the storage root: a file that was written here is not there; mount the same file system at the same path"
     if other.code != own.code:
         return f"it has other code than this host (digest {other.code} and not {own.code}); bring its copy of the project up to date"
     mine, theirs = {"Python": own.python} | own.versions, {"Python": other.python} | other.versions
-    differing = [f"{name} {theirs.get(name, 'missing')} and not {mine.get(name, 'missing')}" for name in sorted(mine | theirs)
-                 if mine.get(name) != theirs.get(name)]
-    return f"it has {', '.join(differing)}; install the same requirements there" if differing else ""
+    differing = [
+        f"{name} {theirs.get(name, 'missing')} and not {mine.get(name, 'missing')}"
+        for name in sorted(mine | theirs)
+        if mine.get(name) != theirs.get(name)
+    ]
+    return (
+        f"it has {', '.join(differing)}; install the same requirements there" if differing else ""
+    )

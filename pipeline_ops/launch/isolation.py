@@ -45,7 +45,8 @@ def leave_network() -> None:
             f"the kernel refuses the gang a network namespace ({error.strerror}), and without one TensorFlow's servers would be open "
             "to everyone who reaches this host. Allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
             "kernel.apparmor_restrict_unprivileged_userns=0, or the container's seccomp profile), or write `network: trusted` into a "
-            "hosts file that train.hosts names, if only trusted people reach this host's ports") from error
+            "hosts file that train.hosts names, if only trusted people reach this host's ports"
+        ) from error
 
 
 def _unshare(flags: int) -> None:

@@ -54,4 +54,8 @@ def our_path(hosts: Hosts) -> list[str]:
 
     Python does not import from the folder in which the command is started.
     """
-    return ["env", *(f"{name}={value}" for name, value in SAFE_PATH.items()), f"PYTHONPATH={hosts.code or CODE_ROOT}"]
+    return [
+        "env",
+        *(f"{name}={value}" for name, value in SAFE_PATH.items()),
+        f"PYTHONPATH={hosts.code or CODE_ROOT}",
+    ]

@@ -24,7 +24,9 @@ class LocalLauncher:
         self._workers, self._cores = workers, cores
 
     def allocate(self, check: Callable[[], None]) -> list[Host]:
-        return [Host(name="localhost", address="127.0.0.1", workers=self._workers, cores=self._cores)]
+        return [
+            Host(name="localhost", address="127.0.0.1", workers=self._workers, cores=self._cores)
+        ]
 
     def command(self, place: Host, agent: AgentSpec) -> list[str]:
         return [sys.executable, "-m", AGENT_MODULE, agent.run]

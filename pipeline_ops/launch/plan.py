@@ -77,15 +77,36 @@ class LaunchPlan(BaseModel):
 
     def fork(self, worker: WorkerSpec, attempt: Attempt, token: str) -> Fork:
         """The message to the preloaded process. The token is the gang's secret."""
-        return Fork(name=worker.name, entry="worker", argument=str(spec_file(attempt, worker.name)), status=str(status_file(attempt, worker.name)),
-                    log=str(attempt.worker_log(worker.name)), env=self.environment.get(worker.name, {}), token=token)
+        return Fork(
+            name=worker.name,
+            entry="worker",
+            argument=str(spec_file(attempt, worker.name)),
+            status=str(status_file(attempt, worker.name)),
+            log=str(attempt.worker_log(worker.name)),
+            env=self.environment.get(worker.name, {}),
+            token=token,
+        )
 
     def __str__(self) -> str:
         rows = [("process", "host", "address", "threads", "devices", "environment")]
-        rows += [(w.name, w.host, _printed(w.cluster[w.role][w.index]), str(w.threads), str(w.devices),
-                  " ".join(f"{key}={value}" for key, value in self.environment.get(w.name, {}).items())) for w in self.workers]
+        rows += [
+            (
+                w.name,
+                w.host,
+                _printed(w.cluster[w.role][w.index]),
+                str(w.threads),
+                str(w.devices),
+                " ".join(
+                    f"{key}={value}" for key, value in self.environment.get(w.name, {}).items()
+                ),
+            )
+            for w in self.workers
+        ]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
 
 
 def _printed(address: str) -> str:
@@ -108,17 +129,26 @@ def seats_of(config: Train, places: Sequence[Host], workers: int) -> list[Worker
     while sum(taken.values()) < workers:
         free = [place for place in places if taken[place.name] < place.workers]
         if not free:
-            raise ValueError(f"{workers} workers need as many places, and the hosts have {sum(place.workers for place in places)}")
+            raise ValueError(
+                f"{workers} workers need as many places, and the hosts have {sum(place.workers for place in places)}"
+            )
         taken[min(free, key=lambda place: taken[place.name]).name] += 1
     hosts = [place.name for place in places for _ in range(taken[place.name])]
-    roles: list[tuple[Role, int, str]] = [("worker", index, host) for index, host in enumerate(hosts)]
+    roles: list[tuple[Role, int, str]] = [
+        ("worker", index, host) for index, host in enumerate(hosts)
+    ]
     if config.strategy == "parameter_server":
-        servers = [("ps", index, places[index % len(places)].name) for index in range(config.parameter_servers)]
+        servers = [
+            ("ps", index, places[index % len(places)].name)
+            for index in range(config.parameter_servers)
+        ]
         roles = [("chief", 0, places[0].name), *roles, *servers]
     numbers: Counter[str] = Counter()
     seats = []
     for role, index, host in roles:
-        seats.append(WorkerAssignment(role=role, index=index, host=host, number_on_host=numbers[host]))
+        seats.append(
+            WorkerAssignment(role=role, index=index, host=host, number_on_host=numbers[host])
+        )
         numbers[host] += 1
     return seats
 
@@ -133,8 +163,16 @@ def needs_ports(config: Train, places: Sequence[Host], seats: Sequence[WorkerAss
     return len(taken) > 1 or config.strategy == "parameter_server" or (has_gpus and len(seats) > 1)
 
 
-def build_launch_plan(config: Train, places: Sequence[Host], seats: Sequence[WorkerAssignment], ports: Mapping[str, Sequence[int]], attempt: Attempt, work: Path,
-                      incarnation: int, steps_limit: int | None = None) -> LaunchPlan:
+def build_launch_plan(
+    config: Train,
+    places: Sequence[Host],
+    seats: Sequence[WorkerAssignment],
+    ports: Mapping[str, Sequence[int]],
+    attempt: Attempt,
+    work: Path,
+    incarnation: int,
+    steps_limit: int | None = None,
+) -> LaunchPlan:
     """Makes the specification of each process from its seat.
 
     Args:
@@ -157,13 +195,29 @@ def build_launch_plan(config: Train, places: Sequence[Host], seats: Sequence[Wor
     workers, environment = [], {}
     for seat in seats:
         place, sharers = by_name[seat.host], max(1, workers_on[seat.host])
-        workers.append(WorkerSpec(
-            request=str(attempt.request), cluster=dict(cluster), role=seat.role, index=seat.index, host=seat.host, work=str(work),
-            progress=str(attempt.worker_progress(seat.name)), threads=max(1, place.cores // sharers), devices=config.devices_per_worker,
-            steps_limit=steps_limit))
+        workers.append(
+            WorkerSpec(
+                request=str(attempt.request),
+                cluster=dict(cluster),
+                role=seat.role,
+                index=seat.index,
+                host=seat.host,
+                work=str(work),
+                progress=str(attempt.worker_progress(seat.name)),
+                threads=max(1, place.cores // sharers),
+                devices=config.devices_per_worker,
+                steps_limit=steps_limit,
+            )
+        )
         if place.gpus:
-            count = len(place.gpus) // sharers if config.strategy == "auto" else config.devices_per_worker
-            environment[seat.name] = {_DEVICE_VARIABLE: _share(place.gpus, seat, seen[seat.host], count)}
+            count = (
+                len(place.gpus) // sharers
+                if config.strategy == "auto"
+                else config.devices_per_worker
+            )
+            environment[seat.name] = {
+                _DEVICE_VARIABLE: _share(place.gpus, seat, seen[seat.host], count)
+            }
             seen[seat.host] += seat.role == "worker"
     return LaunchPlan(incarnation=incarnation, workers=workers, environment=environment)
 
@@ -173,7 +227,11 @@ def _share(gpus: Sequence[str], seat: WorkerAssignment, nth_worker: int, count: 
 
     The devices of worker n follow those of worker n - 1.
     """
-    return ",".join(gpus[nth_worker * count:(nth_worker + 1) * count]) if seat.role == "worker" else ""
+    return (
+        ",".join(gpus[nth_worker * count : (nth_worker + 1) * count])
+        if seat.role == "worker"
+        else ""
+    )
 
 
 def spec_file(attempt: Attempt, name: str) -> Path:

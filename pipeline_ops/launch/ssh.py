@@ -25,14 +25,33 @@ class SshLauncher:
         self._hosts = hosts
 
     def allocate(self, check: Callable[[], None]) -> list[Host]:
-        return [Host(name=host.name, address=host.address or host.name, workers=host.workers, cores=host.cores or 0) for host in self._hosts.hosts]
+        return [
+            Host(
+                name=host.name,
+                address=host.address or host.name,
+                workers=host.workers,
+                cores=host.cores or 0,
+            )
+            for host in self._hosts.hosts
+        ]
 
     def command(self, place: Host, agent: AgentSpec) -> list[str]:
         hosts = self._hosts
-        login = [*(["-l", hosts.user] if hosts.user else []), *(["-p", str(hosts.port)] if hosts.port else [])]
+        login = [
+            *(["-l", hosts.user] if hosts.user else []),
+            *(["-p", str(hosts.port)] if hosts.port else []),
+        ]
         # Behind `--`, a name that begins with a hyphen is a name and not an option.
-        return ["ssh", "-T", *_options(hosts), *_through(hosts, hosts.jump), *login, "--", place.name,
-                shlex.join(agent_command(hosts, agent))]
+        return [
+            "ssh",
+            "-T",
+            *_options(hosts),
+            *_through(hosts, hosts.jump),
+            *login,
+            "--",
+            place.name,
+            shlex.join(agent_command(hosts, agent)),
+        ]
 
     def is_intact(self) -> bool:
         return True
@@ -46,8 +65,14 @@ def _options(hosts: SshHosts) -> list[str]:
 
     With ssh's own -J, the jump hosts would have neither key nor known hosts.
     """
-    settings = {"BatchMode": "yes", "StrictHostKeyChecking": "yes", "ConnectTimeout": hosts.connect_timeout_seconds,
-                "ServerAliveInterval": _ALIVE_SECONDS, "ServerAliveCountMax": _ALIVE_COUNT, "LogLevel": "ERROR"}
+    settings = {
+        "BatchMode": "yes",
+        "StrictHostKeyChecking": "yes",
+        "ConnectTimeout": hosts.connect_timeout_seconds,
+        "ServerAliveInterval": _ALIVE_SECONDS,
+        "ServerAliveCountMax": _ALIVE_COUNT,
+        "LogLevel": "ERROR",
+    }
     if hosts.identity_file:
         settings |= {"IdentityFile": hosts.identity_file, "IdentitiesOnly": "yes"}
     if hosts.known_hosts:
@@ -64,5 +89,14 @@ def _through(hosts: SshHosts, jumps: list[str]) -> list[str]:
     if not jumps:
         return []
     user_host, _, port = jumps[-1].partition(":")
-    inner = ["ssh", *_options(hosts), *_through(hosts, jumps[:-1]), *(["-p", port] if port else []), "-W"]
-    return ["-o", f"ProxyCommand={shlex.join(inner).replace('%', '%%')} [%h]:%p -- {shlex.quote(user_host)}"]
+    inner = [
+        "ssh",
+        *_options(hosts),
+        *_through(hosts, jumps[:-1]),
+        *(["-p", port] if port else []),
+        "-W",
+    ]
+    return [
+        "-o",
+        f"ProxyCommand={shlex.join(inner).replace('%', '%%')} [%h]:%p -- {shlex.quote(user_host)}",
+    ]

@@ -15,11 +15,25 @@ from pathlib import Path
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD, TrainingFigures
-from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts, parse_hosts
+from pipeline_ops.config.hosts import (
+    Hosts,
+    KubernetesHosts,
+    LocalHosts,
+    SlurmHosts,
+    SshHosts,
+    parse_hosts,
+)
 from pipeline_ops.config.model_catalogue import task_of
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.jobs.gang_protocol import STATE, CandidateSpec, Command, Fork, Isolation, worker_digest_name
+from pipeline_ops.jobs.gang_protocol import (
+    STATE,
+    CandidateSpec,
+    Command,
+    Fork,
+    Isolation,
+    worker_digest_name,
+)
 from pipeline_ops.jobs.local_copy import host_cache, local_dataset
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.jobs.runner import Job, run_job
@@ -58,7 +72,9 @@ def _train(job: Job, config: Train, stop: Stop, started: float) -> ExitCode:
             if (job.work / DIVERGED).exists():
                 shutil.copytree(job.work / DIVERGED, draft.folder / DIVERGED)
             draft.seeds["train"] = config.seed
-            draft.figures.update(figures_of(job, config, gang, time.monotonic() - started).model_dump(mode="json"))
+            draft.figures.update(
+                figures_of(job, config, gang, time.monotonic() - started).model_dump(mode="json")
+            )
     return ExitCode.SUCCESS
 
 
@@ -66,10 +82,16 @@ def _train(job: Job, config: Train, stop: Stop, started: float) -> ExitCode:
 def make_fleet(job: Job, config: Train) -> Iterator[HostPool]:
     """Yields the hosts that the request names, and ends all of our processes on them."""
     hosts = parse_hosts(job.request.hosts) if job.request.hosts else None
-    fleet = HostPool(make_launcher(hosts, job), lock=lock_of(job), folder=job.attempt.folder,
-                  silence_seconds=config.heartbeat_timeout_seconds, start_seconds=config.start_timeout_seconds,
-                  ports=hosts.ports if hosts else None, environment=hosts.environment if hosts else None,
-                  isolation=isolation_of(config, hosts))
+    fleet = HostPool(
+        make_launcher(hosts, job),
+        lock=lock_of(job),
+        folder=job.attempt.folder,
+        silence_seconds=config.heartbeat_timeout_seconds,
+        start_seconds=config.start_timeout_seconds,
+        ports=hosts.ports if hosts else None,
+        environment=hosts.environment if hosts else None,
+        isolation=isolation_of(config, hosts),
+    )
     try:
         yield fleet
     finally:
@@ -104,7 +126,9 @@ def make_launcher(hosts: Hosts | None, job: Job) -> Launcher:
             return SlurmLauncher(hosts, f"trainyard-{job.request.pipeline}", job.attempt.folder)
         case KubernetesHosts():
             name = f"trainyard-{job.request.pipeline.replace('_', '-')[:30]}-{digest_of(str(job.attempt.folder))[:8]}"
-            return KubernetesLauncher(hosts, name, str(job.attempt.folder), job.request.deadline_seconds)
+            return KubernetesLauncher(
+                hosts, name, str(job.attempt.folder), job.request.deadline_seconds
+            )
         case LocalHosts():
             return LocalLauncher(hosts.workers, hosts.cores or 0)
         case _:
@@ -122,9 +146,16 @@ def check_dataset(job: Job) -> None:
     manifest = read_manifest(uri)
     task, model = DatasetFigures.model_validate(manifest.figures).task, job.request.config["model"]
     if task != task_of(model):
-        raise ConfigError(f"the data set is for {task}, and train.model {model} is for {task_of(model)}; {uri}")
+        raise ConfigError(
+            f"the data set is for {task}, and train.model {model} is for {task_of(model)}; {uri}"
+        )
     config = Train.model_validate(job.request.config).input
-    local_dataset(uri, config, host_cache(config), lambda message: job.progress.report("input", message=message))
+    local_dataset(
+        uri,
+        config,
+        host_cache(config),
+        lambda message: job.progress.report("input", message=message),
+    )
 
 
 def write_candidate(job: Job, fleet: HostPool, stop: Stop, folder: Path) -> None:
@@ -132,11 +163,21 @@ def write_candidate(job: Job, fleet: HostPool, stop: Stop, folder: Path) -> None
 
     If its host is lost, a fork on another host takes over.
     """
-    spec, status = job.attempt.folder / "candidate.spec.json", job.attempt.folder / "candidate.status.json"
+    spec, status = (
+        job.attempt.folder / "candidate.spec.json",
+        job.attempt.folder / "candidate.status.json",
+    )
     log = job.attempt.folder / "candidate.log"
-    write_json(spec, CandidateSpec(request=str(job.attempt.request), work=str(job.work), folder=str(folder)).model_dump(mode="json"))
+    write_json(
+        spec,
+        CandidateSpec(
+            request=str(job.attempt.request), work=str(job.work), folder=str(folder)
+        ).model_dump(mode="json"),
+    )
     job.progress.report("candidate", message="writing the SavedModel")
-    fork = Fork(name="candidate", entry="candidate", argument=str(spec), status=str(status), log=str(log))
+    fork = Fork(
+        name="candidate", entry="candidate", argument=str(spec), status=str(status), log=str(log)
+    )
     deadline, code = time.monotonic() + _CANDIDATE_SECONDS, None
     while code is None:
         with opened_folder(folder) as half:
@@ -147,7 +188,9 @@ def write_candidate(job: Job, fleet: HostPool, stop: Stop, folder: Path) -> None
     if code != 0:
         outcome = job.attempt.read(Status, status)
         if outcome is None:
-            raise MachineError(f"the process that writes the candidate ended with {code} and left no {status.name}; its log is {log}")
+            raise MachineError(
+                f"the process that writes the candidate ended with {code} and left no {status.name}; its log is {log}"
+            )
         raise _error_of(outcome, str(log))
 
 
@@ -157,7 +200,10 @@ def _any_host(fleet: HostPool, stop: Stop, deadline: float) -> str:
         fleet.poll(0.2)
         stop.check()
         if time.monotonic() > deadline:
-            raise MachineError("no host is there to write the candidate: " + "; ".join(host.problem for host in fleet.hosts.values()))
+            raise MachineError(
+                "no host is there to write the candidate: "
+                + "; ".join(host.problem for host in fleet.hosts.values())
+            )
     return fleet.ready[0].name
 
 
@@ -189,14 +235,30 @@ def figures_of(job: Job, config: Train, gang: Gang, seconds: float) -> TrainingF
     workers = len(gang.plan.cluster["worker"]) if gang.plan.workers[0].is_peer else 1
     digests = [(job.work / worker_digest_name(worker)).read_text() for worker in range(workers)]
     if len(set(digests)) != 1:
-        raise TrainyardError(f"the workers ended with different weights: {', '.join(digests)}; this is a bug of Trainyard")
-    dataset = DatasetFigures.model_validate(read_manifest(job.request.inputs["preprocess"].uri).figures)
+        raise TrainyardError(
+            f"the workers ended with different weights: {', '.join(digests)}; this is a bug of Trainyard"
+        )
+    dataset = DatasetFigures.model_validate(
+        read_manifest(job.request.inputs["preprocess"].uri).figures
+    )
     return TrainingFigures(
-        strategy=state["strategy"], strategy_reason=state["strategy_reason"], workers=len(gang.plan.cluster["worker"]), steps=state["step"],
-        restarts=gang.restarts, weights_digest=digests[0],
-        worker_weights_digests=digests, num_parameters=state["num_parameters"], best_epoch=state["best_epoch"], stopped_early=state["stopped_early"],
-        history=state["history"], warnings=state["warnings"], seconds=round(seconds, 2), class_names=dataset.class_names,
-        image_shape=dataset.image_shape, task=dataset.task)
+        strategy=state["strategy"],
+        strategy_reason=state["strategy_reason"],
+        workers=len(gang.plan.cluster["worker"]),
+        steps=state["step"],
+        restarts=gang.restarts,
+        weights_digest=digests[0],
+        worker_weights_digests=digests,
+        num_parameters=state["num_parameters"],
+        best_epoch=state["best_epoch"],
+        stopped_early=state["stopped_early"],
+        history=state["history"],
+        warnings=state["warnings"],
+        seconds=round(seconds, 2),
+        class_names=dataset.class_names,
+        image_shape=dataset.image_shape,
+        task=dataset.task,
+    )
 
 
 if __name__ == "__main__":

@@ -50,7 +50,9 @@ class WorkerMonitor:
         self._awaited = plan.awaited
         self._chief = next(worker.name for worker in plan.workers if worker.is_chief)
         self._servers = {worker.name for worker in plan.workers if worker.is_server}
-        self._readers = {worker.name: _reader_from_end(Path(worker.progress)) for worker in plan.workers}
+        self._readers = {
+            worker.name: _reader_from_end(Path(worker.progress)) for worker in plan.workers
+        }
         self._started = time.monotonic()
         self._last_progress = dict.fromkeys(self._awaited, self._started)
         self._last_beat = dict.fromkeys(self._hosts, self._started)
@@ -82,7 +84,11 @@ class WorkerMonitor:
                 self._ended.setdefault(event.name, event.code)
             case "alive":
                 self._stopped[host] = event.stopped
-                beating = [name for name, where in self._hosts.items() if where == host and self._is_living(name, event)]
+                beating = [
+                    name
+                    for name, where in self._hosts.items()
+                    if where == host and self._is_living(name, event)
+                ]
                 self._last_beat |= dict.fromkeys(beating, time.monotonic())
 
     def _is_living(self, name: str, event: Event) -> bool:
@@ -91,7 +97,9 @@ class WorkerMonitor:
         A process that joins waits for its peers inside TensorFlow, where none of its threads
         advances. It lives unless it is stopped.
         """
-        return name in event.names or (self._last_phase.get(name) == _JOINING and name not in event.stopped)
+        return name in event.names or (
+            self._last_phase.get(name) == _JOINING and name not in event.stopped
+        )
 
     def progress(self) -> list[Progress]:
         """Returns the chief's reports since the last call, and records those of all processes."""
@@ -124,8 +132,14 @@ class WorkerMonitor:
 
     def failure(self) -> Failure | None:
         """The first process that ended badly, hangs or has not come."""
-        bad = next((name for name, code in self._ended.items() if code != 0 or name in self._servers), None)
-        return self._exit_failure(bad) if bad else self._no_beat(self._config.heartbeat_timeout_seconds) or self._no_progress()
+        bad = next(
+            (name for name, code in self._ended.items() if code != 0 or name in self._servers), None
+        )
+        return (
+            self._exit_failure(bad)
+            if bad
+            else self._no_beat(self._config.heartbeat_timeout_seconds) or self._no_progress()
+        )
 
     def cause(self, first: Failure) -> Failure:
         """The failure that explains most, after the peers have had a moment to report theirs.
@@ -136,7 +150,10 @@ class WorkerMonitor:
         bad = [name for name, code in self._ended.items() if code != 0]
         failures = [self._exit_failure(name) for name in bad]
         lasting = next((failure for failure in failures if not failure.exit_code.is_retried), None)
-        killed = next((failure for name, failure in zip(bad, failures, strict=True) if self._ended[name] < 0), None)
+        killed = next(
+            (failure for name, failure in zip(bad, failures, strict=True) if self._ended[name] < 0),
+            None,
+        )
         return lasting or killed or self._no_beat(_MISSED_BEATS * BEAT_SECONDS) or first
 
     @property
@@ -145,20 +162,32 @@ class WorkerMonitor:
         return any(code < 0 for code in self._ended.values())
 
     def _exit_failure(self, name: str) -> Failure:
-        code, log, step = self._ended[name], self._attempt.worker_log(name), self._last_step.get(name, 0)
+        code, log, step = (
+            self._ended[name],
+            self._attempt.worker_log(name),
+            self._last_step.get(name, 0),
+        )
         who = f"{name} on {self._hosts[name]}"
         if code < 0:
-            return Failure(f"{who} was killed by signal {-code} ({signal.Signals(-code).name}) at step {step}; its log is {log}")
+            return Failure(
+                f"{who} was killed by signal {-code} ({signal.Signals(-code).name}) at step {step}; its log is {log}"
+            )
         file = status_file(self._attempt, name)
         try:
             status = self._attempt.read(Status, file)
         except DataError as error:
             return Failure(f"{who} ended with {code} at step {step}: {error}; its log is {log}")
         if status is None:
-            return Failure(f"{who} ended with {code} at step {step} and left no {file.name}; its log is {log}")
+            return Failure(
+                f"{who} ended with {code} at step {step} and left no {file.name}; its log is {log}"
+            )
         if status.exit_code == ExitCode.SUCCESS:
-            return Failure(f"{who} ended at step {step}, though it should have served until the end; its log is {log}")
-        return Failure(f"{who} failed at step {step}: {status.message}; its log is {log}", status.exit_code)
+            return Failure(
+                f"{who} ended at step {step}, though it should have served until the end; its log is {log}"
+            )
+        return Failure(
+            f"{who} failed at step {step}: {status.message}; its log is {log}", status.exit_code
+        )
 
     def _no_beat(self, limit_seconds: float) -> Failure | None:
         """Finds a process without heartbeat.
@@ -170,24 +199,36 @@ class WorkerMonitor:
         silent = [name for name in self.living if now - self._last_beat[name] > limit_seconds]
         if not silent:
             return None
-        name = next((name for names in self._stopped.values() for name in names if name in self.living), silent[0])
-        return Failure(f"{name} on {self._hosts[name]} has given no sign of life for {now - self._last_beat[name]:.0f} s "
-                       f"(train.heartbeat_timeout_seconds is {self._config.heartbeat_timeout_seconds}): it is stopped, or its machine hangs; "
-                       f"its log is {self._attempt.worker_log(name)}")
+        name = next(
+            (name for names in self._stopped.values() for name in names if name in self.living),
+            silent[0],
+        )
+        return Failure(
+            f"{name} on {self._hosts[name]} has given no sign of life for {now - self._last_beat[name]:.0f} s "
+            f"(train.heartbeat_timeout_seconds is {self._config.heartbeat_timeout_seconds}): it is stopped, or its machine hangs; "
+            f"its log is {self._attempt.worker_log(name)}"
+        )
 
     def _no_progress(self) -> Failure | None:
         now = time.monotonic()
         late = [name for name in self.unfinished if name not in self._last_step]
         if late and now - self._started > self._config.start_timeout_seconds:
-            return Failure(f"no step within {self._config.start_timeout_seconds} s (train.start_timeout_seconds): "
-                           + ", ".join(f"{name} on {self._hosts[name]} {self._last_phase.get(name, 'has not come')}" for name in self.living)
-                           + f"; the log of the first is {self._attempt.worker_log(late[0])}")
+            return Failure(
+                f"no step within {self._config.start_timeout_seconds} s (train.start_timeout_seconds): "
+                + ", ".join(
+                    f"{name} on {self._hosts[name]} {self._last_phase.get(name, 'has not come')}"
+                    for name in self.living
+                )
+                + f"; the log of the first is {self._attempt.worker_log(late[0])}"
+            )
         for name in self.unfinished:
             who, log = f"{name} on {self._hosts[name]}", self._attempt.worker_log(name)
             silent = now - self._last_progress[name]
             if name in self._last_step and silent > self._config.step_timeout_seconds:
-                return Failure(f"{who} has reported nothing for {silent:.0f} s (train.step_timeout_seconds is {self._config.step_timeout_seconds}); "
-                               f"its log is {log}")
+                return Failure(
+                    f"{who} has reported nothing for {silent:.0f} s (train.step_timeout_seconds is {self._config.step_timeout_seconds}); "
+                    f"its log is {log}"
+                )
         return None
 
 

@@ -26,7 +26,13 @@ from pipeline_ops.models.own import load_function
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
-def build_model(config: Train, image_shape: tuple[int, int, int], num_classes: int, folder: Path, for_training: bool) -> keras.Model:
+def build_model(
+    config: Train,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    folder: Path,
+    for_training: bool,
+) -> keras.Model:
     """Returns the model of a config, with new weights.
 
     Args:
@@ -45,9 +51,13 @@ def build_model(config: Train, image_shape: tuple[int, int, int], num_classes: i
         model = _build(config, image_shape, num_classes, folder)
     except (TypeError, ValueError) as error:
         what = f"images of shape {image_shape} and {num_classes} classes"
-        raise ConfigError(f"train.model: {config.model} can't be built for {what}: {error}") from error
+        raise ConfigError(
+            f"train.model: {config.model} can't be built for {what}: {error}"
+        ) from error
     if not getattr(model, "built", False):
-        raise ConfigError(f"train.model: {config.model} must return a Keras model that is built, got {model!r}; begin with keras.Input(image_shape)")
+        raise ConfigError(
+            f"train.model: {config.model} must return a Keras model that is built, got {model!r}; begin with keras.Input(image_shape)"
+        )
     if task_of(config.model) == "classification":
         validate_outputs(model, config.model, num_classes)
     if config.synchronized_batch_normalization and for_training:
@@ -57,12 +67,18 @@ def build_model(config: Train, image_shape: tuple[int, int, int], num_classes: i
 
 def make_head(config: Train, image_shape: tuple[int, int, int], num_classes: int) -> Head:
     """Returns the head that interprets the outputs of the config's detector."""
-    return importlib.import_module(f"{__name__}.{CATALOGUE[config.model].module}").make_head(image_shape, num_classes, **config.model_parameters)
+    return importlib.import_module(f"{__name__}.{CATALOGUE[config.model].module}").make_head(
+        image_shape, num_classes, **config.model_parameters
+    )
 
 
-def _build(config: Train, image_shape: tuple[int, int, int], num_classes: int, folder: Path) -> keras.Model:
+def _build(
+    config: Train, image_shape: tuple[int, int, int], num_classes: int, folder: Path
+) -> keras.Model:
     if is_own(config.model):
-        return load_function(config.model, "train.model", folder)(image_shape, num_classes, **config.model_parameters)
+        return load_function(config.model, "train.model", folder)(
+            image_shape, num_classes, **config.model_parameters
+        )
     entry = CATALOGUE[config.model]
     build = importlib.import_module(f"{__name__}.{entry.module}").build
     return build(image_shape, num_classes, **entry.arguments, **config.model_parameters)
@@ -73,8 +89,14 @@ def _synchronize(config: Train, model: keras.Model) -> None:
 
     The layers read this attribute in each call.
     """
-    normalizations = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    normalizations = [
+        layer
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
     if not normalizations:
-        raise ConfigError(f"train.synchronized_batch_normalization: the model {config.model} has no keras.layers.BatchNormalization")
+        raise ConfigError(
+            f"train.synchronized_batch_normalization: the model {config.model} has no keras.layers.BatchNormalization"
+        )
     for layer in normalizations:
         layer.synchronized = True

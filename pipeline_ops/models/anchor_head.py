@@ -20,7 +20,15 @@ from typing import Literal
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.models.anchors import PER_CELL, Matches, decode, encode, grid_shapes, make_anchors, match
+from pipeline_ops.models.anchors import (
+    PER_CELL,
+    Matches,
+    decode,
+    encode,
+    grid_shapes,
+    make_anchors,
+    match,
+)
 from pipeline_ops.models.boxes import Boxes, Detections, suppress, suppress_portably
 
 BoxLoss = Literal["smooth_l1", "giou"]
@@ -89,26 +97,61 @@ class AnchorHead:
         """
         targets = self.targets(labels)
         logits, deltas = (tf.cast(outputs[name], tf.float32) for name in ("logits", "deltas"))
-        class_losses = _focal_losses(logits, tf.one_hot(targets.classes, self.num_classes, on_value=True, off_value=False))
-        class_loss = tf.reduce_sum(tf.where(targets.is_ignored, 0.0, tf.reduce_sum(class_losses, axis=-1)))
+        class_losses = _focal_losses(
+            logits, tf.one_hot(targets.classes, self.num_classes, on_value=True, off_value=False)
+        )
+        class_loss = tf.reduce_sum(
+            tf.where(targets.is_ignored, 0.0, tf.reduce_sum(class_losses, axis=-1))
+        )
         corners = decode(deltas, self.anchors)
         ious, gious = _overlaps(corners, targets.corners)
-        box_losses = 1 - gious if self.box_loss == "giou" else _smooth_l1(deltas - encode(targets.corners, self.anchors))
-        loss, iou = (tf.reduce_sum(tf.where(targets.is_object, values, 0.0)) for values in (box_losses, ious))
-        return tf.stack([class_loss + loss, class_loss, iou, tf.reduce_sum(tf.cast(targets.is_object, tf.float32))])
+        box_losses = (
+            1 - gious
+            if self.box_loss == "giou"
+            else _smooth_l1(deltas - encode(targets.corners, self.anchors))
+        )
+        loss, iou = (
+            tf.reduce_sum(tf.where(targets.is_object, values, 0.0)) for values in (box_losses, ious)
+        )
+        return tf.stack(
+            [
+                class_loss + loss,
+                class_loss,
+                iou,
+                tf.reduce_sum(tf.cast(targets.is_object, tf.float32)),
+            ]
+        )
 
     def targets(self, labels: Boxes) -> AnchorTargets:
         """Returns the targets of all anchors.
 
         Matches a few images at a time, so that they can use the same memory one after another.
         """
-        padded = tf.pad(labels.in_pixels(*self.image_size), [[0, 0], [0, 1], [0, 0]])  # a padding box: an image without boxes has one, too
-        learned, crowd = (tf.pad(flags, [[0, 0], [0, 1]]) for flags in (labels.is_learned, labels.is_crowd & (labels.classes >= 0)))
-        matches = tf.map_fn(lambda each: match(tf.constant(self.anchors), *each), (padded, learned, crowd), parallel_iterations=_AT_ONCE,
-                            fn_output_signature=Matches(tf.int32, tf.bool, tf.bool))
-        box, is_object, is_ignored = (tf.ensure_shape(each, [None, len(self.anchors)]) for each in matches)
-        classes = tf.gather(tf.pad(labels.classes, [[0, 0], [0, 1]], constant_values=-1), box, batch_dims=1)
-        return AnchorTargets(tf.where(is_object, classes, -1), tf.gather(padded, box, batch_dims=1), is_object, is_ignored)
+        padded = tf.pad(
+            labels.in_pixels(*self.image_size), [[0, 0], [0, 1], [0, 0]]
+        )  # a padding box: an image without boxes has one, too
+        learned, crowd = (
+            tf.pad(flags, [[0, 0], [0, 1]])
+            for flags in (labels.is_learned, labels.is_crowd & (labels.classes >= 0))
+        )
+        matches = tf.map_fn(
+            lambda each: match(tf.constant(self.anchors), *each),
+            (padded, learned, crowd),
+            parallel_iterations=_AT_ONCE,
+            fn_output_signature=Matches(tf.int32, tf.bool, tf.bool),
+        )
+        box, is_object, is_ignored = (
+            tf.ensure_shape(each, [None, len(self.anchors)]) for each in matches
+        )
+        classes = tf.gather(
+            tf.pad(labels.classes, [[0, 0], [0, 1]], constant_values=-1), box, batch_dims=1
+        )
+        return AnchorTargets(
+            tf.where(is_object, classes, -1),
+            tf.gather(padded, box, batch_dims=1),
+            is_object,
+            is_ignored,
+        )
 
     def detect(self, outputs: dict[str, tf.Tensor]) -> Detections:
         """Returns the best candidates of all levels. Overlapping ones of a class are suppressed."""
@@ -121,7 +164,10 @@ class AnchorHead:
     def _candidates(self, outputs: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns boxes, scores and classes, as `suppress` takes them."""
         scores = tf.sigmoid(tf.cast(outputs["logits"], tf.float32))
-        best, anchors, classes = (tf.concat(parts, axis=1) for parts in zip(*map(self._best_of, self._levels(scores)), strict=True))
+        best, anchors, classes = (
+            tf.concat(parts, axis=1)
+            for parts in zip(*map(self._best_of, self._levels(scores)), strict=True)
+        )
         best, places = tf.math.top_k(best, min(_CANDIDATES, best.shape[1]))
         anchors, classes = (tf.gather(each, places, batch_dims=1) for each in (anchors, classes))
         deltas = tf.gather(tf.cast(outputs["deltas"], tf.float32), anchors, batch_dims=1)
@@ -133,7 +179,10 @@ class AnchorHead:
         """Returns the first anchor of each level, and the level's scores [B, A of the level, C]."""
         counts = [rows * columns * PER_CELL for rows, columns in grid_shapes(self.image_size)]
         starts = [sum(counts[:index]) for index in range(len(counts))]
-        return [(start, scores[:, start:start + count]) for start, count in zip(starts, counts, strict=True)]
+        return [
+            (start, scores[:, start : start + count])
+            for start, count in zip(starts, counts, strict=True)
+        ]
 
     def _best_of(self, level: tuple[int, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns scores, numbers of the anchors and classes, [B, K] each."""
@@ -156,15 +205,29 @@ def _smooth_l1(errors: tf.Tensor) -> tf.Tensor:
     axis.
     """
     sizes = tf.abs(errors)
-    return tf.reduce_sum(tf.where(sizes < _BETA, sizes**2 / (2 * _BETA), sizes - _BETA / 2), axis=-1)
+    return tf.reduce_sum(
+        tf.where(sizes < _BETA, sizes**2 / (2 * _BETA), sizes - _BETA / 2), axis=-1
+    )
 
 
 def _overlaps(corners: tf.Tensor, others: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns IoU and generalised IoU of boxes, one by one."""
-    inter, hull = (tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1) for low, high in (
-        (tf.maximum(corners[..., :2], others[..., :2]), tf.minimum(corners[..., 2:], others[..., 2:])),
-        (tf.minimum(corners[..., :2], others[..., :2]), tf.maximum(corners[..., 2:], others[..., 2:]))))
-    area, other_area = (tf.reduce_prod(each[..., 2:] - each[..., :2], axis=-1) for each in (corners, others))
+    inter, hull = (
+        tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1)
+        for low, high in (
+            (
+                tf.maximum(corners[..., :2], others[..., :2]),
+                tf.minimum(corners[..., 2:], others[..., 2:]),
+            ),
+            (
+                tf.minimum(corners[..., :2], others[..., :2]),
+                tf.maximum(corners[..., 2:], others[..., 2:]),
+            ),
+        )
+    )
+    area, other_area = (
+        tf.reduce_prod(each[..., 2:] - each[..., :2], axis=-1) for each in (corners, others)
+    )
     union = area + other_area - inter
     iou = tf.math.divide_no_nan(inter, union)
     return iou, iou - tf.math.divide_no_nan(hull - union, hull)

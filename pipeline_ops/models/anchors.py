@@ -38,7 +38,10 @@ _LEAST_SIDE = 1e-3
 
 def grid_shapes(image_size: tuple[int, int]) -> list[tuple[int, int]]:
     """Returns the rows and columns of each level, for an image of this height and width."""
-    return [(math.ceil(image_size[0] / 2**level), math.ceil(image_size[1] / 2**level)) for level in LEVELS]
+    return [
+        (math.ceil(image_size[0] / 2**level), math.ceil(image_size[1] / 2**level))
+        for level in LEVELS
+    ]
 
 
 def make_anchors(image_size: tuple[int, int], scale: float) -> np.ndarray:
@@ -53,12 +56,23 @@ def make_anchors(image_size: tuple[int, int], scale: float) -> np.ndarray:
       scale: the side of a level's smallest square anchor, in cells. The paper's value is 4, which
           makes 32 to 813 pixels in all.
     """
-    return np.concatenate([_level_anchors(level, *shape, scale) for level, shape in zip(LEVELS, grid_shapes(image_size), strict=True)])
+    return np.concatenate(
+        [
+            _level_anchors(level, *shape, scale)
+            for level, shape in zip(LEVELS, grid_shapes(image_size), strict=True)
+        ]
+    )
 
 
 def _level_anchors(level: int, rows: int, columns: int, scale: float) -> np.ndarray:
     stride = 2**level
-    sides = np.array([(scale * stride * s * math.sqrt(ratio), scale * stride * s / math.sqrt(ratio)) for s in SCALES for ratio in RATIOS])
+    sides = np.array(
+        [
+            (scale * stride * s * math.sqrt(ratio), scale * stride * s / math.sqrt(ratio))
+            for s in SCALES
+            for ratio in RATIOS
+        ]
+    )
     y, x = ((np.arange(count) + 0.5) * stride for count in (rows, columns))
     centers = np.stack(np.meshgrid(y, x, indexing="ij"), axis=-1)[:, :, None, :]
     corners = np.concatenate([centers - sides / 2, centers + sides / 2], axis=-1)
@@ -82,7 +96,9 @@ class Matches(NamedTuple):
     is_ignored: tf.Tensor
 
 
-def match(anchors: tf.Tensor, corners: tf.Tensor, is_learned: tf.Tensor, is_crowd: tf.Tensor) -> Matches:
+def match(
+    anchors: tf.Tensor, corners: tf.Tensor, is_learned: tf.Tensor, is_crowd: tf.Tensor
+) -> Matches:
     """Matches anchors to the boxes of one image.
 
     An anchor stands for an object from an IoU of 0.5 on, and for background below 0.4. The anchors
@@ -103,12 +119,20 @@ def match(anchors: tf.Tensor, corners: tf.Tensor, is_learned: tf.Tensor, is_crow
     is_best = tf.reduce_any((ious == most_of_box) & (most_of_box > 0), axis=1)
     is_object = (most >= _IS_OBJECT_IOU) | is_best
     is_unclear = (most >= _IS_BACKGROUND_IOU) | _is_in_crowd(anchors, corners, is_crowd)
-    return Matches(tf.argmax(ious, axis=1, output_type=tf.int32), is_object, ~is_object & is_unclear)
+    return Matches(
+        tf.argmax(ious, axis=1, output_type=tf.int32), is_object, ~is_object & is_unclear
+    )
 
 
 def _is_in_crowd(anchors: tf.Tensor, corners: tf.Tensor, is_crowd: tf.Tensor) -> tf.Tensor:
-    high, low = tf.minimum(anchors[:, None, 2:], corners[None, :, 2:]), tf.maximum(anchors[:, None, :2], corners[None, :, :2])
-    inside = tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1) / tf.reduce_prod(anchors[:, 2:] - anchors[:, :2], axis=-1)[:, None]
+    high, low = (
+        tf.minimum(anchors[:, None, 2:], corners[None, :, 2:]),
+        tf.maximum(anchors[:, None, :2], corners[None, :, :2]),
+    )
+    inside = (
+        tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1)
+        / tf.reduce_prod(anchors[:, 2:] - anchors[:, :2], axis=-1)[:, None]
+    )
     return tf.reduce_any((inside >= _IN_CROWD) & is_crowd[None, :], axis=1)
 
 
@@ -118,8 +142,17 @@ def encode(corners: tf.Tensor, anchors: tf.Tensor) -> tf.Tensor:
     (dy, dx) of the centre are in units of the anchor's height and width. (dh, dw) are the
     logarithms of the box's size relative to the anchor's (Girshick et al. 2014, appendix C).
     """
-    (centers, sizes), (from_centers, from_sizes) = _centers_and_sizes(corners), _centers_and_sizes(anchors)
-    return tf.concat([(centers - from_centers) / from_sizes, tf.math.log(tf.maximum(sizes, _LEAST_SIDE) / from_sizes)], axis=-1)
+    (centers, sizes), (from_centers, from_sizes) = (
+        _centers_and_sizes(corners),
+        _centers_and_sizes(anchors),
+    )
+    return tf.concat(
+        [
+            (centers - from_centers) / from_sizes,
+            tf.math.log(tf.maximum(sizes, _LEAST_SIDE) / from_sizes),
+        ],
+        axis=-1,
+    )
 
 
 def decode(deltas: tf.Tensor, anchors: tf.Tensor) -> tf.Tensor:

@@ -18,10 +18,20 @@ _PREPROCESS_TORCH = ("DenseNet121",)
 """Networks that take values scaled to 0..1, then normalised by ImageNet's mean and deviation."""
 # The other networks contain their preprocessing.
 
-_MEAN_CAFFE, _MEAN, _DEVIATION = (103.939, 116.779, 123.68), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MEAN_CAFFE, _MEAN, _DEVIATION = (
+    (103.939, 116.779, 123.68),
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+)
 
 
-def build(image_shape: tuple[int, int, int], num_classes: int, name: str, dropout: float = 0.0, **parameters: Any) -> Model:
+def build(
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    name: str,
+    dropout: float = 0.0,
+    **parameters: Any,
+) -> Model:
     """Builds a network by the name of its function in `keras.applications`.
 
     The images have one or three channels.
@@ -32,11 +42,19 @@ def build(image_shape: tuple[int, int, int], num_classes: int, name: str, dropou
     """
     images = Input(image_shape, name="images")
     x = images if image_shape[-1] == 3 else layers.Concatenate(name="three_channels")([images] * 3)
-    backbone = getattr(keras.applications, name)(include_top=False, weights=None, input_shape=(*image_shape[:2], 3), pooling="avg", **parameters)
+    backbone = getattr(keras.applications, name)(
+        include_top=False,
+        weights=None,
+        input_shape=(*image_shape[:2], 3),
+        pooling="avg",
+        **parameters,
+    )
     x = backbone(preprocessed(name, x))
     if dropout:
         x = layers.Dropout(dropout, name="dropout")(x)
-    return Model(images, layers.Dense(num_classes, dtype="float32", name="logits")(x), name=name.lower())
+    return Model(
+        images, layers.Dense(num_classes, dtype="float32", name="logits")(x), name=name.lower()
+    )
 
 
 def preprocessed(name: str, x: Any) -> Any:
@@ -44,9 +62,13 @@ def preprocessed(name: str, x: Any) -> Any:
     if name in _PREPROCESS_TF:
         return layers.Rescaling(1 / 127.5, -1)(x)
     if name in _PREPROCESS_TORCH:
-        return layers.Normalization(mean=_MEAN, variance=[deviation**2 for deviation in _DEVIATION])(layers.Rescaling(1 / 255)(x))
+        return layers.Normalization(
+            mean=_MEAN, variance=[deviation**2 for deviation in _DEVIATION]
+        )(layers.Rescaling(1 / 255)(x))
     if name in _PREPROCESS_CAFFE:
-        return layers.Normalization(mean=_MEAN_CAFFE, variance=(1.0, 1.0, 1.0))(layers.Lambda(_reversed_channels, name="bgr")(x))
+        return layers.Normalization(mean=_MEAN_CAFFE, variance=(1.0, 1.0, 1.0))(
+            layers.Lambda(_reversed_channels, name="bgr")(x)
+        )
     return x
 
 

@@ -60,7 +60,9 @@ class Detections(NamedTuple):
     num_detections: tf.Tensor
 
 
-def suppress(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, num_classes: int) -> Detections:
+def suppress(
+    boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, num_classes: int
+) -> Detections:
     """Keeps the best one of the boxes of one class that overlap by more than half.
 
     Args:
@@ -71,9 +73,19 @@ def suppress(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, num_classe
     """
     by_class = scores[..., None] * tf.one_hot(classes, num_classes)
     found = tf.image.combined_non_max_suppression(
-        boxes[:, :, None, :], by_class, max_output_size_per_class=MAX_DETECTIONS, max_total_size=MAX_DETECTIONS,
-        iou_threshold=_SAME_OBJECT_IOU, score_threshold=LEAST_SCORE)
-    return Detections(found.nmsed_boxes, found.nmsed_scores, tf.cast(found.nmsed_classes, tf.int64), found.valid_detections)
+        boxes[:, :, None, :],
+        by_class,
+        max_output_size_per_class=MAX_DETECTIONS,
+        max_total_size=MAX_DETECTIONS,
+        iou_threshold=_SAME_OBJECT_IOU,
+        score_threshold=LEAST_SCORE,
+    )
+    return Detections(
+        found.nmsed_boxes,
+        found.nmsed_scores,
+        tf.cast(found.nmsed_classes, tf.int64),
+        found.valid_detections,
+    )
 
 
 def suppress_portably(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor) -> Detections:
@@ -85,29 +97,53 @@ def suppress_portably(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor) -
     Each round keeps the boxes that no box kept in the round before suppresses, until nothing
     changes. After n rounds the n best boxes are settled, and nearly always all of them.
     """
-    low, high = tf.maximum(boxes[:, :, None, :2], boxes[:, None, :, :2]), tf.minimum(boxes[:, :, None, 2:], boxes[:, None, :, 2:])
-    inter, area = tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1), tf.reduce_prod(boxes[..., 2:] - boxes[..., :2], axis=-1)
-    overlap = inter > _SAME_OBJECT_IOU * (area[:, :, None] + area[:, None, :] - inter)  # without a division, which an area of 0 would break
-    comes_before = tf.constant(np.tril(np.ones((boxes.shape[1], boxes.shape[1]), bool), -1))  # [K, K]: the second before the first
+    low, high = (
+        tf.maximum(boxes[:, :, None, :2], boxes[:, None, :, :2]),
+        tf.minimum(boxes[:, :, None, 2:], boxes[:, None, :, 2:]),
+    )
+    inter, area = (
+        tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1),
+        tf.reduce_prod(boxes[..., 2:] - boxes[..., :2], axis=-1),
+    )
+    overlap = inter > _SAME_OBJECT_IOU * (
+        area[:, :, None] + area[:, None, :] - inter
+    )  # without a division, which an area of 0 would break
+    comes_before = tf.constant(
+        np.tril(np.ones((boxes.shape[1], boxes.shape[1]), bool), -1)
+    )  # [K, K]: the second before the first
     one, other = scores[:, :, None], scores[:, None, :]
     is_better = (other > one) | (tf.equal(other, one) & comes_before)
-    hides = tf.cast(overlap & tf.equal(classes[:, :, None], classes[:, None, :]) & is_better, tf.float32)
+    hides = tf.cast(
+        overlap & tf.equal(classes[:, :, None], classes[:, None, :]) & is_better, tf.float32
+    )
     counts = tf.cast(scores > LEAST_SCORE, tf.float32)
-    kept, _ = tf.while_loop(lambda kept, before: tf.reduce_any(tf.not_equal(kept, before)),
-                            lambda kept, _: (counts * tf.cast(tf.linalg.matvec(hides, kept) < 0.5, tf.float32), kept),
-                            [counts, tf.zeros_like(counts) - 1.0])
+    kept, _ = tf.while_loop(
+        lambda kept, before: tf.reduce_any(tf.not_equal(kept, before)),
+        lambda kept, _: (counts * tf.cast(tf.linalg.matvec(hides, kept) < 0.5, tf.float32), kept),
+        [counts, tf.zeros_like(counts) - 1.0],
+    )
     best, places = tf.math.top_k(scores * kept, min(MAX_DETECTIONS, boxes.shape[1]))
     missing = MAX_DETECTIONS - best.shape[1]
     found = tf.cast(best > 0, tf.float32)
-    answer = (tf.clip_by_value(tf.gather(boxes, places, batch_dims=1), 0.0, 1.0) * found[..., None], best,
-              tf.cast(tf.gather(classes, places, batch_dims=1), tf.int64) * tf.cast(found, tf.int64))
-    padded = (tf.pad(each, [[0, 0], [0, missing], *[[0, 0]] * (each.shape.rank - 2)]) for each in answer)
+    answer = (
+        tf.clip_by_value(tf.gather(boxes, places, batch_dims=1), 0.0, 1.0) * found[..., None],
+        best,
+        tf.cast(tf.gather(classes, places, batch_dims=1), tf.int64) * tf.cast(found, tf.int64),
+    )
+    padded = (
+        tf.pad(each, [[0, 0], [0, missing], *[[0, 0]] * (each.shape.rank - 2)]) for each in answer
+    )
     return Detections(*padded, tf.cast(tf.reduce_sum(found, axis=-1), tf.int32))
 
 
 def pairwise_ious(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     """Returns float32 [..., P, Q] of boxes [..., P, 4] and [..., Q, 4]; 0 where both are empty."""
-    low, high = tf.maximum(one[..., :, None, :2], other[..., None, :, :2]), tf.minimum(one[..., :, None, 2:], other[..., None, :, 2:])
+    low, high = (
+        tf.maximum(one[..., :, None, :2], other[..., None, :, :2]),
+        tf.minimum(one[..., :, None, 2:], other[..., None, :, 2:]),
+    )
     inter = tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1)
-    area, other_area = (tf.reduce_prod(each[..., 2:] - each[..., :2], axis=-1) for each in (one, other))
+    area, other_area = (
+        tf.reduce_prod(each[..., 2:] - each[..., :2], axis=-1) for each in (one, other)
+    )
     return tf.math.divide_no_nan(inter, area[..., :, None] + other_area[..., None, :] - inter)

@@ -36,15 +36,21 @@ def build(image_shape: tuple[int, int, int], num_classes: int, width: int = 16) 
     """
     height, width_pixels, _ = image_shape
     if height % _DEEPEST_STRIDE or width_pixels % _DEEPEST_STRIDE:
-        raise ConfigError(f"center_detector: height and width of the images must be multiples of {_DEEPEST_STRIDE}, got {height}x{width_pixels}; "
-                          "set them in preprocess.stages, with resize")
+        raise ConfigError(
+            f"center_detector: height and width of the images must be multiples of {_DEEPEST_STRIDE}, got {height}x{width_pixels}; "
+            "set them in preprocess.stages, with resize"
+        )
     if width < 8 or width % 8:
         raise ConfigError(f"train.model_parameters.width must be a multiple of 8, got {width}")
     images = Input(image_shape, name="images")
     features = _features(layers.Rescaling(1 / 128, -1)(images), width)
-    heat = layers.Conv2D(num_classes, 1, bias_initializer=initializers.Constant(_RARE), dtype="float32")(_conv(features, 3 * width))
+    heat = layers.Conv2D(
+        num_classes, 1, bias_initializer=initializers.Constant(_RARE), dtype="float32"
+    )(_conv(features, 3 * width))
     sides = layers.Conv2D(4, 1, activation="softplus", dtype="float32")(_conv(features, 2 * width))
-    return Model(images, {"heat": heat, "sides": layers.Rescaling(REACH_PIXELS, dtype="float32")(sides)})
+    return Model(
+        images, {"heat": heat, "sides": layers.Rescaling(REACH_PIXELS, dtype="float32")(sides)}
+    )
 
 
 def make_head(image_shape: tuple[int, int, int], num_classes: int, width: int = 16) -> CenterHead:
@@ -57,11 +63,19 @@ def _features(x: KerasTensor, width: int) -> KerasTensor:
     quarter = _conv(x, 2 * width)
     eighth = _conv(_conv(quarter, 3 * width, strides=2), 3 * width)
     x = _conv(_conv(eighth, 4 * width, strides=2), 4 * width)
-    x = _conv(x, 4 * width, dilation=2)  # objects of more than a hundred pixels need a view of more than a hundred pixels
-    x = _conv(layers.Add()([layers.UpSampling2D(2)(_conv(x, 3 * width, kernel=1)), eighth]), 3 * width)
-    return _conv(layers.Add()([layers.UpSampling2D(2)(_conv(x, 2 * width, kernel=1)), quarter]), 3 * width)
+    x = _conv(
+        x, 4 * width, dilation=2
+    )  # objects of more than a hundred pixels need a view of more than a hundred pixels
+    x = _conv(
+        layers.Add()([layers.UpSampling2D(2)(_conv(x, 3 * width, kernel=1)), eighth]), 3 * width
+    )
+    return _conv(
+        layers.Add()([layers.UpSampling2D(2)(_conv(x, 2 * width, kernel=1)), quarter]), 3 * width
+    )
 
 
-def _conv(x: KerasTensor, filters: int, kernel: int = 3, strides: int = 1, dilation: int = 1) -> KerasTensor:
+def _conv(
+    x: KerasTensor, filters: int, kernel: int = 3, strides: int = 1, dilation: int = 1
+) -> KerasTensor:
     x = layers.Conv2D(filters, kernel, strides, "same", dilation_rate=dilation, use_bias=False)(x)
     return layers.ReLU()(layers.GroupNormalization(8)(x))

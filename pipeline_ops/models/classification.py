@@ -14,7 +14,10 @@ PerExample = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 float32 [b], a value for each example.
 """
 
-_FEATURES = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64)}
+_FEATURES = {
+    ENCODED: tf.io.FixedLenFeature([], tf.string),
+    LABEL: tf.io.FixedLenFeature([], tf.int64),
+}
 
 
 class Classification:
@@ -32,9 +35,19 @@ class Classification:
     counts_examples = True
     evaluation_batch = 256
 
-    def __init__(self, image_shape: tuple[int, int, int], class_weights: list[float] | None = None, label_smoothing: float = 0.0,
-                 loss: PerExample | None = None, metrics: Mapping[str, PerExample] | None = None):
-        self._image_shape, self._class_weights, self._label_smoothing = image_shape, class_weights, label_smoothing
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        class_weights: list[float] | None = None,
+        label_smoothing: float = 0.0,
+        loss: PerExample | None = None,
+        metrics: Mapping[str, PerExample] | None = None,
+    ):
+        self._image_shape, self._class_weights, self._label_smoothing = (
+            image_shape,
+            class_weights,
+            label_smoothing,
+        )
         self._loss, self._metrics = loss, dict(metrics or {})
         self.metrics = ("accuracy", *self._metrics)
 
@@ -44,15 +57,25 @@ class Classification:
         """
         features = tf.io.parse_example(serialized_b, _FEATURES)
         decode = lambda encoded: tf.ensure_shape(  # noqa: E731
-            tf.io.decode_image(encoded, channels=self._image_shape[-1], expand_animations=False), self._image_shape)
-        images_bHWC = tf.map_fn(decode, features[ENCODED], fn_output_signature=tf.TensorSpec(self._image_shape, tf.uint8))
+            tf.io.decode_image(encoded, channels=self._image_shape[-1], expand_animations=False),
+            self._image_shape,
+        )
+        images_bHWC = tf.map_fn(
+            decode,
+            features[ENCODED],
+            fn_output_signature=tf.TensorSpec(self._image_shape, tf.uint8),
+        )
         return images_bHWC, features[LABEL]
 
     def batch_sums(self, outputs: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
         """Returns the sums of loss, accuracy and the user's metrics, and the number of examples."""
         logits = tf.cast(outputs, tf.float32)
         correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
-        values = [self._losses(logits, labels, training), correct, *(per_example(name, fn, labels, logits) for name, fn in self._metrics.items())]
+        values = [
+            self._losses(logits, labels, training),
+            correct,
+            *(per_example(name, fn, labels, logits) for name, fn in self._metrics.items()),
+        ]
         return tf.stack([*map(tf.reduce_sum, values), tf.cast(tf.size(labels), tf.float32)])
 
     def _losses(self, logits: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
@@ -60,7 +83,9 @@ class Classification:
             return per_example("train.loss", self._loss, labels, logits)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         if training and self._label_smoothing:
-            uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)  # the cross-entropy against all classes alike
+            uniform = -tf.reduce_mean(
+                tf.nn.log_softmax(logits), axis=-1
+            )  # the cross-entropy against all classes alike
             losses = (1 - self._label_smoothing) * losses + self._label_smoothing * uniform
         if training and self._class_weights is not None:
             losses *= tf.gather(tf.constant(self._class_weights, tf.float32), labels)
@@ -75,5 +100,7 @@ def per_example(name: str, function: PerExample, labels: tf.Tensor, logits: tf.T
     """
     values = tf.convert_to_tensor(function(labels, logits))
     if values.shape.rank != 1:
-        raise ConfigError(f"{name}: must return a value for each example, a tensor of rank 1, got shape {values.shape}; don't average over the batch")
+        raise ConfigError(
+            f"{name}: must return a value for each example, a tensor of rank 1, got shape {values.shape}; don't average over the batch"
+        )
     return tf.cast(values, tf.float32)

@@ -15,7 +15,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import BOX_IS_CROWD, BOX_LABEL, BOX_XMAX, BOX_XMIN, BOX_YMAX, BOX_YMIN, ENCODED
+from pipeline_ops.artifacts.dataset import (
+    BOX_IS_CROWD,
+    BOX_LABEL,
+    BOX_XMAX,
+    BOX_XMIN,
+    BOX_YMAX,
+    BOX_YMIN,
+    ENCODED,
+)
 from pipeline_ops.models.boxes import Boxes, Detections
 
 _EDGES = (BOX_YMIN, BOX_XMIN, BOX_YMAX, BOX_XMAX)
@@ -75,18 +83,30 @@ class Detection:
         """
         features = tf.io.parse_example(serialized_b, _FEATURES)
         decode = lambda encoded: tf.ensure_shape(  # noqa: E731
-            tf.io.decode_image(encoded, channels=self._image_shape[-1], expand_animations=False), self._image_shape)
-        images_bHWC = tf.map_fn(decode, features[ENCODED], fn_output_signature=tf.TensorSpec(self._image_shape, tf.uint8))
+            tf.io.decode_image(encoded, channels=self._image_shape[-1], expand_animations=False),
+            self._image_shape,
+        )
+        images_bHWC = tf.map_fn(
+            decode,
+            features[ENCODED],
+            fn_output_signature=tf.TensorSpec(self._image_shape, tf.uint8),
+        )
         shape = [None, self._room(features[BOX_LABEL])]
         corners = tf.stack([features[edge].to_tensor(shape=shape) for edge in _EDGES], axis=-1)
         classes = tf.cast(features[BOX_LABEL].to_tensor(-1, shape=shape), tf.int32)
-        return images_bHWC, Boxes(corners, classes, features[BOX_IS_CROWD].to_tensor(shape=shape) > 0)
+        return images_bHWC, Boxes(
+            corners, classes, features[BOX_IS_CROWD].to_tensor(shape=shape) > 0
+        )
 
     def _room(self, labels: tf.RaggedTensor) -> int | None:
         room = self._head.max_boxes
         if room is not None:
-            most = tf.reduce_max(tf.concat([labels.row_lengths(), tf.zeros([1], labels.row_lengths().dtype)], 0))
-            rule = f"train.model_parameters.max_boxes is {room}, and an image has more boxes; raise it"
+            most = tf.reduce_max(
+                tf.concat([labels.row_lengths(), tf.zeros([1], labels.row_lengths().dtype)], 0)
+            )
+            rule = (
+                f"train.model_parameters.max_boxes is {room}, and an image has more boxes; raise it"
+            )
             tf.debugging.assert_less_equal(most, tf.cast(room, most.dtype), rule)
         return room
 

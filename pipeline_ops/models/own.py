@@ -18,8 +18,10 @@ import keras
 from pipeline_ops.config.yaml_source import nearest
 from pipeline_ops.errors import ConfigError
 
-_CURE_PER_EXAMPLE = ("Write a function of labels and logits that returns a value for each example: def loss(labels, logits): return "
-                     "keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)")
+_CURE_PER_EXAMPLE = (
+    "Write a function of labels and logits that returns a value for each example: def loss(labels, logits): return "
+    "keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)"
+)
 
 
 def load_function(path: str, key: str, folder: Path) -> Callable[..., Any]:
@@ -44,10 +46,14 @@ def load_per_example(path: str, key: str, folder: Path) -> Callable[..., Any]:
     found = load_object(path, key, folder)
     kind = found if isinstance(found, type) else type(found)
     if issubclass(kind, (keras.losses.Loss, keras.metrics.Metric)):
-        raise ConfigError(f"{key}: {path} is {_described(found)} of Keras, which reduces a batch to one number. {_CURE_PER_EXAMPLE}")
+        raise ConfigError(
+            f"{key}: {path} is {_described(found)} of Keras, which reduces a batch to one number. {_CURE_PER_EXAMPLE}"
+        )
     is_of_keras = (getattr(found, "__module__", None) or "").partition(".")[0] == "keras"
     if is_of_keras and "from_logits" in inspect.signature(found).parameters:
-        raise ConfigError(f"{key}: {path} takes probabilities, and the outputs of a model are logits. {_CURE_PER_EXAMPLE}")
+        raise ConfigError(
+            f"{key}: {path} takes probabilities, and the outputs of a model are logits. {_CURE_PER_EXAMPLE}"
+        )
     return load_function(path, key, folder)
 
 
@@ -68,13 +74,25 @@ def load_object(path: str, key: str, folder: Path) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # user code may raise anything
-        raise ConfigError(f"{key}: the module {module_name} can't be imported: {type(error).__name__}: {error}; is its package installed for the "
-                          f"job, or its folder in PYTHONPATH, or is it beside the config in {folder}?") from error
+        raise ConfigError(
+            f"{key}: the module {module_name} can't be imported: {type(error).__name__}: {error}; is its package installed for the "
+            f"job, or its folder in PYTHONPATH, or is it beside the config in {folder}?"
+        ) from error
     if not hasattr(module, attribute):
-        known = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
-        raise ConfigError(f"{key}: the module {module_name} has no function {attribute!r}; {nearest(attribute, known)}")
+        known = [
+            name
+            for name, value in vars(module).items()
+            if getattr(value, "__module__", None) == module_name
+        ]
+        raise ConfigError(
+            f"{key}: the module {module_name} has no function {attribute!r}; {nearest(attribute, known)}"
+        )
     return getattr(module, attribute)
 
 
 def _described(found: Any) -> str:
-    return f"the class {found.__name__}" if isinstance(found, type) else f"an object of the class {type(found).__name__}"
+    return (
+        f"the class {found.__name__}"
+        if isinstance(found, type)
+        else f"an object of the class {type(found).__name__}"
+    )

@@ -27,7 +27,11 @@ from pipeline_ops.models.backbones import preprocessed
 
 ENDPOINTS: Mapping[str, tuple[str, str, str]] = {
     "EfficientNetB0": ("block4a_expand_activation", "block6a_expand_activation", "top_activation"),
-    "EfficientNetV2B0": ("block4a_expand_activation", "block6a_expand_activation", "top_activation"),
+    "EfficientNetV2B0": (
+        "block4a_expand_activation",
+        "block6a_expand_activation",
+        "top_activation",
+    ),
     "EfficientNetV2S": ("block4a_expand_activation", "block6a_expand_activation", "top_activation"),
     "MobileNetV2": ("block_6_expand_relu", "block_13_expand_relu", "out_relu"),
     "ResNet50": ("conv3_block4_out", "conv4_block6_out", "conv5_block3_out"),
@@ -46,9 +50,19 @@ background anchors do not dominate the first steps.
 Normalization = Literal["none", "group"]
 
 
-def build(image_shape: tuple[int, int, int], num_classes: int, backbone: str = "ResNet50", backbone_parameters: Mapping[str, Any] | None = None,
-          width: int = 256, depth: int = 4, normalization: Normalization = "none", frozen_batch_normalization: bool = False,
-          anchor_scale: float = 4.0, box_loss: BoxLoss = "smooth_l1", max_boxes: int | None = None) -> Model:
+def build(
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    backbone: str = "ResNet50",
+    backbone_parameters: Mapping[str, Any] | None = None,
+    width: int = 256,
+    depth: int = 4,
+    normalization: Normalization = "none",
+    frozen_batch_normalization: bool = False,
+    anchor_scale: float = 4.0,
+    box_loss: BoxLoss = "smooth_l1",
+    max_boxes: int | None = None,
+) -> Model:
     """Builds a model from images to logits and deltas, in the order of `anchors.make_anchors`.
 
     The outputs are {"logits": [B, A, classes], "deltas": [B, A, 4]}.
@@ -70,7 +84,9 @@ def build(image_shape: tuple[int, int, int], num_classes: int, backbone: str = "
       ConfigError: a value is not allowed.
     """
     _check(image_shape, backbone, width, depth, normalization)
-    make_head(image_shape, num_classes, anchor_scale=anchor_scale, box_loss=box_loss, max_boxes=max_boxes)
+    make_head(
+        image_shape, num_classes, anchor_scale=anchor_scale, box_loss=box_loss, max_boxes=max_boxes
+    )
     images = Input(image_shape, name="images")
     x = images if image_shape[-1] == 3 else layers.Concatenate(name="three_channels")([images] * 3)
     network = _backbone(backbone, image_shape[:2], backbone_parameters or {})
@@ -78,71 +94,151 @@ def build(image_shape: tuple[int, int, int], num_classes: int, backbone: str = "
         layer.trainable = not isinstance(layer, layers.BatchNormalization)
     pyramid = _pyramid(network(preprocessed(backbone, x)), width, normalization)
     deltas = _predictions(pyramid, "box", 4, width, depth, normalization, "zeros")
-    logits = _predictions(pyramid, "class", num_classes, width, depth, normalization, initializers.Constant(_RARE))
+    logits = _predictions(
+        pyramid, "class", num_classes, width, depth, normalization, initializers.Constant(_RARE)
+    )
     return Model(images, {"deltas": deltas, "logits": logits}, name="retinanet")
 
 
-def make_head(image_shape: tuple[int, int, int], num_classes: int, anchor_scale: float = 4.0, box_loss: BoxLoss = "smooth_l1",
-              max_boxes: int | None = None, **_: Any) -> AnchorHead:
+def make_head(
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    anchor_scale: float = 4.0,
+    box_loss: BoxLoss = "smooth_l1",
+    max_boxes: int | None = None,
+    **_: Any,
+) -> AnchorHead:
     """Returns the head that interprets the outputs. Raises ConfigError."""
     if not anchor_scale > 0:
-        raise ConfigError(f"train.model_parameters.anchor_scale must be above 0, got {anchor_scale}")
+        raise ConfigError(
+            f"train.model_parameters.anchor_scale must be above 0, got {anchor_scale}"
+        )
     if box_loss not in ("smooth_l1", "giou"):
-        raise ConfigError(f"train.model_parameters.box_loss must be smooth_l1 or giou, got {box_loss}")
+        raise ConfigError(
+            f"train.model_parameters.box_loss must be smooth_l1 or giou, got {box_loss}"
+        )
     if max_boxes is not None and max_boxes < 1:
-        raise ConfigError(f"train.model_parameters.max_boxes must be at least 1, got {max_boxes}; leave it out for as many as there are")
+        raise ConfigError(
+            f"train.model_parameters.max_boxes must be at least 1, got {max_boxes}; leave it out for as many as there are"
+        )
     return AnchorHead(image_shape[:2], num_classes, anchor_scale, box_loss, max_boxes)
 
 
-def _check(image_shape: tuple[int, int, int], backbone: str, width: int, depth: int, normalization: str) -> None:
+def _check(
+    image_shape: tuple[int, int, int], backbone: str, width: int, depth: int, normalization: str
+) -> None:
     height, width_pixels, _ = image_shape
     if height % _DEEPEST_STRIDE or width_pixels % _DEEPEST_STRIDE:
-        raise ConfigError(f"retinanet: height and width of the images must be multiples of {_DEEPEST_STRIDE}, got {height}x{width_pixels}; "
-                          "set them in preprocess.stages, with resize")
+        raise ConfigError(
+            f"retinanet: height and width of the images must be multiples of {_DEEPEST_STRIDE}, got {height}x{width_pixels}; "
+            "set them in preprocess.stages, with resize"
+        )
     if backbone not in ENDPOINTS:
-        raise ConfigError(f"train.model_parameters.backbone: there is no backbone {backbone!r}; {nearest(backbone, ENDPOINTS)}")
+        raise ConfigError(
+            f"train.model_parameters.backbone: there is no backbone {backbone!r}; {nearest(backbone, ENDPOINTS)}"
+        )
     if width < _GROUP or width % _GROUP:
-        raise ConfigError(f"train.model_parameters.width must be a multiple of {_GROUP}, got {width}")
+        raise ConfigError(
+            f"train.model_parameters.width must be a multiple of {_GROUP}, got {width}"
+        )
     if depth < 1:
         raise ConfigError(f"train.model_parameters.depth must be at least 1, got {depth}")
     if normalization not in ("none", "group"):
-        raise ConfigError(f"train.model_parameters.normalization must be none or group, got {normalization}")
+        raise ConfigError(
+            f"train.model_parameters.normalization must be none or group, got {normalization}"
+        )
 
 
 def _backbone(name: str, image_size: tuple[int, int], parameters: Mapping[str, Any]) -> Model:
     """Returns the backbone as a nested model, which a weights file of `keras.applications` fits."""
-    network = getattr(keras.applications, name)(include_top=False, weights=None, input_shape=(*image_size, 3), **parameters)
-    return Model(network.inputs, [network.get_layer(endpoint).output for endpoint in ENDPOINTS[name]], name=name.lower())
+    network = getattr(keras.applications, name)(
+        include_top=False, weights=None, input_shape=(*image_size, 3), **parameters
+    )
+    return Model(
+        network.inputs,
+        [network.get_layer(endpoint).output for endpoint in ENDPOINTS[name]],
+        name=name.lower(),
+    )
 
 
-def _pyramid(endpoints: list[KerasTensor], width: int, normalization: Normalization) -> list[KerasTensor]:
+def _pyramid(
+    endpoints: list[KerasTensor], width: int, normalization: Normalization
+) -> list[KerasTensor]:
     """Returns levels 3 to 7: three with the features of higher levels added, and two more on top of
     the backbone's last.
     """
-    laterals = [_conv(endpoint, width, normalization, f"lateral_{level}", kernel=1) for level, endpoint in enumerate(endpoints, start=3)]
+    laterals = [
+        _conv(endpoint, width, normalization, f"lateral_{level}", kernel=1)
+        for level, endpoint in enumerate(endpoints, start=3)
+    ]
     merged = [laterals[-1]]
     for lateral in laterals[-2::-1]:
         merged.insert(0, layers.Add()([layers.UpSampling2D(2)(merged[0]), lateral]))
-    smooth = [_conv(each, width, normalization, f"level_{level}") for level, each in enumerate(merged, start=3)]
+    smooth = [
+        _conv(each, width, normalization, f"level_{level}")
+        for level, each in enumerate(merged, start=3)
+    ]
     sixth = _conv(endpoints[-1], width, normalization, "level_6", strides=2)
     return [*smooth, sixth, _conv(layers.ReLU()(sixth), width, normalization, "level_7", strides=2)]
 
 
-def _conv(x: KerasTensor, width: int, normalization: Normalization, name: str, kernel: int = 3, strides: int = 1) -> KerasTensor:
-    x = layers.Conv2D(width, kernel, strides, "same", use_bias=normalization == "none", name=name)(x)
-    return layers.GroupNormalization(width // _GROUP, name=f"{name}_normalization")(x) if normalization == "group" else x
+def _conv(
+    x: KerasTensor,
+    width: int,
+    normalization: Normalization,
+    name: str,
+    kernel: int = 3,
+    strides: int = 1,
+) -> KerasTensor:
+    x = layers.Conv2D(width, kernel, strides, "same", use_bias=normalization == "none", name=name)(
+        x
+    )
+    return (
+        layers.GroupNormalization(width // _GROUP, name=f"{name}_normalization")(x)
+        if normalization == "group"
+        else x
+    )
 
 
-def _predictions(pyramid: list[KerasTensor], name: str, values: int, width: int, depth: int, normalization: Normalization,
-                 bias: Any) -> KerasTensor:
+def _predictions(
+    pyramid: list[KerasTensor],
+    name: str,
+    values: int,
+    width: int,
+    depth: int,
+    normalization: Normalization,
+    bias: Any,
+) -> KerasTensor:
     """Returns float32 [B, A, values]: the outputs of the same small network on every level."""
-    random = initializers.RandomNormal(stddev=0.01)  # section 4.1: "all new conv layers except the final one ... sigma = 0.01"
-    convs = [layers.Conv2D(width, 3, padding="same", use_bias=normalization == "none", name=f"{name}_{number}",
-                           kernel_initializer=random.clone()) for number in range(depth)]
-    normalizations = [layers.GroupNormalization(width // _GROUP, name=f"{name}_{number}_normalization") if normalization == "group"
-                      else layers.Identity() for number in range(depth)]
-    last = layers.Conv2D(PER_CELL * values, 3, padding="same", kernel_initializer=random.clone(), bias_initializer=bias, dtype="float32",
-                         name=f"{name}_last")
+    random = initializers.RandomNormal(
+        stddev=0.01
+    )  # section 4.1: "all new conv layers except the final one ... sigma = 0.01"
+    convs = [
+        layers.Conv2D(
+            width,
+            3,
+            padding="same",
+            use_bias=normalization == "none",
+            name=f"{name}_{number}",
+            kernel_initializer=random.clone(),
+        )
+        for number in range(depth)
+    ]
+    normalizations = [
+        layers.GroupNormalization(width // _GROUP, name=f"{name}_{number}_normalization")
+        if normalization == "group"
+        else layers.Identity()
+        for number in range(depth)
+    ]
+    last = layers.Conv2D(
+        PER_CELL * values,
+        3,
+        padding="same",
+        kernel_initializer=random.clone(),
+        bias_initializer=bias,
+        dtype="float32",
+        name=f"{name}_last",
+    )
     flat = []
     for x in pyramid:
         for conv, normalize in zip(convs, normalizations, strict=True):

@@ -51,10 +51,14 @@ def _prepare() -> None:
     try:
         importlib.import_module("tf_slim")
         for name in ("legacy_tf_layers", "legacy_tf_layers.normalization"):
-            sys.modules.setdefault(f"tf_keras.{name}", importlib.import_module(f"tf_keras.src.{name}"))
+            sys.modules.setdefault(
+                f"tf_keras.{name}", importlib.import_module(f"tf_keras.src.{name}")
+            )
         ops.Tensor = tf.Tensor
     except ImportError as error:
-        raise ConfigError(f"a TF-Slim model needs the packages tf-slim and tf-keras ({error}); install trainyard with the extra slim") from error
+        raise ConfigError(
+            f"a TF-Slim model needs the packages tf-slim and tf-keras ({error}); install trainyard with the extra slim"
+        ) from error
 
 
 class SlimModel(keras.Model):
@@ -71,7 +75,9 @@ class SlimModel(keras.Model):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Creates the variables: traces the definition once, in training, which needs the most."""
-        tf.function(lambda images: self._run(images, True)[0]).get_concrete_function(tf.TensorSpec([1, *input_shape[1:]], tf.float32))
+        tf.function(lambda images: self._run(images, True)[0]).get_concrete_function(
+            tf.TensorSpec([1, *input_shape[1:]], tf.float32)
+        )
         self.built = True
 
     def call(self, images_BHWC: tf.Tensor, training: bool = False) -> tf.Tensor:
@@ -87,30 +93,66 @@ class SlimModel(keras.Model):
         belong to this call.
         """
         graph, keys = v1.get_default_graph(), v1.GraphKeys
-        seen = {key: len(graph.get_collection(key)) for key in (keys.UPDATE_OPS, keys.REGULARIZATION_LOSSES)}
-        with _drawing_from(self._generator), variable_scope.with_variable_store(variable_scope._VariableStore()), \
-             v1.variable_scope(v1.get_variable_scope(), custom_getter=self._get_variable, use_resource=True, reuse=v1.AUTO_REUSE):
+        seen = {
+            key: len(graph.get_collection(key))
+            for key in (keys.UPDATE_OPS, keys.REGULARIZATION_LOSSES)
+        }
+        with (
+            _drawing_from(self._generator),
+            variable_scope.with_variable_store(variable_scope._VariableStore()),
+            v1.variable_scope(
+                v1.get_variable_scope(),
+                custom_getter=self._get_variable,
+                use_resource=True,
+                reuse=v1.AUTO_REUSE,
+            ),
+        ):
             logits = self._network(images_BHWC, training)
         updates, losses = (graph.get_collection(key)[count:] for key, count in seen.items())
         with tf.control_dependencies(updates if training else []):
             return tf.identity(logits), losses
 
-    def _get_variable(self, getter: Any, name: str, shape: Any = None, dtype: Any = tf.float32, initializer: Any = None, trainable: bool = True,
-                      **_unused: Any) -> tf.Variable:
+    def _get_variable(
+        self,
+        getter: Any,
+        name: str,
+        shape: Any = None,
+        dtype: Any = tf.float32,
+        initializer: Any = None,
+        trainable: bool = True,
+        **_unused: Any,
+    ) -> tf.Variable:
         """Replaces `tf.compat.v1.get_variable`. It never receives the regulariser: the old layers
         apply it themselves.
         """
         if name not in self._by_name:
             with tf.init_scope():
-                self._by_name[name] = self._make(name, tf.TensorShape(shape).as_list(), tf.as_dtype(dtype), initializer, trainable is not False)
+                self._by_name[name] = self._make(
+                    name,
+                    tf.TensorShape(shape).as_list(),
+                    tf.as_dtype(dtype),
+                    initializer,
+                    trainable is not False,
+                )
         return self._by_name[name].value
 
-    def _make(self, name: str, shape: list[int], dtype: tf.DType, initializer: Any, trainable: bool) -> keras.Variable:
+    def _make(
+        self, name: str, shape: list[int], dtype: tf.DType, initializer: Any, trainable: bool
+    ) -> keras.Variable:
         initializer = initializer if initializer is not None else v1.glorot_uniform_initializer()
         initializer = initializer() if isinstance(initializer, type) else initializer
-        value = initializer(shape, dtype=dtype) if callable(initializer) else tf.constant(initializer, dtype)
-        return self.add_weight(name=name.replace("/", "."), shape=shape, dtype=dtype.name, trainable=trainable,
-                               initializer=lambda shape, dtype=None: value)
+        value = (
+            initializer(shape, dtype=dtype)
+            if callable(initializer)
+            else tf.constant(initializer, dtype)
+        )
+        return self.add_weight(
+            name=name.replace("/", "."),
+            shape=shape,
+            dtype=dtype.name,
+            trainable=trainable,
+            initializer=lambda shape, dtype=None: value,
+        )
 
 
 @contextlib.contextmanager
@@ -122,7 +164,14 @@ def _drawing_from(generator: keras.random.SeedGenerator) -> Iterator[None]:
     own = nn_ops._dropout
 
     def dropout(**arguments: Any) -> tf.Tensor:
-        return own(**arguments | {"uniform_sampler": lambda shape, dtype: keras.random.uniform(shape, dtype=dtype, seed=generator)})
+        return own(
+            **arguments
+            | {
+                "uniform_sampler": lambda shape, dtype: keras.random.uniform(
+                    shape, dtype=dtype, seed=generator
+                )
+            }
+        )
 
     nn_ops._dropout = dropout
     try:

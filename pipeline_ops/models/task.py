@@ -49,7 +49,10 @@ class Task(Protocol):
 def means(task: Task, sums: Sequence[float]) -> dict[str, float]:
     """Returns `loss` and the task's metrics, from the sums of `batch_sums`."""
     *totals, count = map(float, sums)
-    return {name: total / max(count, 1.0) for name, total in zip(("loss", *task.metrics), totals, strict=True)}
+    return {
+        name: total / max(count, 1.0)
+        for name, total in zip(("loss", *task.metrics), totals, strict=True)
+    }
 
 
 def num_sums(task: Task) -> int:

@@ -42,12 +42,23 @@ class Converted:
 
     def as_yaml(self) -> str:
         """Returns the config as YAML, with notes and left-out fields as comments at its head."""
-        return "\n".join([f"# Made of {self.file} of the TensorFlow Object Detection API.", *self._comments(), _dumped(self.sections)])
+        return "\n".join(
+            [
+                f"# Made of {self.file} of the TensorFlow Object Detection API.",
+                *self._comments(),
+                _dumped(self.sections),
+            ]
+        )
 
     def _comments(self) -> list[str]:
         lines = ["#", "# What became something else:", *_as_comments(self.notes)]
         fields = [f"{leaf} (line {leaf.line})" for leaf in self.left]
-        return [*lines, "#", "# Fields that have no counterpart:" if fields else "# Every field has a counterpart.", *_as_comments(fields)]
+        return [
+            *lines,
+            "#",
+            "# Fields that have no counterpart:" if fields else "# Every field has a counterpart.",
+            *_as_comments(fields),
+        ]
 
 
 def convert(file: Path, num_examples: int | None = None) -> Converted:
@@ -80,10 +91,20 @@ def convert(file: Path, num_examples: int | None = None) -> Converted:
         "tags": ["detection"],
         "schedule": None,
         "storage": {"root": "../.trainyard"},
-        "preprocess": {"source": records.source, "stages": [{"decode": {"channels": channels}}, "clip_boxes", {"resize": resize}],
-                       "split": records.split, "shards": 8},
-        "train": {"model": name, "model_parameters": parameters} | training(config, counted, records.train_share) | {"best_checkpoint": None},
-        "evaluate": {"gate": [{"metric": "map", "at_least": 0.0, "not_worse_than_champion_by_more_than": 0.01}]},
+        "preprocess": {
+            "source": records.source,
+            "stages": [{"decode": {"channels": channels}}, "clip_boxes", {"resize": resize}],
+            "split": records.split,
+            "shards": 8,
+        },
+        "train": {"model": name, "model_parameters": parameters}
+        | training(config, counted, records.train_share)
+        | {"best_checkpoint": None},
+        "evaluate": {
+            "gate": [
+                {"metric": "map", "at_least": 0.0, "not_worse_than_champion_by_more_than": 0.01}
+            ]
+        },
         "export": {"model": pipeline},
     }
     return Converted(sections, tuple(config.notes), tuple(config.left()), file.name)
@@ -106,9 +127,17 @@ def _name_of(file: Path) -> str:
 
 
 def _as_comments(items: Sequence[str]) -> list[str]:
-    return [line for item in items
-            for line in textwrap.wrap(item, _WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_on_hyphens=False) or ["#"]]
+    return [
+        line
+        for item in items
+        for line in textwrap.wrap(
+            item, _WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_on_hyphens=False
+        )
+        or ["#"]
+    ]
 
 
 def _dumped(sections: dict[str, Any]) -> str:
-    return yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=_WIDTH, default_flow_style=None)
+    return yaml.safe_dump(
+        sections, sort_keys=False, allow_unicode=True, width=_WIDTH, default_flow_style=None
+    )

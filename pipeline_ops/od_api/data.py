@@ -57,30 +57,63 @@ def read_records(config: ConfigReader) -> RecordInputs:
     """Returns the readers of training and evaluation as a source. Raises ConfigError."""
     if not config.has("train_input_reader"):
         raise ConfigError("pipeline.config: there is no train_input_reader")
-    train_reader, test_readers = config.message("train_input_reader"), [*config.messages("eval_input_reader"), *config.messages("eval_input_readers")]
+    train_reader, test_readers = (
+        config.message("train_input_reader"),
+        [*config.messages("eval_input_reader"), *config.messages("eval_input_readers")],
+    )
     train = _paths(train_reader)
     if not train:
-        raise ConfigError("pipeline.config: train_input_reader.tf_record_input_reader.input_path is missing; other readers have no counterpart")
+        raise ConfigError(
+            "pipeline.config: train_input_reader.tf_record_input_reader.input_path is missing; other readers have no counterpart"
+        )
     test = [path for reader in test_readers for path in _paths(reader)]
     train_reader.take_equal("shuffle", True)
     for reader in test_readers:
         reader.take_equal("shuffle", False)
-    label_maps = list(dict.fromkeys(path for reader in (train_reader, *test_readers) for path in [reader.take("label_map_path", str, "")] if path))
+    label_maps = list(
+        dict.fromkeys(
+            path
+            for reader in (train_reader, *test_readers)
+            for path in [reader.take("label_map_path", str, "")]
+            if path
+        )
+    )
     if len(label_maps) > 1:
-        raise ConfigError(f"pipeline.config: the readers have different label maps ({', '.join(label_maps)}); a data set of ours has one")
+        raise ConfigError(
+            f"pipeline.config: the readers have different label maps ({', '.join(label_maps)}); a data set of ours has one"
+        )
     folder = _common_folder([*train, *test, *map(_absolute, label_maps)])
     relative = lambda path: os.path.relpath(path, folder)  # noqa: E731
-    parts = [{"files": relative(path)} for path in train] + [{"files": relative(path), "split": "test"} for path in test]
-    source: dict[str, Any] = {"type": "tfrecord", "path": folder, "task": "detection", "parts": parts}
+    parts = [{"files": relative(path)} for path in train] + [
+        {"files": relative(path), "split": "test"} for path in test
+    ]
+    source: dict[str, Any] = {
+        "type": "tfrecord",
+        "path": folder,
+        "task": "detection",
+        "parts": parts,
+    }
     for path in map(_absolute, label_maps):
         source |= {"label_map": relative(path), "class_names": _class_names(path)}
-    split = {"train": 1 - _VALIDATION, "validation": _VALIDATION, "test": 0} if test else {"train": 0.8, "validation": 0.1, "test": 0.1}
-    config.note(f"of the training records, {split['validation']:.0%} become the validation split" +
-                ("; the evaluation set is the test split" if test else " and as many the test split: there is no evaluation set"))
+    split = (
+        {"train": 1 - _VALIDATION, "validation": _VALIDATION, "test": 0}
+        if test
+        else {"train": 0.8, "validation": 0.1, "test": 0.1}
+    )
+    config.note(
+        f"of the training records, {split['validation']:.0%} become the validation split"
+        + (
+            "; the evaluation set is the test split"
+            if test
+            else " and as many the test split: there is no evaluation set"
+        )
+    )
     return RecordInputs(source, split, train)
 
 
-def image_size(config: ConfigReader, model: ConfigReader, multiple: int) -> tuple[tuple[int, int], str, int]:
+def image_size(
+    config: ConfigReader, model: ConfigReader, multiple: int
+) -> tuple[tuple[int, int], str, int]:
     """Returns height and width, the mode of our stage `resize`, and the number of channels.
 
     Args:
@@ -92,20 +125,30 @@ def image_size(config: ConfigReader, model: ConfigReader, multiple: int) -> tupl
     match resizer.one_of("fixed_shape_resizer", "keep_aspect_ratio_resizer"):
         case "fixed_shape_resizer":
             fixed = resizer.message("fixed_shape_resizer")
-            size, mode, kind = (fixed.take("height", int, 300), fixed.take("width", int, 300)), "stretch", fixed
+            size, mode, kind = (
+                (fixed.take("height", int, 300), fixed.take("width", int, 300)),
+                "stretch",
+                fixed,
+            )
         case "keep_aspect_ratio_resizer":
             kind = resizer.message("keep_aspect_ratio_resizer")
             side = kind.take("max_dimension", int, 1024)
             kind.take_equal("pad_to_max_dimension", True)
             size, mode = (side, side), "letterbox"
-            config.note(f"{kind.path('max_dimension')}: images keep their proportions inside of a square of {side} pixels, with bars on both "
-                        "sides; the API pads at the bottom and the right, or not at all. The served model stretches what it is sent")
+            config.note(
+                f"{kind.path('max_dimension')}: images keep their proportions inside of a square of {side} pixels, with bars on both "
+                "sides; the API pads at the bottom and the right, or not at all. The served model stretches what it is sent"
+            )
         case _:
             size, mode, kind = (_UNKNOWN_SIZE, _UNKNOWN_SIZE), "stretch", resizer
-            config.note(f"{model.path('image_resizer')}: none that has a counterpart; images are stretched to {_UNKNOWN_SIZE}x{_UNKNOWN_SIZE}")
+            config.note(
+                f"{model.path('image_resizer')}: none that has a counterpart; images are stretched to {_UNKNOWN_SIZE}x{_UNKNOWN_SIZE}"
+            )
     rounded = tuple(-(-side // multiple) * multiple for side in size)
     if rounded != size:
-        config.note(f"{model.path('image_resizer')}: {size[0]}x{size[1]} becomes {rounded[0]}x{rounded[1]}: our model takes multiples of {multiple}")
+        config.note(
+            f"{model.path('image_resizer')}: {size[0]}x{size[1]} becomes {rounded[0]}x{rounded[1]}: our model takes multiples of {multiple}"
+        )
     return rounded, mode, 1 if kind.take("convert_to_grayscale", bool, False) else 3
 
 
@@ -147,8 +190,10 @@ def _pattern(path: str) -> str:
 def _absolute(path: str) -> str:
     """Returns an absolute path. Relative paths start in the working directory, as with the API."""
     if "://" in path:
-        raise ConfigError(f"pipeline.config: {path}: TFRecords and label maps are read from local folders only; copy or mount them, and "
-                          "change the path")
+        raise ConfigError(
+            f"pipeline.config: {path}: TFRecords and label maps are read from local folders only; copy or mount them, and "
+            "change the path"
+        )
     return os.path.abspath(os.path.expanduser(path))
 
 
@@ -161,8 +206,10 @@ def _common_folder(paths: Sequence[str]) -> str:
     while glob.has_magic(folder):
         folder = os.path.dirname(folder)
     if folder in (os.path.abspath(os.sep), os.path.expanduser("~")):
-        raise ConfigError(f"pipeline.config: records and label map have no folder in common but {folder}; move or link them into one: "
-                          f"{', '.join(paths)}")
+        raise ConfigError(
+            f"pipeline.config: records and label map have no folder in common but {folder}; move or link them into one: "
+            f"{', '.join(paths)}"
+        )
     return folder
 
 
@@ -176,5 +223,7 @@ def _class_names(path: str) -> list[str]:
     try:
         names = parse_label_map(Path(path).read_bytes(), path)
     except OSError as error:
-        raise ConfigError(f"pipeline.config: label_map_path: {path} can't be read: {error.strerror}; correct the path") from error
+        raise ConfigError(
+            f"pipeline.config: label_map_path: {path} can't be read: {error.strerror}; correct the path"
+        ) from error
     return list(dict.fromkeys(names[number] for number in sorted(names)))

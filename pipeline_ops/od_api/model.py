@@ -10,8 +10,13 @@ from typing import Any
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.reader import ConfigReader
 
-_BACKBONES = {"resnet50": "ResNet50", "resnet101": "ResNet101", "resnet152": "ResNet101", "mobilenet": "MobileNetV2",
-              "efficientnet": "EfficientNetB0"}
+_BACKBONES = {
+    "resnet50": "ResNet50",
+    "resnet101": "ResNet101",
+    "resnet152": "ResNet101",
+    "mobilenet": "MobileNetV2",
+    "efficientnet": "EfficientNetB0",
+}
 """The backbones, by a part of the type of a feature extractor, for example
 `ssd_resnet50_v1_fpn_keras`.
 """
@@ -24,15 +29,23 @@ def nearest_model(config: ConfigReader) -> tuple[ConfigReader, str, dict[str, An
     models = config.message("model")
     kind = models.one_of("ssd", "faster_rcnn", "center_net")
     if kind is None:
-        raise ConfigError("pipeline.config: model must be ssd, faster_rcnn or center_net; nothing in the catalogue is near any other")
+        raise ConfigError(
+            "pipeline.config: model must be ssd, faster_rcnn or center_net; nothing in the catalogue is near any other"
+        )
     model = models.message(kind)
     if kind == "center_net":
-        config.note("model.center_net becomes center_detector: also without anchors, but with a small network of its own, a hundredth of the size")
+        config.note(
+            "model.center_net becomes center_detector: also without anchors, but with a small network of its own, a hundredth of the size"
+        )
         return model, "center_detector", {"width": 32}
     if kind == "faster_rcnn":
-        config.note("model.faster_rcnn becomes retinanet, the nearest: it has one stage, and no second look at proposals")
+        config.note(
+            "model.faster_rcnn becomes retinanet, the nearest: it has one stage, and no second look at proposals"
+        )
     else:
-        config.note("model.ssd becomes retinanet: anchors of the same kind, levels 3 to 7, focal loss; with group normalisation in its heads")
+        config.note(
+            "model.ssd becomes retinanet: anchors of the same kind, levels 3 to 7, focal loss; with group normalisation in its heads"
+        )
     parameters: dict[str, Any] = {"normalization": "group"} | _backbone(config, model)
     if kind == "ssd":
         parameters |= _head(config, model)
@@ -45,11 +58,15 @@ def multiple_of(name: str) -> int:
     return 16 if name == "center_detector" else 32
 
 
-def check_num_classes(config: ConfigReader, model: ConfigReader, class_names: list[str] | None) -> None:
+def check_num_classes(
+    config: ConfigReader, model: ConfigReader, class_names: list[str] | None
+) -> None:
     """Adds a note if the number of classes differs from the label map, which has precedence."""
     count = model.take("num_classes", int, None)
     if count is not None and class_names is not None and count != len(class_names):
-        config.note(f"{model.path('num_classes')} is {count}, and the label map names {len(class_names)}: our model has as many as are named")
+        config.note(
+            f"{model.path('num_classes')} is {count}, and the label map names {len(class_names)}: our model has as many as are named"
+        )
 
 
 def _backbone(config: ConfigReader, model: ConfigReader) -> dict[str, Any]:
@@ -57,15 +74,21 @@ def _backbone(config: ConfigReader, model: ConfigReader) -> dict[str, Any]:
     kind = extractor.take("type", str, "")
     found = next((name for key, name in _BACKBONES.items() if key in kind), None)
     if found is None or not any(name in kind for name in _SAME):
-        config.note(f"{extractor.path('type')}: {kind or 'none'} becomes the backbone {found or 'ResNet50'}, the nearest")
+        config.note(
+            f"{extractor.path('type')}: {kind or 'none'} becomes the backbone {found or 'ResNet50'}, the nearest"
+        )
     parameters: dict[str, Any] = {"backbone": found or "ResNet50"}
     if found == "MobileNetV2" and extractor.has("depth_multiplier"):
-        parameters["backbone_parameters"] = {"alpha": extractor.take("depth_multiplier", float, 1.0)}
+        parameters["backbone_parameters"] = {
+            "alpha": extractor.take("depth_multiplier", float, 1.0)
+        }
     if model.has("freeze_batchnorm"):
         parameters["frozen_batch_normalization"] = model.take("freeze_batchnorm", bool, False)
         if parameters["frozen_batch_normalization"]:
-            config.note(f"{model.path('freeze_batchnorm')}: frozen statistics are worth something only with the weights of a backbone that was "
-                        "trained: give train.warm_start")
+            config.note(
+                f"{model.path('freeze_batchnorm')}: frozen statistics are worth something only with the weights of a backbone that was "
+                "trained: give train.warm_start"
+            )
     return parameters
 
 
@@ -73,7 +96,11 @@ def _head(config: ConfigReader, model: ConfigReader) -> dict[str, Any]:
     parameters: dict[str, Any] = {}
     pyramid = model.message("feature_extractor").message("fpn")
     predictor = model.message("box_predictor").message("weight_shared_convolutional_box_predictor")
-    width = pyramid.take("additional_layer_depth", int, 256) if pyramid.has("additional_layer_depth") else predictor.take("depth", int, 256)
+    width = (
+        pyramid.take("additional_layer_depth", int, 256)
+        if pyramid.has("additional_layer_depth")
+        else predictor.take("depth", int, 256)
+    )
     predictor.take_equal("depth", width)
     predictor.take_equal("kernel_size", 3)
     parameters["width"] = max(8, -(-width // 8) * 8)
@@ -82,8 +109,10 @@ def _head(config: ConfigReader, model: ConfigReader) -> dict[str, Any]:
     if anchors.has("anchor_scale"):
         parameters["anchor_scale"] = anchors.take("anchor_scale", float, 4.0)
     if predictor.message("conv_hyperparams").has("regularizer"):
-        config.note(f"{predictor.message('conv_hyperparams').path('regularizer')}: weight decay is a key of our optimizer, "
-                    "train.optimizer.weight_decay; it was left at 0")
+        config.note(
+            f"{predictor.message('conv_hyperparams').path('regularizer')}: weight decay is a key of our optimizer, "
+            "train.optimizer.weight_decay; it was left at 0"
+        )
     return parameters
 
 

@@ -25,8 +25,14 @@ class ReadField:
     line: int
 
     def __str__(self) -> str:
-        text = {True: "true", False: "false"}.get(self.value) if isinstance(self.value, bool) else None
-        value = "{}" if isinstance(self.value, TextMessage) else text or (f"'{self.value}'" if type(self.value) is str else f"{self.value}")
+        text = (
+            {True: "true", False: "false"}.get(self.value) if isinstance(self.value, bool) else None
+        )
+        value = (
+            "{}"
+            if isinstance(self.value, TextMessage)
+            else text or (f"'{self.value}'" if type(self.value) is str else f"{self.value}")
+        )
         return f"{self.path}: {value}"
 
 
@@ -40,7 +46,9 @@ class ConfigReader:
       root: the reader of the whole file, None for that reader itself.
     """
 
-    def __init__(self, message: TextMessage, file: str, path: str = "", root: ConfigReader | None = None):
+    def __init__(
+        self, message: TextMessage, file: str, path: str = "", root: ConfigReader | None = None
+    ):
         self._message, self._file, self._path, self._root = message, file, path, root or self
         if root is None:
             self._taken: set[str] = set()
@@ -64,7 +72,10 @@ class ConfigReader:
 
     def message(self, name: str) -> ConfigReader:
         """Returns the last message of this name, or an empty one if there is none."""
-        return next(reversed(self.messages(name)), ConfigReader(TextMessage(()), self._file, self.path(name), self._root))
+        return next(
+            reversed(self.messages(name)),
+            ConfigReader(TextMessage(()), self._file, self.path(name), self._root),
+        )
 
     def messages(self, name: str) -> Sequence[ConfigReader]:
         """Returns all messages of this name. Raises ConfigError if a field is not a message."""
@@ -72,7 +83,9 @@ class ConfigReader:
         for path, field in self._paths():
             if field.name == name:
                 if not isinstance(field.value, TextMessage):
-                    raise ConfigError(f"{self.place(name)} must be a message in brackets, got {field.value!r}")
+                    raise ConfigError(
+                        f"{self.place(name)} must be a message in brackets, got {field.value!r}"
+                    )
                 found.append(ConfigReader(field.value, self._file, path, self._root))
         return found
 
@@ -81,7 +94,9 @@ class ConfigReader:
 
         The last of several counts, as in protobuf.
         """
-        return next((field.name for field in reversed(self._message.fields) if field.name in names), None)
+        return next(
+            (field.name for field in reversed(self._message.fields) if field.name in names), None
+        )
 
     def mark(self, name: str) -> None:
         """Takes an empty message, which says something by its presence alone."""
@@ -111,7 +126,11 @@ class ConfigReader:
 
     def take_equals(self, name: str, wanted: Sequence[float]) -> None:
         """Does the same as `take_equal` for a repeated number, in any order."""
-        if sorted(field.value for field in self._message.fields if field.name == name and isinstance(field.value, int | float)) == sorted(wanted):
+        if sorted(
+            field.value
+            for field in self._message.fields
+            if field.name == name and isinstance(field.value, int | float)
+        ) == sorted(wanted):
             self.mark(name)
 
     def leaves(self) -> Iterator[ReadField]:
@@ -132,7 +151,10 @@ class ConfigReader:
         names = [field.name for field in self._message.fields]
         for field in self._message.fields:
             number = seen[field.name] = seen.get(field.name, -1) + 1
-            yield self.path(field.name) + (f"[{number}]" if names.count(field.name) > 1 else ""), field
+            yield (
+                self.path(field.name) + (f"[{number}]" if names.count(field.name) > 1 else ""),
+                field,
+            )
 
     def _checked(self, field: Field, kind: type) -> Any:
         value = field.value
@@ -141,6 +163,13 @@ class ConfigReader:
         if kind is bool and value in (0, 1) and type(value) is int:
             value = bool(value)
         if type(value) is not kind and not (kind is str and isinstance(value, str)):
-            names = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
-            raise ConfigError(f"{self._file}:{field.line}:{field.column}: {self.path(field.name)} must be {names[kind]}, got {field.value!r}")
+            names = {
+                str: "a text in quotes",
+                int: "a whole number",
+                float: "a number",
+                bool: "true or false",
+            }
+            raise ConfigError(
+                f"{self._file}:{field.line}:{field.column}: {self.path(field.name)} must be {names[kind]}, got {field.value!r}"
+            )
         return value

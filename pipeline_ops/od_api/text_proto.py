@@ -17,16 +17,34 @@ from collections.abc import Iterator
 from pipeline_ops.errors import ConfigError
 
 _MAX_DEPTH = 100
-_TOKEN = re.compile(r"""
+_TOKEN = re.compile(
+    r"""
     (?P<space>(?:\s|\#[^\n]*)+)
   | (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
   | (?P<number>(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[fF]?)(?![\w.]))
   | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
   | (?P<sign>[-{}<>\[\]:,;./])
-""", re.VERBOSE)
-_ESCAPE = re.compile(r"\\(?:(?P<octal>[0-7]{1,3})|[xX](?P<hex>[0-9a-fA-F]{1,2})|u(?P<short>[0-9a-fA-F]{4})|U(?P<long>[0-9a-fA-F]{8})"
-                     r"|(?P<one>.))", re.DOTALL)
-_ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", "'": "'", '"': '"', "?": "?"}
+""",
+    re.VERBOSE,
+)
+_ESCAPE = re.compile(
+    r"\\(?:(?P<octal>[0-7]{1,3})|[xX](?P<hex>[0-9a-fA-F]{1,2})|u(?P<short>[0-9a-fA-F]{4})|U(?P<long>[0-9a-fA-F]{8})"
+    r"|(?P<one>.))",
+    re.DOTALL,
+)
+_ESCAPED = {
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "v": "\v",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "?": "?",
+}
 _CLOSING = {"{": "}", "<": ">"}
 _BOOLEANS = {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False}
 _FLOATS = ("inf", "infinity", "nan")
@@ -93,8 +111,12 @@ class _Parser:
             found = _TOKEN.match(self._text, position)
             if found is None:
                 is_string = self._text[position] in "\"'"
-                raise self._error("a string that does not end in its line" if is_string else f"an unexpected {self._text[position:position + 10]!r}",
-                                  position)
+                raise self._error(
+                    "a string that does not end in its line"
+                    if is_string
+                    else f"an unexpected {self._text[position : position + 10]!r}",
+                    position,
+                )
             if found.lastgroup != "space":
                 yield _Token(found.lastgroup, found[0], position)
             position = found.end()
@@ -103,7 +125,9 @@ class _Parser:
     def _fields(self, closing: str | None, depth: int) -> Iterator[Field]:
         """Yields the fields up to the closing bracket, or to the end of the text."""
         if depth > _MAX_DEPTH:
-            raise self._error(f"more than {_MAX_DEPTH} messages in one another", self._next.position)
+            raise self._error(
+                f"more than {_MAX_DEPTH} messages in one another", self._next.position
+            )
         while not (self._next.kind == "end" if closing is None else self._next.text == closing):
             yield from self._field(depth)
             if self._next.text in (",", ";"):
@@ -114,7 +138,9 @@ class _Parser:
     def _field(self, depth: int) -> Iterator[Field]:
         start = self._next
         if start.kind == "end":
-            raise self._error("the file ends inside of a message; a bracket is missing", start.position)
+            raise self._error(
+                "the file ends inside of a message; a bracket is missing", start.position
+            )
         name = self._name_of_field()
         has_colon = self._next.text == ":"
         if has_colon:
@@ -126,7 +152,10 @@ class _Parser:
         elif has_colon:
             values = [self._scalar()]
         else:
-            raise self._error(f"expected a colon or a bracket after {name}, got {self._next.text or 'the end of the file'!r}", self._next.position)
+            raise self._error(
+                f"expected a colon or a bracket after {name}, got {self._next.text or 'the end of the file'!r}",
+                self._next.position,
+            )
         line, column = self._place(start.position)
         yield from (Field(name, value, line, column) for value in values)
 
@@ -149,7 +178,9 @@ class _Parser:
             if self._next.text != "]":
                 self._expect(",")
                 if self._next.text == "]":
-                    raise self._error("expected a value after the comma, got ']'", self._next.position)
+                    raise self._error(
+                        "expected a value after the comma, got ']'", self._next.position
+                    )
         self._take()
 
     def _message(self, depth: int) -> TextMessage:
@@ -173,13 +204,18 @@ class _Parser:
                 return float(f"{'-' if negative else ''}{token.text}")
             if not negative:
                 return _BOOLEANS[token.text] if token.text in _BOOLEANS else Word(token.text)
-        raise self._error(f"expected a value, got {token.text or 'the end of the file'!r}", token.position)
+        raise self._error(
+            f"expected a value, got {token.text or 'the end of the file'!r}", token.position
+        )
 
     def _unquoted(self, token: _Token) -> bytes:
         """Returns the bytes of a string. Escapes of single bytes may together form a character."""
         parts, position, inner = [], 0, token.text[1:-1]
         for escape in _ESCAPE.finditer(inner):
-            parts += [inner[position:escape.start()].encode("utf-8", "surrogatepass"), self._unescaped(escape, token)]
+            parts += [
+                inner[position : escape.start()].encode("utf-8", "surrogatepass"),
+                self._unescaped(escape, token),
+            ]
             position = escape.end()
         return b"".join([*parts, inner[position:].encode("utf-8", "surrogatepass")])
 
@@ -194,7 +230,9 @@ class _Parser:
                 return chr(value).encode()
         elif escape["one"] in _ESCAPED:
             return _ESCAPED[escape["one"]].encode()
-        raise self._error(f"the escape {escape[0]!r} stands for no character", token.position + 1 + escape.start())
+        raise self._error(
+            f"the escape {escape[0]!r} stands for no character", token.position + 1 + escape.start()
+        )
 
     @property
     def _next(self) -> _Token:
@@ -207,7 +245,10 @@ class _Parser:
 
     def _expect(self, sign: str) -> None:
         if self._next.text != sign or self._next.kind != "sign":
-            raise self._error(f"expected {sign!r}, got {self._next.text or 'the end of the file'!r}", self._next.position)
+            raise self._error(
+                f"expected {sign!r}, got {self._next.text or 'the end of the file'!r}",
+                self._next.position,
+            )
         self._take()
 
     def _place(self, position: int) -> tuple[int, int]:

@@ -29,7 +29,11 @@ def training(config: ConfigReader, num_examples: int | None, share: float) -> di
     """
     section = config.message("train_config")
     batch, steps = section.take("batch_size", int, 32), section.take("num_steps", int, 0)
-    made: dict[str, Any] = {"strategy": "auto", "global_batch": batch, "epochs": _epochs(config, section, batch, steps, num_examples, share)}
+    made: dict[str, Any] = {
+        "strategy": "auto",
+        "global_batch": batch,
+        "epochs": _epochs(config, section, batch, steps, num_examples, share),
+    }
     made["optimizer"] = _optimizer(config, section, steps)
     section.take_equal("sync_replicas", True)  # all our steps are synchronous
     if section.take("use_bfloat16", bool, False):
@@ -37,23 +41,40 @@ def training(config: ConfigReader, num_examples: int | None, share: float) -> di
     if changes := _changes(config, section):
         made["input"] = {"augment": changes}
     if section.has("fine_tune_checkpoint"):
-        config.note(f"{section.path('fine_tune_checkpoint')}: a checkpoint holds the API's variables, which are not ours; give train.warm_start a "
-                    "SavedModel or a file of weights of our model, or of its backbone as keras.applications publishes it")
+        config.note(
+            f"{section.path('fine_tune_checkpoint')}: a checkpoint holds the API's variables, which are not ours; give train.warm_start a "
+            "SavedModel or a file of weights of our model, or of its backbone as keras.applications publishes it"
+        )
     if config.has("graph_rewriter"):
-        config.note("graph_rewriter: quantisation while training has no counterpart; export.formats has TFLite with eight bits")
+        config.note(
+            "graph_rewriter: quantisation while training has no counterpart; export.formats has TFLite with eight bits"
+        )
     return made
 
 
-def _epochs(config: ConfigReader, section: ConfigReader, batch: int, steps: int, num_examples: int | None, share: float) -> int:
+def _epochs(
+    config: ConfigReader,
+    section: ConfigReader,
+    batch: int,
+    steps: int,
+    num_examples: int | None,
+    share: float,
+) -> int:
     if not steps:
-        config.note(f"{section.path('num_steps')} is 0 or missing, which means for ever; it became 10 epochs")
+        config.note(
+            f"{section.path('num_steps')} is 0 or missing, which means for ever; it became 10 epochs"
+        )
         return 10
     if not num_examples:
-        raise ConfigError(f"{section.place('num_steps')} is {steps}, and ours are epochs: no file of records is there to be counted; correct the "
-                          "paths of train_input_reader, or say how many there are: --num-examples N")
+        raise ConfigError(
+            f"{section.place('num_steps')} is {steps}, and ours are epochs: no file of records is there to be counted; correct the "
+            "paths of train_input_reader, or say how many there are: --num-examples N"
+        )
     epochs = max(1, math.ceil(steps * batch / (num_examples * share)))
-    config.note(f"{section.path('num_steps')}: {steps} steps of {batch} are {epochs} epochs of {round(num_examples * share)} examples, the last one "
-                "made whole")
+    config.note(
+        f"{section.path('num_steps')}: {steps} steps of {batch} are {epochs} epochs of {round(num_examples * share)} examples, the last one "
+        "made whole"
+    )
     return epochs
 
 
@@ -61,14 +82,18 @@ def _optimizer(config: ConfigReader, section: ConfigReader, steps: int) -> dict[
     optimizer = section.message("optimizer")
     kind = optimizer.one_of(*_OPTIMIZERS)
     if kind is None:
-        config.note(f"{section.path('optimizer')}: none that has a counterpart; it became adam with our learning rate")
+        config.note(
+            f"{section.path('optimizer')}: none that has a counterpart; it became adam with our learning rate"
+        )
         return {"name": "adam"}
     inner = optimizer.message(kind)
     made: dict[str, Any] = {"name": _OPTIMIZERS[kind]}
     if kind == "momentum_optimizer":
         made["momentum"] = inner.take("momentum_optimizer_value", float, 0.9)
     if kind == "rms_prop_optimizer":
-        config.note(f"{optimizer.path(kind)}: becomes adam, the nearest; a learning rate that is right for one is seldom right for the other")
+        config.note(
+            f"{optimizer.path(kind)}: becomes adam, the nearest; a learning rate that is right for one is seldom right for the other"
+        )
     made |= _learning_rate(config, inner.message("learning_rate"), steps)
     clip = section.take("gradient_clipping_by_norm", float, 0.0)
     if clip > 0:
@@ -76,14 +101,23 @@ def _optimizer(config: ConfigReader, section: ConfigReader, steps: int) -> dict[
     if optimizer.take("use_moving_average", bool, True):
         made["average_weights"] = optimizer.take("moving_average_decay", float, 0.9999)
         if not optimizer.has("use_moving_average"):
-            config.note(f"{optimizer.path('use_moving_average')} is true where a file does not say it, so train.optimizer.average_weights is on")
+            config.note(
+                f"{optimizer.path('use_moving_average')} is true where a file does not say it, so train.optimizer.average_weights is on"
+            )
     return made
 
 
 def _learning_rate(config: ConfigReader, rate: ConfigReader, steps: int) -> dict[str, Any]:
-    kind = rate.one_of("constant_learning_rate", "exponential_decay_learning_rate", "manual_step_learning_rate", "cosine_decay_learning_rate")
+    kind = rate.one_of(
+        "constant_learning_rate",
+        "exponential_decay_learning_rate",
+        "manual_step_learning_rate",
+        "cosine_decay_learning_rate",
+    )
     if kind is None:
-        config.note(f"train_config.optimizer: no learning rate that has a counterpart; it became a constant {_DEFAULT_RATE}")
+        config.note(
+            f"train_config.optimizer: no learning rate that has a counterpart; it became a constant {_DEFAULT_RATE}"
+        )
         return {"learning_rate": _DEFAULT_RATE}
     inner = rate.message(kind)
     match kind:
@@ -103,23 +137,41 @@ def _exponential(config: ConfigReader, inner: ConfigReader, steps: int) -> dict[
 
     The stairs end where the training ends.
     """
-    rate, every, factor = inner.take("initial_learning_rate", float, _DEFAULT_RATE), inner.take("decay_steps", int, 4_000_000), \
-        inner.take("decay_factor", float, 0.95)
+    rate, every, factor = (
+        inner.take("initial_learning_rate", float, _DEFAULT_RATE),
+        inner.take("decay_steps", int, 4_000_000),
+        inner.take("decay_factor", float, 0.95),
+    )
     if not inner.take("staircase", bool, True):
-        return {"learning_rate": rate, "schedule": {"type": "exponential", "decay_steps": every, "factor": factor}}
+        return {
+            "learning_rate": rate,
+            "schedule": {"type": "exponential", "decay_steps": every, "factor": factor},
+        }
     stairs = (steps or 10 * every) // every
     if not stairs:
         return {"learning_rate": rate}
     if stairs > _MAX_BOUNDARIES:
         config.note(f"{inner.path('staircase')}: {stairs} stairs became a smooth curve")
-        return {"learning_rate": rate, "schedule": {"type": "exponential", "decay_steps": every, "factor": factor}}
-    return {"learning_rate": rate, "schedule": {"type": "piecewise", "boundaries_steps": [every * number for number in range(1, stairs + 1)],
-                                                "factors": [float(f"{factor**number:.12g}") for number in range(1, stairs + 1)]}}
+        return {
+            "learning_rate": rate,
+            "schedule": {"type": "exponential", "decay_steps": every, "factor": factor},
+        }
+    return {
+        "learning_rate": rate,
+        "schedule": {
+            "type": "piecewise",
+            "boundaries_steps": [every * number for number in range(1, stairs + 1)],
+            "factors": [float(f"{factor**number:.12g}") for number in range(1, stairs + 1)],
+        },
+    }
 
 
 def _manual(config: ConfigReader, inner: ConfigReader) -> dict[str, Any]:
     rate = inner.take("initial_learning_rate", float, _DEFAULT_RATE)
-    stairs = [(each.take("step", int, 0), each.take("learning_rate", float, _DEFAULT_RATE)) for each in inner.messages("schedule")]
+    stairs = [
+        (each.take("step", int, 0), each.take("learning_rate", float, _DEFAULT_RATE))
+        for each in inner.messages("schedule")
+    ]
     stairs.sort()
     warmup = 0
     if inner.take("warmup", bool, False) and stairs:
@@ -131,16 +183,38 @@ def _manual(config: ConfigReader, inner: ConfigReader) -> dict[str, Any]:
     if stairs:
         factors = [float(f"{value / rate:.12g}") for _, value in stairs]
         steps = [step for step, _ in stairs]
-        return {"learning_rate": rate, "schedule": {"type": "piecewise", **schedule, "boundaries_steps": steps, "factors": factors}}
-    return {"learning_rate": rate, "schedule": {"type": "constant", **schedule}} if schedule else {"learning_rate": rate}
+        return {
+            "learning_rate": rate,
+            "schedule": {
+                "type": "piecewise",
+                **schedule,
+                "boundaries_steps": steps,
+                "factors": factors,
+            },
+        }
+    return (
+        {"learning_rate": rate, "schedule": {"type": "constant", **schedule}}
+        if schedule
+        else {"learning_rate": rate}
+    )
 
 
 def _cosine(config: ConfigReader, inner: ConfigReader) -> dict[str, Any]:
-    rate, total = inner.take("learning_rate_base", float, _DEFAULT_RATE), inner.take("total_steps", int, 4_000_000)
+    rate, total = (
+        inner.take("learning_rate_base", float, _DEFAULT_RATE),
+        inner.take("total_steps", int, 4_000_000),
+    )
     warmup = inner.take("warmup_steps", int, 10_000)
     if warmup:
         config.note(f"{inner.path('warmup_learning_rate')}: our warm-up begins at nearly 0")
-    return {"learning_rate": rate, "schedule": {"type": "cosine", "warmup_steps": warmup, "decay_steps": max(1, total - warmup)}}
+    return {
+        "learning_rate": rate,
+        "schedule": {
+            "type": "cosine",
+            "warmup_steps": warmup,
+            "decay_steps": max(1, total - warmup),
+        },
+    }
 
 
 def _changes(config: ConfigReader, section: ConfigReader) -> dict[str, Any]:
@@ -156,15 +230,27 @@ def _changes(config: ConfigReader, section: ConfigReader) -> dict[str, Any]:
         if option.has("random_image_scale"):
             option.mark("random_image_scale")
             inner = option.message("random_image_scale")
-            least, most = inner.take("min_scale_ratio", float, 0.5), inner.take("max_scale_ratio", float, 2.0)
-            changes["scale"] = {"least": min(1.0, max(0.1, least)), "most": max(1.0, min(10.0, most))}
+            least, most = (
+                inner.take("min_scale_ratio", float, 0.5),
+                inner.take("max_scale_ratio", float, 2.0),
+            )
+            changes["scale"] = {
+                "least": min(1.0, max(0.1, least)),
+                "most": max(1.0, min(10.0, most)),
+            }
         if option.has("random_adjust_brightness"):
             option.mark("random_adjust_brightness")
-            changes["brightness"] = min(1.0, option.message("random_adjust_brightness").take("max_delta", float, 0.2))
+            changes["brightness"] = min(
+                1.0, option.message("random_adjust_brightness").take("max_delta", float, 0.2)
+            )
         for name in ("contrast", "saturation"):
             if option.has(f"random_adjust_{name}"):
                 option.mark(f"random_adjust_{name}")
-                changes[name] = _stretch(config, option.message(f"random_adjust_{name}"), option.path(f"random_adjust_{name}"))
+                changes[name] = _stretch(
+                    config,
+                    option.message(f"random_adjust_{name}"),
+                    option.path(f"random_adjust_{name}"),
+                )
     return changes
 
 

@@ -37,8 +37,13 @@ class ApproveOperator(ApprovalOperator):
     ui_fgcolor = "#ffffff"
 
     def __init__(self, *, config_file: str, approval: Approval, **kwargs: Any):
-        super().__init__(task_id=APPROVE, subject="Publish this model?", defaults=self._default(approval),
-                         response_timeout=dt.timedelta(seconds=approval.timeout_seconds), **kwargs)
+        super().__init__(
+            task_id=APPROVE,
+            subject="Publish this model?",
+            defaults=self._default(approval),
+            response_timeout=dt.timedelta(seconds=approval.timeout_seconds),
+            **kwargs,
+        )
         self.config_file = config_file
 
     def execute(self, context: Mapping[str, Any]) -> None:
@@ -51,10 +56,16 @@ class ApproveOperator(ApprovalOperator):
             raise AirflowFailException(str(error)) from None
         approval = config.evaluate.approval
         if plan.is_cached or approval is None:
-            self.log.info("Nothing to ask: %s", plan.reason if plan.is_cached else "this run needs no approval")
+            self.log.info(
+                "Nothing to ask: %s",
+                plan.reason if plan.is_cached else "this run needs no approval",
+            )
             return
         self.subject, self.body = _ask(config, figures, link_of_report(config, context["run_id"]))
-        self.defaults, self.response_timeout = [self._default(approval)], dt.timedelta(seconds=approval.timeout_seconds)
+        self.defaults, self.response_timeout = (
+            [self._default(approval)],
+            dt.timedelta(seconds=approval.timeout_seconds),
+        )
         super().execute(context)
 
     def execute_complete(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> Any:
@@ -73,11 +84,17 @@ def _ask(config: PipelineConfig, figures: EvaluationFigures, report: str) -> tup
 
     The rules stand in a code block, so that their text is not read as Markdown.
     """
-    champion = "There is no champion yet." if figures.champion_version is None else f"In service is version {figures.champion_version}."
+    champion = (
+        "There is no champion yet."
+        if figures.champion_version is None
+        else f"In service is version {figures.champion_version}."
+    )
     rules = "\n".join(rule.text.replace("```", "'''") for rule in figures.rules)
-    return (f"Publish a new version of {config.export.model}?",
-            f"The challenger of the pipeline {config.pipeline} has passed the gate on {figures.num_examples} test images. {champion}\n\n"
-            f"```\n{rules}\n```\n\nMore is in [the report]({report}). {_without_answer(config.evaluate.approval)}\n")
+    return (
+        f"Publish a new version of {config.export.model}?",
+        f"The challenger of the pipeline {config.pipeline} has passed the gate on {figures.num_examples} test images. {champion}\n\n"
+        f"```\n{rules}\n```\n\nMore is in [the report]({report}). {_without_answer(config.evaluate.approval)}\n",
+    )
 
 
 def _without_answer(approval: Approval) -> str:
@@ -88,4 +105,6 @@ def _without_answer(approval: Approval) -> str:
 
 def _who(event: Mapping[str, Any]) -> str:
     user = event.get("responded_by_user")
-    return f"rejected by {user.get('name') or user.get('id')}" if user else "nobody answered in time"
+    return (
+        f"rejected by {user.get('name') or user.get('id')}" if user else "nobody answered in time"
+    )

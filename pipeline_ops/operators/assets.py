@@ -17,7 +17,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow.sdk import Asset, AssetAlias, AssetAny, AssetOrTimeSchedule, AssetWatcher, CronDataIntervalTimetable, CronTriggerTimetable
+from airflow.sdk import (
+    Asset,
+    AssetAlias,
+    AssetAny,
+    AssetOrTimeSchedule,
+    AssetWatcher,
+    CronDataIntervalTimetable,
+    CronTriggerTimetable,
+)
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.layout import Layout
@@ -45,15 +53,22 @@ def tell(context: Mapping[str, Any], config: PipelineConfig, job: str, uri: str)
     if asset := asset_of(config, job):
         manifest = read_manifest(uri)
         news = _of_model(manifest) if job == "export" else _of_dataset(manifest)
-        context["outlet_events"][AssetAlias(asset.name)].add(asset, extra=news | {"manifest": uri, "run_id": context["run_id"]})
+        context["outlet_events"][AssetAlias(asset.name)].add(
+            asset, extra=news | {"manifest": uri, "run_id": context["run_id"]}
+        )
 
 
 def timetable_of(config: PipelineConfig) -> Any:
     """The schedule argument of Airflow's DAG."""
     schedule = config.schedule
     if config.preprocess.source.has_interval:
-        return CronDataIntervalTimetable(schedule.cron, timezone="UTC")  # Airflow 3 makes runs without an interval from a plain cron expression
-    assets = [Asset(name=asset.name, uri=asset.uri) if asset.uri else Asset(asset.name) for asset in schedule.assets]
+        return CronDataIntervalTimetable(
+            schedule.cron, timezone="UTC"
+        )  # Airflow 3 makes runs without an interval from a plain cron expression
+    assets = [
+        Asset(name=asset.name, uri=asset.uri) if asset.uri else Asset(asset.name)
+        for asset in schedule.assets
+    ]
     if schedule.watch_seconds is not None:
         assets.append(_watched(config, schedule.watch_seconds))
     if not assets:
@@ -69,8 +84,15 @@ def _clock(schedule: Schedule) -> CronTriggerTimetable:
 
 def _watched(config: PipelineConfig, every_seconds: int) -> Asset:
     """The raw files as an asset with an event for each change."""
-    trigger = RawFilesTrigger(str(find_raw_folder(config)), str(Layout(config.root, config.pipeline).watched), every_seconds)
-    return Asset(f"{config.pipeline}.raw", watchers=[AssetWatcher(name=f"{config.pipeline}.raw", trigger=trigger)])
+    trigger = RawFilesTrigger(
+        str(find_raw_folder(config)),
+        str(Layout(config.root, config.pipeline).watched),
+        every_seconds,
+    )
+    return Asset(
+        f"{config.pipeline}.raw",
+        watchers=[AssetWatcher(name=f"{config.pipeline}.raw", trigger=trigger)],
+    )
 
 
 def _of_model(manifest: Manifest) -> dict[str, Any]:
@@ -80,4 +102,9 @@ def _of_model(manifest: Manifest) -> dict[str, Any]:
 
 def _of_dataset(manifest: Manifest) -> dict[str, Any]:
     figures = DatasetFigures.model_validate(manifest.figures)
-    return {"version": manifest.digest, "generation": figures.generation, "num_examples": figures.num_examples, "num_rejected": figures.num_rejected}
+    return {
+        "version": manifest.digest,
+        "generation": figures.generation,
+        "num_examples": figures.num_examples,
+        "num_rejected": figures.num_rejected,
+    }

@@ -28,11 +28,21 @@ _MAX_MESSAGE = 10_000
 def make_broken_dag(pipeline: Pipeline) -> DAG:
     """The DAG that stands for a pipeline until its file is fixed."""
     message = pipeline.problem[:_MAX_MESSAGE]
-    with DAG(pipeline.name, description=f"Broken: {message.splitlines()[0][:500]}", schedule=None, start_date=_START, catchup=False,
-             max_active_runs=1, tags=["trainyard", BROKEN], doc_md=_describe(pipeline, message)) as dag:
+    with DAG(
+        pipeline.name,
+        description=f"Broken: {message.splitlines()[0][:500]}",
+        schedule=None,
+        start_date=_START,
+        catchup=False,
+        max_active_runs=1,
+        tags=["trainyard", BROKEN],
+        doc_md=_describe(pipeline, message),
+    ) as dag:
         before: BrokenOperator | None = None
         for task_id in _task_ids(pipeline.values):
-            task = BrokenOperator(task_id=task_id, config_file=str(pipeline.file.absolute()), message=message)
+            task = BrokenOperator(
+                task_id=task_id, config_file=str(pipeline.file.absolute()), message=message
+            )
             if before is not None:
                 before >> task
             before = task
@@ -64,8 +74,13 @@ def _refusal(message: str) -> Param:
 
     Airflow's refusal shows the title, whatever value was given.
     """
-    return Param(message, title=f"Broken: {message.splitlines()[0][:500]}", type="string",
-                 description="No run is possible until the config is mended.", **{"not": {}})
+    return Param(
+        message,
+        title=f"Broken: {message.splitlines()[0][:500]}",
+        type="string",
+        description="No run is possible until the config is mended.",
+        **{"not": {}},
+    )
 
 
 def _task_ids(values: Mapping[str, Any]) -> Iterator[str]:
@@ -73,7 +88,11 @@ def _task_ids(values: Mapping[str, Any]) -> Iterator[str]:
     for operator in OPERATORS:
         if operator.job == "train" and values.get("search"):
             yield from ("search", "trial")
-        if operator.job == "export" and isinstance(evaluate, Mapping) and evaluate.get("approval") is not None:
+        if (
+            operator.job == "export"
+            and isinstance(evaluate, Mapping)
+            and evaluate.get("approval") is not None
+        ):
             yield APPROVE
         yield operator.job
 
@@ -81,5 +100,7 @@ def _task_ids(values: Mapping[str, Any]) -> Iterator[str]:
 def _describe(pipeline: Pipeline, message: str) -> str:
     """Describes the problem. The message is indented, so that it is not read as Markdown."""
     indented = "\n".join(f"    {line}" for line in message.splitlines())
-    return (f"# {pipeline.name} is broken\n\nIts config cannot be used, so no run can start. Its history is kept, and it comes back by "
-            f"itself when the file is mended.\n\n{indented}\n\nCheck the file with\n\n    trainyard validate {pipeline.file}\n")
+    return (
+        f"# {pipeline.name} is broken\n\nIts config cannot be used, so no run can start. Its history is kept, and it comes back by "
+        f"itself when the file is mended.\n\n{indented}\n\nCheck the file with\n\n    trainyard validate {pipeline.file}\n"
+    )

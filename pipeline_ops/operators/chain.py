@@ -32,7 +32,9 @@ class PreprocessOperator(JobOperator):
     job = "preprocess"
     ui_color = "#2f6f9f"
 
-    def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
+    def refuse(
+        self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]
+    ) -> None:
         """Stops a run that cannot train before it preprocesses."""
         with self._failing(config, context):
             validate_model_for_data(config)
@@ -40,7 +42,9 @@ class PreprocessOperator(JobOperator):
             check_storage(config)
             check_warm_start(config)
 
-    def _plan(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> JobPlan:
+    def _plan(
+        self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]
+    ) -> JobPlan:
         """Plans the job, with a check of the training.
 
         The job checks the training before its work. If the artifact is cached, the task checks it.
@@ -48,11 +52,15 @@ class PreprocessOperator(JobOperator):
         plan = super()._plan(config, context, manifests)
         training = PlannedTraining.of(config, sys.executable)
         if not plan.is_cached:
-            return dataclasses.replace(plan, request=plan.request.model_copy(update={"training": training}))
+            return dataclasses.replace(
+                plan, request=plan.request.model_copy(update={"training": training})
+            )
         with self._failing(config, context):
             figures = DatasetFigures.model_validate(read_manifest(plan.manifest).figures)
             passed = Layout(config.root, config.pipeline).checked_models
-            validate_training(training, figures.task, figures.image_shape, len(figures.class_names), passed)
+            validate_training(
+                training, figures.task, figures.image_shape, len(figures.class_names), passed
+            )
         return plan
 
     def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
@@ -82,10 +90,14 @@ class ExportOperator(JobOperator):
     job = "export"
     ui_color = "#3f8f5f"
 
-    def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
+    def refuse(
+        self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]
+    ) -> None:
         if config.evaluate.approval is not None and APPROVE not in self.upstream_task_ids:
-            raise AirflowFailException("evaluate.approval was set for this run only, and the DAG has no task that asks; set it in "
-                                       f"{self.config_file}")
+            raise AirflowFailException(
+                "evaluate.approval was set for this run only, and the DAG has no task that asks; set it in "
+                f"{self.config_file}"
+            )
         skip_unless_passed(config, context, manifests["evaluate"])
 
 
@@ -93,7 +105,9 @@ APPROVE = "approve"
 """The id of the task that asks a person, if the config has `evaluate.approval`."""
 
 
-def skip_unless_passed(config: PipelineConfig, context: Mapping[str, Any], evaluation: str) -> EvaluationFigures:
+def skip_unless_passed(
+    config: PipelineConfig, context: Mapping[str, Any], evaluation: str
+) -> EvaluationFigures:
     """Returns the evaluation of a manifest, or skips the task if the gate was not passed.
 
     Then export's record contains the reason.
@@ -101,19 +115,28 @@ def skip_unless_passed(config: PipelineConfig, context: Mapping[str, Any], evalu
     figures = EvaluationFigures.model_validate(read_manifest(evaluation).figures)
     if not figures.gate_passed:
         reason = "; ".join(rule.text for rule in figures.rules if not rule.passed)
-        raise AirflowSkipException(record_unpublished(config, context, reason, ExitCode.GATE_NOT_PASSED))
+        raise AirflowSkipException(
+            record_unpublished(config, context, reason, ExitCode.GATE_NOT_PASSED)
+        )
     return figures
 
 
-def record_unpublished(config: PipelineConfig, context: Mapping[str, Any], reason: str, exit_code: ExitCode | None = None) -> str:
+def record_unpublished(
+    config: PipelineConfig,
+    context: Mapping[str, Any],
+    reason: str,
+    exit_code: ExitCode | None = None,
+) -> str:
     """Writes export's record of a run that publishes nothing, which is a success.
 
     Returns:
       The whole reason.
     """
     reason = f"trained, not published: {reason}"
-    write_record(Layout(config.root, config.pipeline).task_record(context["run_id"], ExportOperator.job),
-                 TaskRecord(state="skipped", reason=reason, exit_code=exit_code))
+    write_record(
+        Layout(config.root, config.pipeline).task_record(context["run_id"], ExportOperator.job),
+        TaskRecord(state="skipped", reason=reason, exit_code=exit_code),
+    )
     return reason
 
 

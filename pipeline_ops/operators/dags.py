@@ -33,7 +33,9 @@ _CheckStages = Callable[[Preprocess, Path], None]
 _Places = Iterable[str | os.PathLike]
 
 
-def make_dags(places: _Places, check_stages: _CheckStages, models_dag: str = DAG_ID) -> dict[str, DAG]:
+def make_dags(
+    places: _Places, check_stages: _CheckStages, models_dag: str = DAG_ID
+) -> dict[str, DAG]:
     """Makes one DAG per config, by name, and one DAG that moves their models in and out of service.
 
     A config that cannot be used does not affect the others. Its DAG is tagged `broken`, shows the
@@ -48,7 +50,9 @@ def make_dags(places: _Places, check_stages: _CheckStages, models_dag: str = DAG
     """
     pipelines = read_pipelines(places, check_stages, reserved=[models_dag])
     dags = {pipeline.name: _make_dag(pipeline) for pipeline in pipelines}
-    return dags | _make_models_dag([pipeline.config for pipeline in pipelines if pipeline.config], models_dag)
+    return dags | _make_models_dag(
+        [pipeline.config for pipeline in pipelines if pipeline.config], models_dag
+    )
 
 
 def report_broken(places: _Places, check_stages: _CheckStages, models_dag: str = DAG_ID) -> None:
@@ -57,7 +61,11 @@ def report_broken(places: _Places, check_stages: _CheckStages, models_dag: str =
     It is meant for a DAG file without DAGs. The UI and `airflow dags list-import-errors` show its
     import error.
     """
-    problems = [pipeline.problem for pipeline in read_pipelines(places, check_stages, reserved=[models_dag]) if pipeline.problem]
+    problems = [
+        pipeline.problem
+        for pipeline in read_pipelines(places, check_stages, reserved=[models_dag])
+        if pipeline.problem
+    ]
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -84,14 +92,23 @@ def _check_executors(config: PipelineConfig) -> None:
     wanted = {job: executor for job in JOBS if (executor := getattr(config, job).executor)}
     if not wanted:
         return
-    from airflow.executors.executor_loader import ExecutorLoader  # every process that reads DAG files has imported it
+    from airflow.executors.executor_loader import (
+        ExecutorLoader,  # every process that reads DAG files has imported it
+    )
 
     names = ExecutorLoader.get_executor_names(validate_teams=False)
-    known = {name for executor in names for name in (executor.alias, executor.module_path, executor.module_path.rpartition(".")[2]) if name}
+    known = {
+        name
+        for executor in names
+        for name in (executor.alias, executor.module_path, executor.module_path.rpartition(".")[2])
+        if name
+    }
     for job, executor in wanted.items():
         if executor not in known:
-            raise ConfigError(f"{place_in(config.file, (job, 'executor'))}: {job}.executor: this Airflow has no executor "
-                              f"{executor!r}; {nearest(executor, known)}")
+            raise ConfigError(
+                f"{place_in(config.file, (job, 'executor'))}: {job}.executor: this Airflow has no executor "
+                f"{executor!r}; {nearest(executor, known)}"
+            )
 
 
 def _make_models_dag(configs: Sequence[PipelineConfig], models_dag: str) -> dict[str, DAG]:

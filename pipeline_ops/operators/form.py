@@ -21,15 +21,41 @@ from pipeline_ops.config.pipeline import PipelineConfig
 
 _SCALARS = ("integer", "number", "boolean", "string")
 _SHOWN = ("enum", "pattern", "minLength", "maxLength")
-_LIMITS = {"minimum": "at least {}", "exclusiveMinimum": "more than {}", "maximum": "at most {}", "exclusiveMaximum": "less than {}"}
+_LIMITS = {
+    "minimum": "at least {}",
+    "exclusiveMinimum": "more than {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "less than {}",
+}
 _TASKS = ("train", "preprocess", "evaluate", "export")
 """The order of the form's sections. The most frequently changed ones come first."""
-_TITLES = {"train.warm_start": "Begin with the weights of", "train.epochs": "Epochs", "train.optimizer.learning_rate": "Learning rate",
-           "train.global_batch": "Batch size", "preprocess.dataset": "Data set (version)"}
-_UNITS = {"seconds": "seconds", "epochs": "epochs", "steps": "steps", "bytes": "bytes", "mib": "MiB", "gib": "GiB", "megabytes": "MB", "bits": "bits"}
+_TITLES = {
+    "train.warm_start": "Begin with the weights of",
+    "train.epochs": "Epochs",
+    "train.optimizer.learning_rate": "Learning rate",
+    "train.global_batch": "Batch size",
+    "preprocess.dataset": "Data set (version)",
+}
+_UNITS = {
+    "seconds": "seconds",
+    "epochs": "epochs",
+    "steps": "steps",
+    "bytes": "bytes",
+    "mib": "MiB",
+    "gib": "GiB",
+    "megabytes": "MB",
+    "bits": "bits",
+}
 _NULL = re.compile(r"\b[Nn]ull\b")
 """Finds `null` in help texts: a value that is `null` in the YAML is an empty field in the form."""
-_SPELLINGS = {"xla": "XLA", "tpu": "TPU", "js": "Jensen-Shannon distance", "linf": "largest change", "min": "minimum", "max": "maximum"}
+_SPELLINGS = {
+    "xla": "XLA",
+    "tpu": "TPU",
+    "js": "Jensen-Shannon distance",
+    "linf": "largest change",
+    "min": "minimum",
+    "max": "maximum",
+}
 
 
 def form_params(config: PipelineConfig) -> dict[str, Param]:
@@ -41,11 +67,17 @@ def form_params(config: PipelineConfig) -> dict[str, Param]:
     """
     leaves = leaves_of(type(config))
     params = {key: param for key in settable_keys(config) if (param := _param(config, leaves[key]))}
-    return {key: params[key] for key in sorted(params, key=lambda key: _position(config, leaves[key]))}
+    return {
+        key: params[key] for key in sorted(params, key=lambda key: _position(config, leaves[key]))
+    }
 
 
 def _position(config: PipelineConfig, leaf: ConfigField) -> tuple[bool, int, int]:
-    return not _is_open(config, leaf), leaf.rank or len(_TITLES) + 1, _TASKS.index(leaf.key.partition(".")[0])
+    return (
+        not _is_open(config, leaf),
+        leaf.rank or len(_TITLES) + 1,
+        _TASKS.index(leaf.key.partition(".")[0]),
+    )
 
 
 def _is_open(config: PipelineConfig, leaf: ConfigField) -> bool:
@@ -61,11 +93,22 @@ def _param(config: PipelineConfig, leaf: ConfigField) -> Param | None:
     field = _properties(type(section))[name]
     schema = _scalar_schema(field)
     if leaf.key in config.per_run and not _globs(config, leaf):
-        schema["enum"] = [value, *(allowed for allowed in config.per_run[leaf.key] if allowed != value)]
+        schema["enum"] = [
+            value,
+            *(allowed for allowed in config.per_run[leaf.key] if allowed != value),
+        ]
     if leaf.run_pattern and leaf.key not in config.per_run:
-        schema["allOf"] = [{"anyOf": [{"pattern": f"^({leaf.run_pattern})$"}, {"enum": [value, None]}]}]
+        schema["allOf"] = [
+            {"anyOf": [{"pattern": f"^({leaf.run_pattern})$"}, {"enum": [value, None]}]}
+        ]
     section_name = {} if _is_open(config, leaf) else {"section": _heading(parent)}
-    return Param(value, title=_TITLES.get(leaf.key) or _title(name), description=_help(config, leaf, field, schema), **section_name, **schema)
+    return Param(
+        value,
+        title=_TITLES.get(leaf.key) or _title(name),
+        description=_help(config, leaf, field, schema),
+        **section_name,
+        **schema,
+    )
 
 
 def _globs(config: PipelineConfig, leaf: ConfigField) -> list[str]:
@@ -97,19 +140,35 @@ def _limited(schema: Mapping[str, Any]) -> dict[str, Any]:
     a person has typed. The server looks there, refuses the value and gives the reason.
     """
     limits = {key: schema[key] for key in _LIMITS if key in schema}
-    return {key: schema[key] for key in _SHOWN if key in schema} | ({"allOf": [limits]} if limits else {})
+    return {key: schema[key] for key in _SHOWN if key in schema} | (
+        {"allOf": [limits]} if limits else {}
+    )
 
 
-def _help(config: PipelineConfig, leaf: ConfigField, field: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
+def _help(
+    config: PipelineConfig, leaf: ConfigField, field: Mapping[str, Any], schema: Mapping[str, Any]
+) -> str | None:
     """The field's docstring, its limits and the values for a run: `At least 1, at most 1024.`
 
     The backticks of code are removed.
     """
     bounds = schema.get("allOf", [{}])[0]
-    limits = [words.format(_plain_number(bounds[key])) for key, words in _LIMITS.items() if key in bounds]
+    limits = [
+        words.format(_plain_number(bounds[key])) for key, words in _LIMITS.items() if key in bounds
+    ]
     opened = config.per_run.get(leaf.key)
-    allowed = leaf.run_words if opened is None else ", ".join(map(str, opened)) if _globs(config, leaf) else ""
-    sentences = [field.get("description", ""), f"{', '.join(limits).capitalize()}." if limits else "", f"For a run: {allowed}." if allowed else ""]
+    allowed = (
+        leaf.run_words
+        if opened is None
+        else ", ".join(map(str, opened))
+        if _globs(config, leaf)
+        else ""
+    )
+    sentences = [
+        field.get("description", ""),
+        f"{', '.join(limits).capitalize()}." if limits else "",
+        f"For a run: {allowed}." if allowed else "",
+    ]
     text = " ".join(filter(None, sentences)).replace("`", "")
     return _NULL.sub(lambda found: "Empty" if found[0] == "Null" else "empty", text) or None
 

@@ -19,8 +19,9 @@ from pipeline_ops.jobs.task_record import recorded_manifest
 _SHOWN = 200
 
 
-def manifests_of(config: PipelineConfig, context: Mapping[str, Any],
-                 tasks: Iterable[str]) -> dict[str, str]:
+def manifests_of(
+    config: PipelineConfig, context: Mapping[str, Any], tasks: Iterable[str]
+) -> dict[str, str]:
     """The manifests that some tasks of this run have left, by task.
 
     Each task makes the artifact of its own name.
@@ -30,14 +31,21 @@ def manifests_of(config: PipelineConfig, context: Mapping[str, Any],
         or its XCom differs from its record.
     """
     layout, run_id = Layout(config.root, config.pipeline), context["run_id"]
-    return {task: _manifest_of(layout, run_id, task, context["ti"].xcom_pull(task_ids=task)) for task in tasks}
+    return {
+        task: _manifest_of(layout, run_id, task, context["ti"].xcom_pull(task_ids=task))
+        for task in tasks
+    }
 
 
 def _manifest_of(layout: Layout, run_id: str, task: str, handed: Any) -> str:
     recorded = recorded_manifest(layout, run_id, task, task)
     if not handed or recorded is None:
-        raise DataError(f"{task} has left no manifest, so it was marked a success before it had ended; clear it, and it runs again")
+        raise DataError(
+            f"{task} has left no manifest, so it was marked a success before it had ended; clear it, and it runs again"
+        )
     if handed != recorded:
-        raise DataError(f"the XCom of {task} is {str(handed)[:_SHOWN]!r}, but the task has left {recorded}: the XCom was edited; "
-                        f"clear {task}, and it runs again")
+        raise DataError(
+            f"the XCom of {task} is {str(handed)[:_SHOWN]!r}, but the task has left {recorded}: the XCom was edited; "
+            f"clear {task}, and it runs again"
+        )
     return recorded

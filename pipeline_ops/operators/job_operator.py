@@ -79,7 +79,16 @@ class JobOperator(BaseOperator):
             plan = self._plan(config, context, manifests)
             if plan.is_cached:
                 self.log.info("Nothing to do: %s. %s", plan.reason, plan.manifest)
-                self._record(config, context, TaskRecord(state="success", cached=True, reason=plan.reason, manifest=str(plan.manifest)))
+                self._record(
+                    config,
+                    context,
+                    TaskRecord(
+                        state="success",
+                        cached=True,
+                        reason=plan.reason,
+                        manifest=str(plan.manifest),
+                    ),
+                )
                 self.announce(config, context, str(plan.manifest))
                 return str(plan.manifest)
             self.log.info("Starting the job, because: %s", plan.reason)
@@ -89,7 +98,9 @@ class JobOperator(BaseOperator):
             self.log.info("Process %d, folder %s", process.pid, self._handle.attempt.folder)
         return self._follow(context)
 
-    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Mapping[str, Any]) -> Any:
+    def resume_execution(
+        self, next_method: str, next_kwargs: dict[str, Any] | None, context: Mapping[str, Any]
+    ) -> Any:
         """Ends a job that has outlived its own deadline. The next try must not find it again."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
@@ -105,13 +116,22 @@ class JobOperator(BaseOperator):
         """
         config = self._config(context)
         name = event.get("attempt") if isinstance(event, Mapping) else None
-        self._handle = self._job(config, context, str(name)) if name else self._stored_job(config, context)[0]
+        self._handle = (
+            self._job(config, context, str(name)) if name else self._stored_job(config, context)[0]
+        )
         if self._handle is None:
-            self._fail(config, context, Status(exit_code=ExitCode.RETRY, message="no job of this task can be found"), None)
+            self._fail(
+                config,
+                context,
+                Status(exit_code=ExitCode.RETRY, message="no job of this task can be found"),
+                None,
+            )
         status = self._handle.outcome()
         return self._finish(context, self._handle, status) if status else self._follow(context)
 
-    def refuse(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> None:
+    def refuse(
+        self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]
+    ) -> None:
         """Raises if the results of the earlier tasks leave nothing to do. For subclasses."""
 
     def announce(self, config: PipelineConfig, context: Mapping[str, Any], manifest: str) -> None:
@@ -133,7 +153,9 @@ class JobOperator(BaseOperator):
         from pipeline_ops.operators.lineage import lineage_of
 
         config = self._config(task_instance.get_template_context())
-        manifest = recorded_manifest(Layout(config.root, config.pipeline), task_instance.run_id, self.record_name, self.job)
+        manifest = recorded_manifest(
+            Layout(config.root, config.pipeline), task_instance.run_id, self.record_name, self.job
+        )
         return manifest and lineage_of(config, manifest)
 
     def _config(self, context: Mapping[str, Any]) -> PipelineConfig:
@@ -148,11 +170,15 @@ class JobOperator(BaseOperator):
         with self._failing(config, context):
             return manifests_of(config, context, KINDS[self.job].reads)
 
-    def _plan(self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]) -> JobPlan:
+    def _plan(
+        self, config: PipelineConfig, context: Mapping[str, Any], manifests: Mapping[str, str]
+    ) -> JobPlan:
         with self._failing(config, context):
             return plan_job(self.job, config, context["run_id"], manifests)
 
-    def _running_already(self, config: PipelineConfig, context: Mapping[str, Any]) -> JobHandle | None:
+    def _running_already(
+        self, config: PipelineConfig, context: Mapping[str, Any]
+    ) -> JobHandle | None:
         """Returns the job that an earlier try of this task has started, if it still runs.
 
         A job that is dead, was cleared, or was asked to end, is ended. A job is asked to end when
@@ -164,7 +190,10 @@ class JobOperator(BaseOperator):
             return None
         is_ours = claim is not None and claim.passes_to(_claim_of(context))
         if is_ours and handle.is_alive() and not handle.is_told_to_end():
-            self.log.info("The process of an earlier try still runs; following it. Its folder: %s", handle.attempt.folder)
+            self.log.info(
+                "The process of an earlier try still runs; following it. Its folder: %s",
+                handle.attempt.folder,
+            )
             _claim(context, handle)
             return handle
         if not handle.has_ended():
@@ -174,9 +203,13 @@ class JobOperator(BaseOperator):
 
     def _job(self, config: PipelineConfig, context: Mapping[str, Any], name: str) -> JobHandle:
         """The job of this task in an attempt. Raises DataError for an unknown attempt."""
-        return JobHandle(Layout(config.root, config.pipeline).attempt(context["run_id"], self.record_name, name))
+        return JobHandle(
+            Layout(config.root, config.pipeline).attempt(context["run_id"], self.record_name, name)
+        )
 
-    def _stored_job(self, config: PipelineConfig, context: Mapping[str, Any]) -> tuple[JobHandle | None, TaskInstanceRef | None]:
+    def _stored_job(
+        self, config: PipelineConfig, context: Mapping[str, Any]
+    ) -> tuple[JobHandle | None, TaskInstanceRef | None]:
         """The job that this task has claimed, and the claim.
 
         A user can write anything in their place. In that case it is the last job that the task has
@@ -190,7 +223,9 @@ class JobOperator(BaseOperator):
             return self._job(config, context, stored.attempt), stored.claim
         except DataError as error:
             self.log.warning("%s; the newest job of this task is taken in its place", error)
-        newest = Layout(config.root, config.pipeline).newest_attempt(context["run_id"], self.record_name)
+        newest = Layout(config.root, config.pipeline).newest_attempt(
+            context["run_id"], self.record_name
+        )
         return newest and JobHandle(newest), None
 
     def _follow(self, context: Mapping[str, Any]) -> str:
@@ -203,9 +238,17 @@ class JobOperator(BaseOperator):
         self._log_progress(progress)
         if status is None:
             config = self._config(context)
-            timeout = timedelta(seconds=getattr(config, self.job).timeout_seconds + _DEADLINE_SLACK_SECONDS)
-            trigger = JobTrigger(str(config.root), config.pipeline, context["run_id"], self.record_name, handle.attempt.folder.name,
-                                 progress.offset)
+            timeout = timedelta(
+                seconds=getattr(config, self.job).timeout_seconds + _DEADLINE_SLACK_SECONDS
+            )
+            trigger = JobTrigger(
+                str(config.root),
+                config.pipeline,
+                context["run_id"],
+                self.record_name,
+                handle.attempt.folder.name,
+                progress.offset,
+            )
             self.defer(trigger=trigger, method_name="resume", timeout=timeout)
         return self._finish(context, handle, status)
 
@@ -217,9 +260,20 @@ class JobOperator(BaseOperator):
         try:
             Layout(config.root, config.pipeline).check_manifest(self.job, status.manifest or "")
         except DataError as error:
-            self._fail(config, context, Status(exit_code=error.exit_code, message=f"{handle.attempt.status}: {error}"), handle)
-        record = TaskRecord(state="success", reason=handle.reason, manifest=status.manifest, message=status.message,
-                            attempt=str(handle.attempt.folder), exit_code=status.exit_code)
+            self._fail(
+                config,
+                context,
+                Status(exit_code=error.exit_code, message=f"{handle.attempt.status}: {error}"),
+                handle,
+            )
+        record = TaskRecord(
+            state="success",
+            reason=handle.reason,
+            manifest=status.manifest,
+            message=status.message,
+            attempt=str(handle.attempt.folder),
+            exit_code=status.exit_code,
+        )
         self._record(config, context, record)
         tell(context, config, self.job, status.manifest)
         self.announce(config, context, status.manifest)
@@ -234,16 +288,32 @@ class JobOperator(BaseOperator):
         except TrainyardError as error:
             self._fail(config, context, Status(exit_code=error.exit_code, message=str(error)), None)
 
-    def _fail(self, config: PipelineConfig, context: Mapping[str, Any], status: Status, handle: JobHandle | None) -> NoReturn:
+    def _fail(
+        self,
+        config: PipelineConfig,
+        context: Mapping[str, Any],
+        status: Status,
+        handle: JobHandle | None,
+    ) -> NoReturn:
         """Turns an exit code into a retry or into a permanent failure."""
-        record = TaskRecord(state="failed", reason=handle.reason if handle else "", message=status.message, exit_code=status.exit_code,
-                            attempt=str(handle.attempt.folder) if handle else None)
+        record = TaskRecord(
+            state="failed",
+            reason=handle.reason if handle else "",
+            message=status.message,
+            exit_code=status.exit_code,
+            attempt=str(handle.attempt.folder) if handle else None,
+        )
         self._record(config, context, record)
         error = AirflowException if status.exit_code.is_retried else AirflowFailException
         raise error(f"{self.job}: {status.exit_code.name}: {status.message}")
 
-    def _record(self, config: PipelineConfig, context: Mapping[str, Any], record: TaskRecord) -> None:
-        write_record(Layout(config.root, config.pipeline).task_record(context["run_id"], self.record_name), record)
+    def _record(
+        self, config: PipelineConfig, context: Mapping[str, Any], record: TaskRecord
+    ) -> None:
+        write_record(
+            Layout(config.root, config.pipeline).task_record(context["run_id"], self.record_name),
+            record,
+        )
 
     def _log_progress(self, progress: ProgressLog) -> None:
         for line in progress.lines():
@@ -252,7 +322,9 @@ class JobOperator(BaseOperator):
 
 def _claim_of(context: Mapping[str, Any]) -> TaskInstanceRef:
     task, run = context["ti"], context["dag_run"]
-    return TaskInstanceRef(task_instance=str(task.id), max_tries=task.max_tries, clear_number=run.clear_number)
+    return TaskInstanceRef(
+        task_instance=str(task.id), max_tries=task.max_tries, clear_number=run.clear_number
+    )
 
 
 def _claim(context: Mapping[str, Any], handle: JobHandle) -> None:

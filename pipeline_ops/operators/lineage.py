@@ -28,7 +28,9 @@ from pipeline_ops.raw_data.folder import find_raw_folder
 def lineage_of(config: PipelineConfig, uri: str) -> OperatorLineage:
     """The lineage of the artifact that a task has made or found, given by its manifest's URI."""
     manifest = read_manifest(uri)
-    inputs = [_input(config, entry) for name, entry in manifest.inputs.items() if name != LAST_EVALUATION]  # that one is only reported
+    inputs = [
+        _input(config, entry) for name, entry in manifest.inputs.items() if name != LAST_EVALUATION
+    ]  # that one is only reported
     if digest := manifest.fingerprint.inputs.get(RAW_FILES):
         inputs.append(InputDataset(*_place(str(find_raw_folder(config))), facets=_version(digest)))
     return OperatorLineage(inputs=inputs, outputs=[_output(config, uri, manifest)])
@@ -36,7 +38,9 @@ def lineage_of(config: PipelineConfig, uri: str) -> OperatorLineage:
 
 def _input(config: PipelineConfig, entry: Input) -> InputDataset:
     folder, version, _ = entry.uri.rsplit("/", 2)
-    return InputDataset(*_place(folder), facets=_version(version if folder == config.registry else entry.digest))
+    return InputDataset(
+        *_place(folder), facets=_version(version if folder == config.registry else entry.digest)
+    )
 
 
 def _output(config: PipelineConfig, uri: str, manifest: Manifest) -> OutputDataset:
@@ -46,8 +50,13 @@ def _output(config: PipelineConfig, uri: str, manifest: Manifest) -> OutputDatas
         place, version = uri.rsplit("/", 2)[0], manifest.digest
     counts = [file.num_examples for file in manifest.files if file.num_examples is not None]
     statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-        rowCount=sum(counts) if counts else None, size=sum(file.num_bytes for file in manifest.files), fileCount=len(manifest.files))
-    return OutputDataset(*_place(place), facets=_version(version), outputFacets={"outputStatistics": statistics})
+        rowCount=sum(counts) if counts else None,
+        size=sum(file.num_bytes for file in manifest.files),
+        fileCount=len(manifest.files),
+    )
+    return OutputDataset(
+        *_place(place), facets=_version(version), outputFacets={"outputStatistics": statistics}
+    )
 
 
 def _version(version: str) -> dict[str, dataset_version_dataset.DatasetVersionDatasetFacet]:

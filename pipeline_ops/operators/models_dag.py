@@ -30,15 +30,46 @@ def make_models_dag(configs: Sequence[PipelineConfig], dag_id: str = DAG_ID) -> 
     """Makes the DAG for the models of all pipelines, of which there must be at least one."""
     names = sorted(config.pipeline for config in configs)
     params = {
-        "pipeline": Param(names[0], type="string", enum=names, title="Pipeline", description="whose model is meant"),
-        "action": Param(ROLL_BACK, type="string", enum=[ROLL_BACK, PROMOTE], title="Action",
-                        description="roll back puts the champion before the present one back in service; promote puts any version there"),
-        "version": Param(None, type=["null", "integer"], minimum=1, title="Version", description="for promote: the number of the version"),
-        "reason": Param(None, type=["null", "string"], title="Reason", description="is kept with the move"),  # empty and required can't be sent
+        "pipeline": Param(
+            names[0],
+            type="string",
+            enum=names,
+            title="Pipeline",
+            description="whose model is meant",
+        ),
+        "action": Param(
+            ROLL_BACK,
+            type="string",
+            enum=[ROLL_BACK, PROMOTE],
+            title="Action",
+            description="roll back puts the champion before the present one back in service; promote puts any version there",
+        ),
+        "version": Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            title="Version",
+            description="for promote: the number of the version",
+        ),
+        "reason": Param(
+            None, type=["null", "string"], title="Reason", description="is kept with the move"
+        ),  # empty and required can't be sent
     }
-    with DAG(dag_id, description="Rolls a model back to the champion before, or promotes a version.", schedule=None, start_date=_START,
-             catchup=False, max_active_runs=1, tags=["trainyard"], params=params, doc_md=__doc__) as dag:
-        MoveChampionOperator(task_id="move_champion", config_files={config.pipeline: str(config.file) for config in configs})
+    with DAG(
+        dag_id,
+        description="Rolls a model back to the champion before, or promotes a version.",
+        schedule=None,
+        start_date=_START,
+        catchup=False,
+        max_active_runs=1,
+        tags=["trainyard"],
+        params=params,
+        doc_md=__doc__,
+    ) as dag:
+        MoveChampionOperator(
+            task_id="move_champion",
+            config_files={config.pipeline: str(config.file) for config in configs},
+        )
     return dag
 
 
@@ -58,13 +89,17 @@ class MoveChampionOperator(BaseOperator):
 
     def execute(self, context: Mapping[str, Any]) -> int:
         params = context["params"]
-        if unknown := sorted(set(params) - set(_FIELDS)):  # Airflow accepts any key by REST, and a misspelt action would roll back
+        if unknown := sorted(
+            set(params) - set(_FIELDS)
+        ):  # Airflow accepts any key by REST, and a misspelt action would roll back
             raise AirflowFailException(f"{unknown[0]}: unknown key; {nearest(unknown[0], _FIELDS)}")
         try:
             registry = Registry(load_config(Path(self.config_files[params["pipeline"]])).registry)
             number = _move(registry, params["action"], params["version"], _reason(context))
         except TrainyardError as error:
-            raise (AirflowException if error.exit_code.is_retried else AirflowFailException)(str(error)) from None
+            raise (AirflowException if error.exit_code.is_retried else AirflowFailException)(
+                str(error)
+            ) from None
         self.log.info("version %d is in service: %s", number, registry.store.uri(number))
         return number
 
@@ -73,7 +108,9 @@ def _move(registry: Registry, action: str, version: int | None, reason: str) -> 
     if action == ROLL_BACK:
         return registry.roll_back(reason).number
     if version is None:
-        raise ConfigError(f"{PROMOTE}: give the number of the version; there are {', '.join(str(v.number) for v in registry.versions()) or 'none'}")
+        raise ConfigError(
+            f"{PROMOTE}: give the number of the version; there are {', '.join(str(v.number) for v in registry.versions()) or 'none'}"
+        )
     registry.promote(version, reason)
     return version
 

@@ -52,7 +52,11 @@ def link_of_report(config: PipelineConfig, run_id: str) -> str:
 
 def terms_of_tasks(config: PipelineConfig) -> dict[str, Any]:
     """The arguments with which the operators send a notification as soon as a task fails."""
-    return {"on_failure_callback": functools.partial(tell_failure, str(config.file))} if config.notify else {}
+    return (
+        {"on_failure_callback": functools.partial(tell_failure, str(config.file))}
+        if config.notify
+        else {}
+    )
 
 
 def terms_of_dag(config: PipelineConfig) -> dict[str, Any]:
@@ -63,8 +67,12 @@ def terms_of_dag(config: PipelineConfig) -> dict[str, Any]:
     terms = terms_of_tasks(config)
     if config.deadline_seconds is not None:
         callback = AsyncCallback(tell_late, {"config_file": str(config.file)})
-        terms["deadline"] = DeadlineAlert(DeadlineReference.DAGRUN_QUEUED_AT, dt.timedelta(seconds=config.deadline_seconds), callback,
-                                         name="deadline_seconds")
+        terms["deadline"] = DeadlineAlert(
+            DeadlineReference.DAGRUN_QUEUED_AT,
+            dt.timedelta(seconds=config.deadline_seconds),
+            callback,
+            name="deadline_seconds",
+        )
     return terms
 
 
@@ -74,14 +82,23 @@ def tell_failure(config_file: str, context: Mapping[str, Any]) -> None:
     config = run_config_or_author(config_file, run.conf if run else None, context["run_id"])
     task = getattr(context.get("ti"), "task_id", "the run")
     otherwise = f"{task}: {context.get('exception') or context.get('reason') or 'ended by Airflow'}"
-    _tell(config, context, context["run_id"], "failed", failure_of(Layout(config.root, config.pipeline), context["run_id"], otherwise))
+    _tell(
+        config,
+        context,
+        context["run_id"],
+        "failed",
+        failure_of(Layout(config.root, config.pipeline), context["run_id"], otherwise),
+    )
 
 
 async def tell_late(config_file: str, context: Mapping[str, Any]) -> None:
     """Called in the triggerer when the deadline of a run is over, even if it has failed before."""
     run = context["dag_run"]
     if run["state"] not in ("success", "failed"):
-        await sync_to_async(_tell_late)(run_config_or_author(config_file, run["conf"], run["dag_run_id"]), {**context, "run_id": run["dag_run_id"]})
+        await sync_to_async(_tell_late)(
+            run_config_or_author(config_file, run["conf"], run["dag_run_id"]),
+            {**context, "run_id": run["dag_run_id"]},
+        )
 
 
 def tell_gate(config: PipelineConfig, context: Mapping[str, Any], evaluation: str) -> None:
@@ -94,7 +111,14 @@ def tell_gate(config: PipelineConfig, context: Mapping[str, Any], evaluation: st
     figures = EvaluationFigures.model_validate(read_manifest(evaluation).figures)
     if not figures.gate_passed:
         reasons = "; ".join(rule.text for rule in figures.rules if not rule.passed)
-        _tell(config, context, context["run_id"], "gate_not_passed", f"trained, not published: {reasons}", figures.rules)
+        _tell(
+            config,
+            context,
+            context["run_id"],
+            "gate_not_passed",
+            f"trained, not published: {reasons}",
+            figures.rules,
+        )
 
 
 def tell_drift(config: PipelineConfig, context: Mapping[str, Any], dataset: str) -> None:
@@ -105,23 +129,47 @@ def tell_drift(config: PipelineConfig, context: Mapping[str, Any], dataset: str)
     """
     if _is_wanted(config, "drift") and (rules := drifted(dataset, config.preprocess.drift)):
         names = ", ".join(rule.subject for rule in rules)
-        _tell(config, context, context["run_id"], "drift", f"further from the champion's data than preprocess.drift allows: {names}", rules)
+        _tell(
+            config,
+            context,
+            context["run_id"],
+            "drift",
+            f"further from the champion's data than preprocess.drift allows: {names}",
+            rules,
+        )
 
 
 def _tell_late(config: PipelineConfig, context: Mapping[str, Any]) -> None:
-    done = ", ".join(finished_tasks(Layout(config.root, config.pipeline), context["run_id"])) or "nothing yet"
-    verdict = f"has not ended {config.deadline_seconds} s after it was queued, and goes on; done: {done}"
+    done = (
+        ", ".join(finished_tasks(Layout(config.root, config.pipeline), context["run_id"]))
+        or "nothing yet"
+    )
+    verdict = (
+        f"has not ended {config.deadline_seconds} s after it was queued, and goes on; done: {done}"
+    )
     _tell(config, context, context["run_id"], "late", verdict)
 
 
-def _tell(config: PipelineConfig, context: Mapping[str, Any], run_id: str, event: Event, verdict: str,
-          rules: Sequence[RuleVerdict] | None = None) -> None:
+def _tell(
+    config: PipelineConfig,
+    context: Mapping[str, Any],
+    run_id: str,
+    event: Event,
+    verdict: str,
+    rules: Sequence[RuleVerdict] | None = None,
+) -> None:
     """Writes the notice, unless there is one, and sends all unsent notices of this run."""
     if not _is_wanted(config, event):
         return
     layout = Layout(config.root, config.pipeline)
-    notice = Notice(event=event, pipeline=config.pipeline, run_id=run_id, verdict=verdict, link=link_of_report(config, run_id),
-                    rules=rules_of(layout, run_id) if rules is None else list(rules))
+    notice = Notice(
+        event=event,
+        pipeline=config.pipeline,
+        run_id=run_id,
+        verdict=verdict,
+        link=link_of_report(config, run_id),
+        rules=rules_of(layout, run_id) if rules is None else list(rules),
+    )
     outbox = layout.notices(run_id)
     try:
         create_whole(outbox / f"{event}.json", notice.model_dump_json(indent=2).encode())
@@ -147,7 +195,11 @@ def _send_all(notifiers: Sequence[Notify], context: Mapping[str, Any], outbox: P
                 continue
             for notify in notifiers:
                 sent = file.with_suffix(f".{digest_of(notify.model_dump(mode='json'))[:12]}.sent")
-                if notice.event in notify.events and not sent.exists() and _send(notify, notice, context):
+                if (
+                    notice.event in notify.events
+                    and not sent.exists()
+                    and _send(notify, notice, context)
+                ):
                     write_whole(sent, b"")
 
 
@@ -158,7 +210,11 @@ def _send(notify: Notify, notice: Notice, context: Mapping[str, Any]) -> bool:
         notifier = getattr(importlib.import_module(module), name)(**copy.deepcopy(notify.arguments))
         notifier({**context, "notice": notice})
     except Exception:
-        _log.exception("%s could not be told by %s; it is tried again with the next notice of this run", notice.event, notify.notifier)
+        _log.exception(
+            "%s could not be told by %s; it is tried again with the next notice of this run",
+            notice.event,
+            notify.notifier,
+        )
         return False
     _log.info("%s was told by %s", notice.event, notify.notifier)
     return True

@@ -27,7 +27,13 @@ from pipeline_ops.planning.plan import KINDS, JobPlan
 from pipeline_ops.storage.atomic import remove_by_rename, write_json
 from pipeline_ops.storage.own_folders import owners_below, remove_folder
 from pipeline_ops.storage.safe_paths import UnsafePath, folder_below, open_below
-from pipeline_ops.system.processes import ATTEMPT_VARIABLE, SAFE_PATH, ProcessIdentity, kill_group, start_detached
+from pipeline_ops.system.processes import (
+    ATTEMPT_VARIABLE,
+    SAFE_PATH,
+    ProcessIdentity,
+    kill_group,
+    start_detached,
+)
 from pipeline_ops.system.temp_dirs import sweep
 
 _LAST_LOOK_SECONDS = 0.5
@@ -118,8 +124,10 @@ class JobHandle:
 
     def _remove_scratch(self) -> None:
         root = self.attempt.root or self.attempt.folder.parent
-        with contextlib.suppress(FileNotFoundError, UnsafePath), \
-                folder_below(root, str(self.attempt.folder.relative_to(root))) as folder:
+        with (
+            contextlib.suppress(FileNotFoundError, UnsafePath),
+            folder_below(root, str(self.attempt.folder.relative_to(root))) as folder,
+        ):
             remove_folder(self.attempt.scratch.name, folder, owners_below(folder))
 
     def _status(self) -> tuple[Status | None, str]:
@@ -134,8 +142,10 @@ class JobHandle:
         if process is None:
             return f"the job in {self.attempt.folder} was not started, or {self.attempt.process.name} there is damaged"
         tail = self._log_tail()
-        return (f"the job process {process.pid} on {process.host} ended without a status, so it was killed or its host went down; "
-                f"its log is {log}" + (f" and ends with:\n{tail}" if tail else ""))
+        return (
+            f"the job process {process.pid} on {process.host} ended without a status, so it was killed or its host went down; "
+            f"its log is {log}" + (f" and ends with:\n{tail}" if tail else "")
+        )
 
     def _log_tail(self) -> str:
         try:
@@ -169,11 +179,19 @@ def start_job(plan: JobPlan, attempt: Attempt) -> ProcessIdentity:
     """
     if plan.damage:
         remove_by_rename(plan.manifest.parent)  # by rename, so that no reader finds it half removed
-    argv = [str(plan.python or sys.executable), "-m", KINDS[plan.request.job].module, "--request", str(attempt.request)]
+    argv = [
+        str(plan.python or sys.executable),
+        "-m",
+        KINDS[plan.request.job].module,
+        "--request",
+        str(attempt.request),
+    ]
     environment = job_environment(os.environ) | dict([_mark(attempt)])
     if plan.python:
         environment |= bring_our_code(environment)
-    process = ProcessIdentity.of(start_detached(argv, attempt.log, env=environment, cwd=Path("/")).pid)
+    process = ProcessIdentity.of(
+        start_detached(argv, attempt.log, env=environment, cwd=Path("/")).pid
+    )
     write_json(attempt.process, process.to_json())
     return process
 
@@ -184,13 +202,17 @@ def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
     It lacks Airflow's settings, among which are its database and its keys. Python adds no folder of
     its own to `sys.path`.
     """
-    kept = {name: value for name, value in environment.items() if not name.startswith(_AIRFLOW_ONLY)}
+    kept = {
+        name: value for name, value in environment.items() if not name.startswith(_AIRFLOW_ONLY)
+    }
     return kept | SAFE_PATH
 
 
 def bring_our_code(environment: Mapping[str, str]) -> dict[str, str]:
     """Lets another interpreter find the code of the fingerprint, and no package next to it."""
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(_BRIDGE), environment.get("PYTHONPATH")]))}
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_BRIDGE), environment.get("PYTHONPATH")]))
+    }
 
 
 class ProgressLog:
@@ -215,7 +237,11 @@ class ProgressLog:
         return lines + problems
 
     def _is_due(self, moment: Progress) -> bool:
-        due = bool(moment.message) or moment.phase != self._last_phase or moment.time - self._last_time >= self._every_seconds
+        due = (
+            bool(moment.message)
+            or moment.phase != self._last_phase
+            or moment.time - self._last_time >= self._every_seconds
+        )
         due = due or (moment.done is not None and moment.done == moment.total)
         if due:
             self._last_time, self._last_phase = moment.time, moment.phase

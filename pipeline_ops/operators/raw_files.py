@@ -44,7 +44,11 @@ class RawFilesTrigger(BaseEventTrigger):
         self.folder, self.state, self.every_seconds = folder, state, every_seconds
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return "pipeline_ops.operators.raw_files.RawFilesTrigger", {"folder": self.folder, "state": self.state, "every_seconds": self.every_seconds}
+        return "pipeline_ops.operators.raw_files.RawFilesTrigger", {
+            "folder": self.folder,
+            "state": self.state,
+            "every_seconds": self.every_seconds,
+        }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         before, state = None, Path(self.state)
@@ -53,7 +57,9 @@ class RawFilesTrigger(BaseEventTrigger):
             told = await asyncio.to_thread(self._told, state)
             if is_new(before, now, told):
                 if told is not None:
-                    yield TriggerEvent({"folder": self.folder, "version": now[0], "num_files": now[1]})
+                    yield TriggerEvent(
+                        {"folder": self.folder, "version": now[0], "num_files": now[1]}
+                    )
                 await asyncio.to_thread(write_json, state, list(now))
             before = now
             await asyncio.sleep(self.every_seconds)

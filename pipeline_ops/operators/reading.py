@@ -30,7 +30,9 @@ Airflow's own time limit is not one of them and passes.
 """
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_NAME_LINE = re.compile(rf"^pipeline:[ \t]*['\"]?({_NAME.pattern})['\"]?[ \t]*(?:#.*)?$", re.MULTILINE)
+_NAME_LINE = re.compile(
+    rf"^pipeline:[ \t]*['\"]?({_NAME.pattern})['\"]?[ \t]*(?:#.*)?$", re.MULTILINE
+)
 _MAX_ID = 200
 _MAX_OTHERS = 5
 _log = logging.getLogger(__name__)
@@ -55,12 +57,20 @@ class Pipeline:
         return dataclasses.replace(self, config=None, problem=problem)
 
 
-def read_pipelines(places: Iterable[str | os.PathLike], check_stages: Callable[[Preprocess, Path], None],
-                   reserved: Sequence[str] = ()) -> list[Pipeline]:
+def read_pipelines(
+    places: Iterable[str | os.PathLike],
+    check_stages: Callable[[Preprocess, Path], None],
+    reserved: Sequence[str] = (),
+) -> list[Pipeline]:
     """Reads the YAML files in some places. The names are unique, and none is a reserved one."""
-    found = {os.path.realpath(file): read_pipeline(file, check_stages) for file in config_files(places)}
+    found = {
+        os.path.realpath(file): read_pipeline(file, check_stages) for file in config_files(places)
+    }
     claims = Counter(pipeline.name for pipeline in found.values() if pipeline.name)
-    return _with_own_names([_checked_claim(pipeline, claims, found.values(), reserved) for pipeline in found.values()], reserved)
+    return _with_own_names(
+        [_checked_claim(pipeline, claims, found.values(), reserved) for pipeline in found.values()],
+        reserved,
+    )
 
 
 def read_pipeline(file: Path, check_stages: Callable[[Preprocess, Path], None]) -> Pipeline:
@@ -83,8 +93,10 @@ def explain(file: Path, error: BaseException) -> str:
     if isinstance(error, ConfigError):
         return str(error)
     _log.error("%s cannot be used", file, exc_info=error)
-    return (f"{file}:1: cannot be made into a DAG: {type(error).__name__}: {str(error)[:1000]}; change what the message names. "
-            "The log of the DAG processor shows where it was raised")
+    return (
+        f"{file}:1: cannot be made into a DAG: {type(error).__name__}: {str(error)[:1000]}; change what the message names. "
+        "The log of the DAG processor shows where it was raised"
+    )
 
 
 def _claimed(file: Path) -> tuple[str, dict[str, Any]]:
@@ -105,7 +117,12 @@ def _name_in_text(file: Path) -> str:
     return found[1] if found else ""
 
 
-def _checked_claim(pipeline: Pipeline, claims: Counter[str], all_of_them: Iterable[Pipeline], reserved: Sequence[str]) -> Pipeline:
+def _checked_claim(
+    pipeline: Pipeline,
+    claims: Counter[str],
+    all_of_them: Iterable[Pipeline],
+    reserved: Sequence[str],
+) -> Pipeline:
     """Checks the name of a pipeline against the reserved names and the other files.
 
     If several files have the same name, the file that is named after its pipeline keeps it. Without
@@ -113,7 +130,9 @@ def _checked_claim(pipeline: Pipeline, claims: Counter[str], all_of_them: Iterab
     """
     if pipeline.name in reserved:
         problem = f"pipeline: {pipeline.name} is the name of a DAG of Trainyard's own; choose another name"
-        return dataclasses.replace(pipeline.broken(f"{place_in(pipeline.file, ['pipeline'])}: {problem}"), name="")
+        return dataclasses.replace(
+            pipeline.broken(f"{place_in(pipeline.file, ['pipeline'])}: {problem}"), name=""
+        )
     if not pipeline.name or claims[pipeline.name] == 1:
         return pipeline
     same = [other.file for other in all_of_them if other.name == pipeline.name]
@@ -121,8 +140,10 @@ def _checked_claim(pipeline: Pipeline, claims: Counter[str], all_of_them: Iterab
     if [pipeline.file] == owners:
         return pipeline
     others = ", ".join([str(file) for file in same if file != pipeline.file][:_MAX_OTHERS])
-    problem = (f"{place_in(pipeline.file, ['pipeline'])}: pipeline: the name {pipeline.name} stands in {others}, too; "
-               "give each pipeline a name of its own")
+    problem = (
+        f"{place_in(pipeline.file, ['pipeline'])}: pipeline: the name {pipeline.name} stands in {others}, too; "
+        "give each pipeline a name of its own"
+    )
     is_first = not owners and pipeline.file == same[0]
     everything = "\n".join(filter(None, [pipeline.problem, problem]))
     return dataclasses.replace(pipeline.broken(everything), name=pipeline.name if is_first else "")
@@ -141,5 +162,9 @@ def _with_own_names(pipelines: Sequence[Pipeline], reserved: Sequence[str]) -> l
 
 def _free_name(file: Path, taken: set[str]) -> str:
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem)[:_MAX_ID] or "config"
-    names = [stem, f"{stem}.broken", *(f"{stem}.broken{number}" for number in range(2, len(taken) + 3))]
+    names = [
+        stem,
+        f"{stem}.broken",
+        *(f"{stem}.broken{number}" for number in range(2, len(taken) + 3)),
+    ]
     return next(name for name in names if name not in taken)

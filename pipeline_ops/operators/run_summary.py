@@ -22,7 +22,12 @@ from pipeline_ops.errors import TrainyardError
 from pipeline_ops.jobs.task_record import TaskRecord, read_record, recorded_manifest
 from pipeline_ops.planning.plan import JOBS
 
-_TITLES = {"failed": "run failed", "gate_not_passed": "gate not passed", "drift": "the data has drifted", "late": "run is late"}
+_TITLES = {
+    "failed": "run failed",
+    "gate_not_passed": "gate not passed",
+    "drift": "the data has drifted",
+    "late": "run is late",
+}
 
 
 class Notice(BaseModel):
@@ -49,13 +54,15 @@ class Notice(BaseModel):
     def text(self) -> str:
         """Plain lines."""
         rules = [f"{'passed' if rule.passed else 'FAILED'}  {rule.text}" for rule in self.rules]
-        return "\n".join([self.title, f"run {self.run_id}", "", self.verdict, *rules, "", self.link])
+        return "\n".join(
+            [self.title, f"run {self.run_id}", "", self.verdict, *rules, "", self.link]
+        )
 
     @property
     def html(self) -> str:
         """The same as HTML for a mail. Messages and class names are escaped."""
         *lines, link = map(escape, self.text.splitlines())
-        return f"<pre>{chr(10).join(lines)}\n<a href=\"{link}\">{link}</a></pre>"
+        return f'<pre>{chr(10).join(lines)}\n<a href="{link}">{link}</a></pre>'
 
 
 def failure_of(layout: Layout, run_id: str, otherwise: str) -> str:
@@ -80,7 +87,11 @@ def rules_of(layout: Layout, run_id: str) -> list[RuleVerdict]:
     """The gate's verdict on a run, if the run has come so far."""
     try:
         manifest = recorded_manifest(layout, run_id, "evaluate", "evaluate")
-        return EvaluationFigures.model_validate(read_manifest(manifest).figures).rules if manifest else []
+        return (
+            EvaluationFigures.model_validate(read_manifest(manifest).figures).rules
+            if manifest
+            else []
+        )
     except TrainyardError:  # the artifact is gone, and the notice goes out without it
         return []
 
@@ -95,13 +106,28 @@ def _record(layout: Layout, run_id: str, task: str) -> TaskRecord | None:
 
 def drifted(manifest: str, limits: Drift) -> Sequence[RuleVerdict]:
     """A rule for each feature of a data set that is further from the reference than allowed."""
-    comparison = json.loads((Path(manifest).parent / STATISTICS).read_bytes()).get("comparison") or {"drift": []}
-    return [_rule_of(distance, limits) for distance in comparison["drift"]
-            if distance["jensen_shannon"] > limits.js_above or distance["l_infinity"] > limits.linf_above]
+    comparison = json.loads((Path(manifest).parent / STATISTICS).read_bytes()).get(
+        "comparison"
+    ) or {"drift": []}
+    return [
+        _rule_of(distance, limits)
+        for distance in comparison["drift"]
+        if distance["jensen_shannon"] > limits.js_above
+        or distance["l_infinity"] > limits.linf_above
+    ]
 
 
 def _rule_of(distance: dict, limits: Drift) -> RuleVerdict:
     js, linf = distance["jensen_shannon"], distance["l_infinity"]
-    text = (f"{distance['feature']} has drifted: Jensen-Shannon {js:.3f} (at most {limits.js_above:g}), "
-            f"L-infinity {linf:.3f} (at most {limits.linf_above:g})")
-    return RuleVerdict(metric="drift", subject=distance["feature"], passed=False, text=text, value=js, bound=limits.js_above)
+    text = (
+        f"{distance['feature']} has drifted: Jensen-Shannon {js:.3f} (at most {limits.js_above:g}), "
+        f"L-infinity {linf:.3f} (at most {limits.linf_above:g})"
+    )
+    return RuleVerdict(
+        metric="drift",
+        subject=distance["feature"],
+        passed=False,
+        text=text,
+        value=js,
+        bound=limits.js_above,
+    )

@@ -20,7 +20,17 @@ from pipeline_ops.config.run_config import run_config
 from pipeline_ops.errors import ConfigError, DataError, ExitCode
 from pipeline_ops.jobs.task_record import TaskRecord, read_record, recorded_manifest, write_record
 from pipeline_ops.operators.chain import TrainOperator
-from pipeline_ops.planning.trials import Result, SearchResult, Trial, check_trials, choose, monitor_of, plan_trials, result_of, trial_config
+from pipeline_ops.planning.trials import (
+    Result,
+    SearchResult,
+    Trial,
+    check_trials,
+    choose,
+    monitor_of,
+    plan_trials,
+    result_of,
+    trial_config,
+)
 from pipeline_ops.storage.atomic import write_json
 
 
@@ -43,8 +53,13 @@ class SearchOperator(BaseOperator):
             raise AirflowFailException(str(error)) from None
         for trial in trials:
             self.log.info("%s: %s", trial.name, trial)
-        record = TaskRecord(state="success", reason=f"{len(trials)} trials ({config.search.method})")
-        write_record(Layout(config.root, config.pipeline).task_record(context["run_id"], self.task_id), record)
+        record = TaskRecord(
+            state="success", reason=f"{len(trials)} trials ({config.search.method})"
+        )
+        write_record(
+            Layout(config.root, config.pipeline).task_record(context["run_id"], self.task_id),
+            record,
+        )
         return [trial.model_dump(mode="json") for trial in trials]
 
 
@@ -83,10 +98,14 @@ class TrialOperator(TrainOperator):
         config = super()._config(context)
         number = self.trial.get("number") if isinstance(self.trial, Mapping) else None
         if getattr(context["ti"], "map_index", number) != number:
-            raise AirflowFailException(f"the XCom of search gives this task the trial {number!r}, which is another task's; clear the task search")
+            raise AirflowFailException(
+                f"the XCom of search gives this task the trial {number!r}, which is another task's; clear the task search"
+            )
         trial = next((trial for trial in plan_trials(config) if trial.number == number), None)
         if trial is None:
-            raise AirflowFailException(f"the search of {self.config_file} has no trial {number!r}; clear the task search")
+            raise AirflowFailException(
+                f"the search of {self.config_file} has no trial {number!r}; clear the task search"
+            )
         try:
             return trial_config(config, trial)
         except ConfigError as error:
@@ -113,14 +132,23 @@ class ChooseOperator(BaseOperator):
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
         layout, run_id = Layout(config.root, config.pipeline), context["run_id"]
-        if not context["ti"].xcom_pull(task_ids="search") or not context["ti"].xcom_pull(task_ids="preprocess"):
-            raise AirflowFailException("there is no trial: a task before this one has failed, and its log says why")
+        if not context["ti"].xcom_pull(task_ids="search") or not context["ti"].xcom_pull(
+            task_ids="preprocess"
+        ):
+            raise AirflowFailException(
+                "there is no trial: a task before this one has failed, and its log says why"
+            )
         trials, monitor = plan_trials(config), monitor_of(config)
         results = [_result(layout, run_id, trial, monitor) for trial in trials]
         found = choose(results, monitor)
         if found is None:
-            message = "all trials have failed:\n" + "\n".join(f"{result.trial.name} ({result.trial}): {result.message}" for result in results)
-            write_record(layout.task_record(run_id, "train"), TaskRecord(state="failed", message=message, exit_code=ExitCode.CONFIG))
+            message = "all trials have failed:\n" + "\n".join(
+                f"{result.trial.name} ({result.trial}): {result.message}" for result in results
+            )
+            write_record(
+                layout.task_record(run_id, "train"),
+                TaskRecord(state="failed", message=message, exit_code=ExitCode.CONFIG),
+            )
             raise AirflowFailException(message)
         return self._go_on(layout, run_id, found)
 
@@ -130,7 +158,10 @@ class ChooseOperator(BaseOperator):
         winner = found.winner
         reason = f"{winner.trial.name} of {len(found.results)} has the best {found.monitor}, {winner.figure:.4f}: {winner.trial}"
         write_json(layout.search_result(run_id), found.model_dump(mode="json"))
-        write_record(layout.task_record(run_id, "train"), TaskRecord(state="success", reason=reason, manifest=winner.manifest))
+        write_record(
+            layout.task_record(run_id, "train"),
+            TaskRecord(state="success", reason=reason, manifest=winner.manifest),
+        )
         return winner.manifest
 
 
@@ -141,5 +172,8 @@ def _result(layout: Layout, run_id: str, trial: Trial, monitor: str) -> Result:
     except DataError as error:
         return Result(trial=trial, message=str(error))
     if manifest is None:
-        return Result(trial=trial, message=record.message if record else "ended by Airflow, or by a person in its UI")
+        return Result(
+            trial=trial,
+            message=record.message if record else "ended by Airflow, or by a person in its UI",
+        )
     return result_of(trial, manifest, monitor)

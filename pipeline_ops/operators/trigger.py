@@ -33,18 +33,31 @@ class JobTrigger(BaseTrigger):
       offset: the position in the progress file at which to begin.
     """
 
-    def __init__(self, root: str, pipeline: str, run_id: str, record: str, attempt: str, offset: int = 0):
+    def __init__(
+        self, root: str, pipeline: str, run_id: str, record: str, attempt: str, offset: int = 0
+    ):
         super().__init__()
-        self.root, self.pipeline, self.run_id, self.record, self.attempt, self.offset = root, pipeline, run_id, record, attempt, offset
+        self.root, self.pipeline, self.run_id, self.record, self.attempt, self.offset = (
+            root,
+            pipeline,
+            run_id,
+            record,
+            attempt,
+            offset,
+        )
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         names = ("root", "pipeline", "run_id", "record", "attempt", "offset")
-        return "pipeline_ops.operators.trigger.JobTrigger", {name: getattr(self, name) for name in names}
+        return "pipeline_ops.operators.trigger.JobTrigger", {
+            name: getattr(self, name) for name in names
+        }
 
     @property
     def job(self) -> JobHandle:
         """The job. Raises DataError if the arguments name no attempt."""
-        return JobHandle(Layout(Path(self.root), self.pipeline).attempt(self.run_id, self.record, self.attempt))
+        return JobHandle(
+            Layout(Path(self.root), self.pipeline).attempt(self.run_id, self.record, self.attempt)
+        )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         job = self.job

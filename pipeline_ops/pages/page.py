@@ -34,6 +34,12 @@ def render_page(template: Path, styles: Sequence[Path] = (), **values: Any) -> s
 
 def render_part(template: Path, **values: Any) -> str:
     """Renders a part that is put into a page. Works like `render_page`."""
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader([template.parent, _HERE]), autoescape=True, undefined=jinja2.StrictUndefined,
-                                     trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([template.parent, _HERE]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     return environment.get_template(template.name).render(**values)

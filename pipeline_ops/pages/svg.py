@@ -37,7 +37,9 @@ def round_ticks(low: float, high: float, count: int = 4) -> list[float]:
     """About `count` multiples of 1, 2 or 5 times a power of ten that cover `low` to `high`."""
     span = (high - low) or abs(high) or 1.0
     magnitude = 10 ** math.floor(math.log10(span / count))
-    step = next(factor * magnitude for factor in (1, 2, 5, 10) if span / (factor * magnitude) <= count)
+    step = next(
+        factor * magnitude for factor in (1, 2, 5, 10) if span / (factor * magnitude) <= count
+    )
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [index * step for index in range(first, max(last, first + 1) + 1)]
 
@@ -50,8 +52,12 @@ def short(value: float) -> str:
 
 
 def line(style: str, start: Point, end: Point) -> Markup:
-    return Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(style, *start, *end)
+    return Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(
+        style, *start, *end
+    )
 
 
 def text(anchor: str, x: float, y: float, content: str) -> Markup:
-    return Markup('<text class="tick" text-anchor="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(anchor, x, y, content)
+    return Markup('<text class="tick" text-anchor="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(
+        anchor, x, y, content
+    )

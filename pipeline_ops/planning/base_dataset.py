@@ -45,13 +45,21 @@ def choose_base(artifacts: Path, question: Fingerprint) -> Input | None:
 
 def without_base(fingerprint: Fingerprint) -> Fingerprint:
     """Returns the question that a data set answers, without its base."""
-    return fingerprint.model_copy(update={"inputs": {name: digest for name, digest in fingerprint.inputs.items() if name != BASE}})
+    return fingerprint.model_copy(
+        update={
+            "inputs": {name: digest for name, digest in fingerprint.inputs.items() if name != BASE}
+        }
+    )
 
 
 def _made_alike(artifacts: Path, question: Fingerprint) -> Iterator[tuple[Path, Manifest]]:
     """Yields whole data sets in which a record becomes the same example, newest first."""
     chain = _chain_of(question)
-    for uri in sorted(artifacts.glob("*/manifest.json"), key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
+    for uri in sorted(
+        artifacts.glob("*/manifest.json"),
+        key=lambda path: (path.stat().st_mtime_ns, path),
+        reverse=True,
+    ):
         try:
             manifest = read_manifest(uri)
         except DataError:  # made by another version of Trainyard, so it cannot be a base
@@ -62,5 +70,7 @@ def _made_alike(artifacts: Path, question: Fingerprint) -> Iterator[tuple[Path, 
 
 def _chain_of(fingerprint: Fingerprint) -> Fingerprint:
     """The part of a fingerprint that determines the example that a record becomes."""
-    config = {key: value for key, value in fingerprint.config.items() if key not in _CHANGES_NO_SHARD}
+    config = {
+        key: value for key, value in fingerprint.config.items() if key not in _CHANGES_NO_SHARD
+    }
     return fingerprint.model_copy(update={"inputs": {}, "config": config})

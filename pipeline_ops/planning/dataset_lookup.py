@@ -21,15 +21,26 @@ def find_dataset(layout: Layout, version: str) -> Path:
       DataError: the data set is damaged.
     """
     made = list(_made(layout))
-    found = [(path, manifest) for path, manifest in made if manifest.digest.startswith(version) or path.parent.name.startswith(version)]
+    found = [
+        (path, manifest)
+        for path, manifest in made
+        if manifest.digest.startswith(version) or path.parent.name.startswith(version)
+    ]
     if len({manifest.digest for _, manifest in found}) != 1:
-        there = "\n".join(f"  {manifest.digest[:12]}  made {_when(path)}, {sum(manifest.figures['num_examples'].values())} examples"
-                          for path, manifest in made[:_SHOWN])
-        raise ConfigError(f"preprocess.dataset: {'no' if not found else 'more than one'} data set of {layout.pipeline} has a version that begins "
-                          f"with {version}; " + (f"there are, newest first:\n{there}" if made else "none has been made yet"))
+        there = "\n".join(
+            f"  {manifest.digest[:12]}  made {_when(path)}, {sum(manifest.figures['num_examples'].values())} examples"
+            for path, manifest in made[:_SHOWN]
+        )
+        raise ConfigError(
+            f"preprocess.dataset: {'no' if not found else 'more than one'} data set of {layout.pipeline} has a version that begins "
+            f"with {version}; "
+            + (f"there are, newest first:\n{there}" if made else "none has been made yet")
+        )
     path, manifest = found[0]
     if damage := find_damage(path, manifest):
-        raise DataError(f"preprocess.dataset: the data set {version} is damaged: {damage[0]}; without preprocess.dataset it is made anew")
+        raise DataError(
+            f"preprocess.dataset: the data set {version} is damaged: {damage[0]}; without preprocess.dataset it is made anew"
+        )
     return path
 
 
@@ -38,7 +49,11 @@ def _made(layout: Layout) -> Iterator[tuple[Path, Manifest]]:
 
     Their manifests cannot be read.
     """
-    for path in sorted(layout.artifacts("preprocess").glob(f"*/{NAME}"), key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
+    for path in sorted(
+        layout.artifacts("preprocess").glob(f"*/{NAME}"),
+        key=lambda path: (path.stat().st_mtime_ns, path),
+        reverse=True,
+    ):
         try:
             yield path, read_manifest(path)
         except DataError:

@@ -34,12 +34,37 @@ from pipeline_ops.user_code.interpreter import versions_in
 JOBS = ("preprocess", "train", "evaluate", "export")
 """All jobs, in the order in which a DAG runs them."""
 
-_PAGE = ("pipeline_ops/pages/page.py", "pipeline_ops/pages/page.css", "pipeline_ops/pages/page_head.html",
-         "pipeline_ops/pages/svg.py")
+_PAGE = (
+    "pipeline_ops/pages/page.py",
+    "pipeline_ops/pages/page.css",
+    "pipeline_ops/pages/page_head.html",
+    "pipeline_ops/pages/svg.py",
+)
 """The files that the pages of two jobs share."""
-_INPUT = ("augment", "augment_scenes", "augmentation", "dataset", "detections", "image_transforms", "mosaic", "records", "sources", "split",
-          "stateless_random")
-_PLANNING = ("balance", "delta", "duplicates", "generations", "index", "perceptual_hash", "plan", "plan_file", "splits")
+_INPUT = (
+    "augment",
+    "augment_scenes",
+    "augmentation",
+    "dataset",
+    "detections",
+    "image_transforms",
+    "mosaic",
+    "records",
+    "sources",
+    "split",
+    "stateless_random",
+)
+_PLANNING = (
+    "balance",
+    "delta",
+    "duplicates",
+    "generations",
+    "index",
+    "perceptual_hash",
+    "plan",
+    "plan_file",
+    "splits",
+)
 _ONNX = ("onnx", "onnxruntime", "tf2onnx")
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 
@@ -59,7 +84,12 @@ class JobKind:
     code: Callable[[PipelineConfig], list[str]]
 
 
-_SHARED_BY_SOURCES = {"csv": ("manifest",), "jsonl": ("manifest",), "tfds": ("packed",), "tfrecord": ("packed", "label_map")}
+_SHARED_BY_SOURCES = {
+    "csv": ("manifest",),
+    "jsonl": ("manifest",),
+    "tfds": ("packed",),
+    "tfrecord": ("packed", "label_map"),
+}
 
 
 def _code_of_source(kind: str) -> list[str]:
@@ -73,27 +103,84 @@ def _code_of_model(model: str) -> list[str]:
 
 KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
-        "beam_jobs.preprocess", (), ("numpy", "opencv-python-headless", "simplejpeg", "pillow", "protobuf", "google-crc32c", "jinja2"),
-        lambda config: ["beam_jobs/preprocess.py", "beam_jobs/pipeline.py",
-                        "beam_jobs/work.py", "beam_jobs/io", "beam_jobs/output", "beam_jobs/statistics",
-                        *(f"beam_jobs/planning/{name}.py" for name in _PLANNING), *_PAGE, *_code_of_source(config.preprocess.source.type),
-                        "beam_jobs/stages/stage.py", "beam_jobs/stages/boxes.py",
-                        *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages)]),
+        "beam_jobs.preprocess",
+        (),
+        (
+            "numpy",
+            "opencv-python-headless",
+            "simplejpeg",
+            "pillow",
+            "protobuf",
+            "google-crc32c",
+            "jinja2",
+        ),
+        lambda config: [
+            "beam_jobs/preprocess.py",
+            "beam_jobs/pipeline.py",
+            "beam_jobs/work.py",
+            "beam_jobs/io",
+            "beam_jobs/output",
+            "beam_jobs/statistics",
+            *(f"beam_jobs/planning/{name}.py" for name in _PLANNING),
+            *_PAGE,
+            *_code_of_source(config.preprocess.source.type),
+            "beam_jobs/stages/stage.py",
+            "beam_jobs/stages/boxes.py",
+            *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages),
+        ],
+    ),
     "train": JobKind(
-        "pipeline_ops.launch.train", ("preprocess",), _TENSORFLOW,
-        lambda config: ["pipeline_ops/training", *(f"pipeline_ops/input/{name}.py" for name in _INPUT),
-                        "pipeline_ops/config/model_catalogue.py", "pipeline_ops/models/__init__.py", "pipeline_ops/models/own.py",
-                        "pipeline_ops/models/task.py", "pipeline_ops/models/classification.py", *_code_of_model(config.train.model)]),
+        "pipeline_ops.launch.train",
+        ("preprocess",),
+        _TENSORFLOW,
+        lambda config: [
+            "pipeline_ops/training",
+            *(f"pipeline_ops/input/{name}.py" for name in _INPUT),
+            "pipeline_ops/config/model_catalogue.py",
+            "pipeline_ops/models/__init__.py",
+            "pipeline_ops/models/own.py",
+            "pipeline_ops/models/task.py",
+            "pipeline_ops/models/classification.py",
+            *_code_of_model(config.train.model),
+        ],
+    ),
     "evaluate": JobKind(
-        "pipeline_ops.evaluation.evaluate", ("preprocess", "train"), (*_TENSORFLOW, "jinja2", "pillow"),
-        lambda config: ["pipeline_ops/evaluation", "pipeline_ops/artifacts/dataset_index.py", "pipeline_ops/input/saved_model_client.py",
-                        "pipeline_ops/input/detections.py", "pipeline_ops/input/records.py", *_PAGE]),
+        "pipeline_ops.evaluation.evaluate",
+        ("preprocess", "train"),
+        (*_TENSORFLOW, "jinja2", "pillow"),
+        lambda config: [
+            "pipeline_ops/evaluation",
+            "pipeline_ops/artifacts/dataset_index.py",
+            "pipeline_ops/input/saved_model_client.py",
+            "pipeline_ops/input/detections.py",
+            "pipeline_ops/input/records.py",
+            *_PAGE,
+        ],
+    ),
     "export": JobKind(
-        "pipeline_ops.export.export", ("train", "evaluate"), (*_TENSORFLOW, "jinja2"),
-        lambda config: [*(f"pipeline_ops/export/{name}.py" for name in ("export", "check", "card", "conversion", "convert", "formats", "publication",
-                                                                        "warmup")),
-                        "pipeline_ops/export/publication.html", "pipeline_ops/pages/page.py", "pipeline_ops/input/saved_model_client.py",
-                        "pipeline_ops/input/detections.py"]),
+        "pipeline_ops.export.export",
+        ("train", "evaluate"),
+        (*_TENSORFLOW, "jinja2"),
+        lambda config: [
+            *(
+                f"pipeline_ops/export/{name}.py"
+                for name in (
+                    "export",
+                    "check",
+                    "card",
+                    "conversion",
+                    "convert",
+                    "formats",
+                    "publication",
+                    "warmup",
+                )
+            ),
+            "pipeline_ops/export/publication.html",
+            "pipeline_ops/pages/page.py",
+            "pipeline_ops/input/saved_model_client.py",
+            "pipeline_ops/input/detections.py",
+        ],
+    ),
 }
 
 
@@ -111,7 +198,9 @@ class JobPlan:
     """The interpreter to start the job with, or None for that of the caller."""
 
 
-def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[str, str]) -> JobPlan:
+def plan_job(
+    job: str, config: PipelineConfig, run_id: str, manifests: Mapping[str, str]
+) -> JobPlan:
     """Plans one job.
 
     Args:
@@ -140,9 +229,13 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
             inputs["champion"] = champion
             digests["champion"] = champion.digest
     foreign_code, foreign_versions = _foreign(job, config)
-    fingerprint = Fingerprint(config=section.fingerprinted() | _hosts_of(job, config), inputs=digests,
-                              code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists()) | foreign_code,
-                              versions=versions_in(config.interpreter(job), _packages(job, config)) | foreign_versions)
+    fingerprint = Fingerprint(
+        config=section.fingerprinted() | _hosts_of(job, config),
+        inputs=digests,
+        code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists())
+        | foreign_code,
+        versions=versions_in(config.interpreter(job), _packages(job, config)) | foreign_versions,
+    )
     if job == "train":
         code = fingerprint.code | callback_code(config.train.callbacks, config.file.parent)
         fingerprint = fingerprint.model_copy(update={"code": code})
@@ -157,12 +250,24 @@ def plan_job(job: str, config: PipelineConfig, run_id: str, manifests: Mapping[s
         inputs |= reference.inputs | ({BASE: base} if base else {})
     if job == "evaluate" and (before := _evaluation_before(layout, fingerprint)):
         inputs[LAST_EVALUATION] = before  # only reported, so no part of the fingerprint
-    resolved = {"registry": config.registry, "signing_key": _signing_key(config)} if job == "export" else {}
-    request = Request(job=job, pipeline=config.pipeline, run_id=run_id, config_file=str(config.file),
-                      config=section.model_dump(mode="json") | resolved,
-                      hosts=config.hosts.model_dump(mode="json") if job == "train" and config.hosts else None,
-                      inputs=inputs, root=str(config.root), artifact=str(layout.artifact(job, fingerprint.digest)), fingerprint=fingerprint,
-                      deadline_seconds=section.timeout_seconds)
+    resolved = (
+        {"registry": config.registry, "signing_key": _signing_key(config)}
+        if job == "export"
+        else {}
+    )
+    request = Request(
+        job=job,
+        pipeline=config.pipeline,
+        run_id=run_id,
+        config_file=str(config.file),
+        config=section.model_dump(mode="json") | resolved,
+        hosts=config.hosts.model_dump(mode="json") if job == "train" and config.hosts else None,
+        inputs=inputs,
+        root=str(config.root),
+        artifact=str(layout.artifact(job, fingerprint.digest)),
+        fingerprint=fingerprint,
+        deadline_seconds=section.timeout_seconds,
+    )
     return dataclasses.replace(_decide(request, layout), python=config.interpreter(job))
 
 
@@ -174,9 +279,18 @@ def _plan_given(config: PipelineConfig, run_id: str, version: str) -> JobPlan:
     """Plans a run with an existing data set, regardless of its inputs and code."""
     path = find_dataset(Layout(config.root, config.pipeline), version)
     manifest = read_manifest(path)
-    request = Request(job="preprocess", pipeline=config.pipeline, run_id=run_id, config_file=str(config.file),
-                      config=config.preprocess.model_dump(mode="json"), inputs=manifest.inputs, root=str(config.root), artifact=str(path.parent),
-                      fingerprint=manifest.fingerprint, deadline_seconds=config.preprocess.timeout_seconds)
+    request = Request(
+        job="preprocess",
+        pipeline=config.pipeline,
+        run_id=run_id,
+        config_file=str(config.file),
+        config=config.preprocess.model_dump(mode="json"),
+        inputs=manifest.inputs,
+        root=str(config.root),
+        artifact=str(path.parent),
+        fingerprint=manifest.fingerprint,
+        deadline_seconds=config.preprocess.timeout_seconds,
+    )
     return JobPlan(request, path, True, f"preprocess.dataset asks for the data set {version}")
 
 
@@ -189,7 +303,9 @@ def _foreign(job: str, config: PipelineConfig) -> tuple[dict[str, str], dict[str
         stages = [stage.name for stage in config.preprocess.stages]
         return foreign.code_of(stages), foreign.distributions_of(stages)
     if job == "train":
-        return own_code.code_of(config.train, config.file.parent), own_code.versions_of_own(config.train)
+        return own_code.code_of(config.train, config.file.parent), own_code.versions_of_own(
+            config.train
+        )
     return {}, {}
 
 
@@ -204,7 +320,9 @@ def _packages(job: str, config: PipelineConfig) -> tuple[str, ...]:
 
     Another pipeline may have installed them. That changes no fingerprint here.
     """
-    return KINDS[job].packages + (_ONNX if job == "export" and "onnx" in config.export.formats else ())
+    return KINDS[job].packages + (
+        _ONNX if job == "export" and "onnx" in config.export.formats else ()
+    )
 
 
 def _with_inputs(fingerprint: Fingerprint, digests: Mapping[str, str]) -> Fingerprint:
@@ -215,15 +333,24 @@ def _decide(request: Request, layout: Layout) -> JobPlan:
     manifest = layout.manifest(request.job, request.fingerprint.digest)
     if not manifest.exists():
         return JobPlan(request, manifest, False, _why_anew(request, layout))
-    damage = tuple(find_damage(manifest, read_manifest(manifest)) or _find_unpublished(request, read_manifest(manifest)))
+    damage = tuple(
+        find_damage(manifest, read_manifest(manifest))
+        or _find_unpublished(request, read_manifest(manifest))
+    )
     if damage:
         return JobPlan(request, manifest, False, f"the artifact was damaged: {damage[0]}", damage)
-    return JobPlan(request, manifest, True, "unchanged: same inputs, config, code and package versions")
+    return JobPlan(
+        request, manifest, True, "unchanged: same inputs, config, code and package versions"
+    )
 
 
 def _evaluation_before(layout: Layout, fingerprint: Fingerprint) -> Input | None:
     """The newest readable evaluation of the pipeline, except this one."""
-    others = [path for path in layout.artifacts("evaluate").glob(f"*/{NAME}") if path.parent.name != fingerprint.digest]
+    others = [
+        path
+        for path in layout.artifacts("evaluate").glob(f"*/{NAME}")
+        if path.parent.name != fingerprint.digest
+    ]
     for path in sorted(others, key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
         with contextlib.suppress(DataError):
             return _as_input(str(path))
@@ -236,16 +363,24 @@ def _find_unpublished(request: Request, manifest: Manifest) -> list[str]:
         return []
     figures = ModelFigures.model_validate(manifest.figures)
     published = {version.number for version in Registry(request.config["registry"]).versions()}
-    return [] if figures.version in published else [f"version {figures.version} of the model {figures.name} is gone"]
+    return (
+        []
+        if figures.version in published
+        else [f"version {figures.version} of the model {figures.name} is gone"]
+    )
 
 
 def _why_anew(request: Request, layout: Layout) -> str:
     """The reason to run a job: the changes since its newest artifact."""
-    made = sorted(layout.artifacts(request.job).glob("*/manifest.json"), key=lambda path: path.stat().st_mtime)
+    made = sorted(
+        layout.artifacts(request.job).glob("*/manifest.json"), key=lambda path: path.stat().st_mtime
+    )
     if not made:
         return "never made before"
     changes = request.fingerprint.changes_since(read_manifest(made[-1]).fingerprint)
-    changes = [change for change in changes if not change.startswith(f"inputs {BASE} ")]  # the base is no reason to run
+    changes = [
+        change for change in changes if not change.startswith(f"inputs {BASE} ")
+    ]  # the base is no reason to run
     return "; ".join(changes) or "the last artifact is gone"
 
 

@@ -44,7 +44,9 @@ class ReferenceInputs:
     digests: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def find_reference(config: PipelineConfig, layout: Layout, fingerprint: Fingerprint) -> ReferenceInputs:
+def find_reference(
+    config: PipelineConfig, layout: Layout, fingerprint: Fingerprint
+) -> ReferenceInputs:
     """Finds the reference of the data set that will have this fingerprint.
 
     The fingerprint has no reference and no base yet. An artifact that is gone, or that has no
@@ -57,8 +59,14 @@ def find_reference(config: PipelineConfig, layout: Layout, fingerprint: Fingerpr
         return ReferenceInputs()
     uri, manifest = found
     if _raw_question(manifest) == fingerprint:
-        return ReferenceInputs({key: entry for key, entry in manifest.inputs.items() if key in REFERENCES},
-                               {key: value for key, value in manifest.fingerprint.inputs.items() if key in (_SCHEMA_DIGEST, _STATISTICS_DIGEST)})
+        return ReferenceInputs(
+            {key: entry for key, entry in manifest.inputs.items() if key in REFERENCES},
+            {
+                key: value
+                for key, value in manifest.fingerprint.inputs.items()
+                if key in (_SCHEMA_DIGEST, _STATISTICS_DIGEST)
+            },
+        )
     digests = {}
     if config.preprocess.schema.can_fail:
         digests[_SCHEMA_DIGEST] = digest_of(manifest.file(SCHEMA).model_dump())
@@ -80,9 +88,16 @@ def _champions_data(config: PipelineConfig) -> tuple[str, Manifest] | None:
 
 def _data_before(layout: Layout, fingerprint: Fingerprint) -> tuple[str, Manifest] | None:
     """The data set that was asked the same question, or else the newest."""
-    made = sorted(layout.artifacts("preprocess").glob(f"*/{NAME}"), key=lambda path: (path.stat().st_mtime_ns, path), reverse=True)
+    made = sorted(
+        layout.artifacts("preprocess").glob(f"*/{NAME}"),
+        key=lambda path: (path.stat().st_mtime_ns, path),
+        reverse=True,
+    )
     found = [(str(path), manifest) for path in made if (manifest := _read_described(path))]
-    return next((each for each in found if _raw_question(each[1]) == fingerprint), found[0] if found else None)
+    return next(
+        (each for each in found if _raw_question(each[1]) == fingerprint),
+        found[0] if found else None,
+    )
 
 
 def _read_described(path: Path) -> Manifest | None:
@@ -97,5 +112,9 @@ def _read_described(path: Path) -> Manifest | None:
 
 def _raw_question(manifest: Manifest) -> Fingerprint:
     """The question of a data set, without its reference and its base."""
-    kept = {key: value for key, value in manifest.fingerprint.inputs.items() if key not in (_SCHEMA_DIGEST, _STATISTICS_DIGEST, BASE)}
+    kept = {
+        key: value
+        for key, value in manifest.fingerprint.inputs.items()
+        if key not in (_SCHEMA_DIGEST, _STATISTICS_DIGEST, BASE)
+    }
     return manifest.fingerprint.model_copy(update={"inputs": kept})

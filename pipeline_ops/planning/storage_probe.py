@@ -38,16 +38,23 @@ def _check(key: str, root: Path) -> None:
     folder = root / f".probe.{os.getpid()}.{secrets.token_hex(4)}"
     try:
         folder.mkdir()
-    except OSError:  # not there yet, or not writable for this user: the job that writes there reports it
+    except (
+        OSError
+    ):  # not there yet, or not writable for this user: the job that writes there reports it
         return
     try:
-        missing = [f"{name} ({problem})" for name, attempt in _ATTEMPTS.items()
-                   if (problem := _problem_of(attempt, folder))]
+        missing = [
+            f"{name} ({problem})"
+            for name, attempt in _ATTEMPTS.items()
+            if (problem := _problem_of(attempt, folder))
+        ]
     finally:
         remove_own(folder)
     if missing:
-        raise ConfigError(f"{key}: the file system of {root} lacks {', '.join(missing)}; name a folder "
-                          "on a local disk, on NFS 4, or on another file system that has it")
+        raise ConfigError(
+            f"{key}: the file system of {root} lacks {', '.join(missing)}; name a folder "
+            "on a local disk, on NFS 4, or on another file system that has it"
+        )
 
 
 def _problem_of(attempt: Callable[[Path], str | None], folder: Path) -> str | None:
@@ -101,5 +108,9 @@ def _flush_folder(folder: Path) -> None:
 
 
 _ATTEMPTS: dict[str, Callable[[Path], str | None]] = {
-    "flock": _lock, "rename of files": _rename_file, "rename of folders": _rename_folder,
-    "fsync of files": _flush_file, "fsync of folders": _flush_folder}
+    "flock": _lock,
+    "rename of files": _rename_file,
+    "rename of folders": _rename_folder,
+    "fsync of files": _flush_file,
+    "fsync of folders": _flush_folder,
+}

@@ -36,7 +36,10 @@ class Trial(BaseModel):
         return trial_name(self.number)
 
     def __str__(self) -> str:
-        return ", ".join(f"{key.removeprefix('train.')} {_short(value)}" for key, value in self.parameters.items())
+        return ", ".join(
+            f"{key.removeprefix('train.')} {_short(value)}"
+            for key, value in self.parameters.items()
+        )
 
 
 class Result(BaseModel):
@@ -67,14 +70,22 @@ class SearchResult(BaseModel):
         """Lines for display, the best first."""
         lines = []
         for result in ranked(self.results, self.monitor):
-            figure = f"{self.monitor} {result.figure:.4f}" if result.figure is not None else f"failed: {_first_line(result.message)}"
-            lines.append(f"{'*' if result.trial.number == self.best else ' '} {result.trial.name}  {figure}  {result.trial}")
+            figure = (
+                f"{self.monitor} {result.figure:.4f}"
+                if result.figure is not None
+                else f"failed: {_first_line(result.message)}"
+            )
+            lines.append(
+                f"{'*' if result.trial.number == self.best else ' '} {result.trial.name}  {figure}  {result.trial}"
+            )
         return lines
 
 
 def read_search(layout: Layout, run_id: str) -> SearchResult | None:
     """Returns the result of a run's search. Raises DataError if the file is not one."""
-    return read_json_as(SearchResult, layout.root, str(layout.search_result(run_id).relative_to(layout.root)))
+    return read_json_as(
+        SearchResult, layout.root, str(layout.search_result(run_id).relative_to(layout.root))
+    )
 
 
 def plan_trials(config: PipelineConfig) -> list[Trial]:
@@ -88,10 +99,18 @@ def plan_trials(config: PipelineConfig) -> list[Trial]:
     """
     search = config.search
     combinations = _grid(search) if search.method == "grid" else _drawn(search)
-    distinct = list({repr(sorted(parameters.items())): parameters for parameters in reversed(combinations)}.values())[::-1]
+    distinct = list(
+        {
+            repr(sorted(parameters.items())): parameters for parameters in reversed(combinations)
+        }.values()
+    )[::-1]
     if len(distinct) > MAX_TRIALS:
-        raise ConfigError(f"search: the grid has {len(distinct)} combinations, more than {MAX_TRIALS}; take fewer values, or method: random")
-    return [Trial(number=number, parameters=parameters) for number, parameters in enumerate(distinct)]
+        raise ConfigError(
+            f"search: the grid has {len(distinct)} combinations, more than {MAX_TRIALS}; take fewer values, or method: random"
+        )
+    return [
+        Trial(number=number, parameters=parameters) for number, parameters in enumerate(distinct)
+    ]
 
 
 def trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
@@ -142,7 +161,11 @@ def result_of(trial: Trial, manifest: str, monitor: str) -> Result:
 def choose(results: Sequence[Result], monitor: str) -> SearchResult | None:
     """Returns the result with the earliest of the best trials, or None if all have failed."""
     best = next((result for result in ranked(results, monitor) if result.figure is not None), None)
-    return None if best is None else SearchResult(monitor=monitor, results=list(results), best=best.trial.number)
+    return (
+        None
+        if best is None
+        else SearchResult(monitor=monitor, results=list(results), best=best.trial.number)
+    )
 
 
 def ranked(results: Sequence[Result], monitor: str) -> list[Result]:
@@ -151,25 +174,48 @@ def ranked(results: Sequence[Result], monitor: str) -> list[Result]:
     A loss or an error is better when it is lower, anything else when it is higher.
     """
     sign = 1 if monitor.endswith(("loss", "error")) else -1
-    return sorted(results, key=lambda result: (math.inf if result.figure is None else sign * result.figure, result.trial.number))
+    return sorted(
+        results,
+        key=lambda result: (
+            math.inf if result.figure is None else sign * result.figure,
+            result.trial.number,
+        ),
+    )
 
 
 def _grid(search: Search) -> list[dict[str, Any]]:
     keys = list(search.parameters)
-    return [dict(zip(keys, values, strict=True)) for values in itertools.islice(itertools.product(*search.parameters.values()), 100_000)]
+    return [
+        dict(zip(keys, values, strict=True))
+        for values in itertools.islice(itertools.product(*search.parameters.values()), 100_000)
+    ]
 
 
 def _drawn(search: Search) -> list[dict[str, Any]]:
-    return [{key: _draw(values, random.Random(f"{search.seed} {number} {key}")) for key, values in search.parameters.items()}  # noqa: S311
-            for number in range(search.trials)]
+    return [
+        {
+            key: _draw(values, random.Random(f"{search.seed} {number} {key}"))  # noqa: S311
+            for key, values in search.parameters.items()
+        }
+        for number in range(search.trials)
+    ]
 
 
 def _draw(values: list[Any] | Range, rng: random.Random) -> Any:
     if isinstance(values, list):
         return rng.choice(values)
-    low, high = values.low, values.high + values.is_whole  # whole numbers are all equally likely, including the last one
-    drawn = math.exp(rng.uniform(math.log(low), math.log(high))) if values.scale == "log" else rng.uniform(low, high)
-    return min(int(drawn), values.high) if values.is_whole else float(f"{drawn:.4g}")  # digits that a person can read and repeat
+    low, high = (
+        values.low,
+        values.high + values.is_whole,
+    )  # whole numbers are all equally likely, including the last one
+    drawn = (
+        math.exp(rng.uniform(math.log(low), math.log(high)))
+        if values.scale == "log"
+        else rng.uniform(low, high)
+    )
+    return (
+        min(int(drawn), values.high) if values.is_whole else float(f"{drawn:.4g}")
+    )  # digits that a person can read and repeat
 
 
 def _short(value: Any) -> str:

@@ -51,7 +51,11 @@ def check_warm_start(config: PipelineConfig) -> None:
 
 
 def with_warm_start(fingerprint: Fingerprint, warm_start: Input | None) -> Fingerprint:
-    return fingerprint.model_copy(update={"inputs": fingerprint.inputs | ({WARM_START: warm_start.digest} if warm_start else {})})
+    return fingerprint.model_copy(
+        update={
+            "inputs": fingerprint.inputs | ({WARM_START: warm_start.digest} if warm_start else {})
+        }
+    )
 
 
 def _champion(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
@@ -63,7 +67,11 @@ def _champion(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
         training = read_manifest(manifest.inputs["train"].uri)
     except DataError:  # its training has been removed; the model itself still exists
         training = None
-    if training is not None and training.fingerprint.digest == with_warm_start(fingerprint, began := training.inputs.get(WARM_START)).digest:
+    if (
+        training is not None
+        and training.fingerprint.digest
+        == with_warm_start(fingerprint, began := training.inputs.get(WARM_START)).digest
+    ):
         return began
     return Input(uri=champion.uri, digest=manifest.digest)
 
@@ -75,18 +83,25 @@ def _named(config: PipelineConfig, source: str) -> Input:
     for version in versions:
         if version.number == int(number[1]):
             return Input(uri=version.uri, digest=version.manifest().digest)
-    raise ConfigError(f"train.warm_start: there is no {source} of the model {config.export.model}; there are "
-                      f"{', '.join(str(version.number) for version in versions) or 'none'}")
+    raise ConfigError(
+        f"train.warm_start: there is no {source} of the model {config.export.model}; there are "
+        f"{', '.join(str(version.number) for version in versions) or 'none'}"
+    )
 
 
 def _at(path: Path) -> Input:
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
-        return Input(uri=str(path), digest=digest_of([[str(file.relative_to(path)), _sha256_of(file)] for file in files]))
+        return Input(
+            uri=str(path),
+            digest=digest_of([[str(file.relative_to(path)), _sha256_of(file)] for file in files]),
+        )
     if path.is_file():
         return Input(uri=str(path), digest=_sha256_of(path))
-    raise ConfigError(f"train.warm_start: there is no {path}; give champion, a published one such as `version 3`, the folder of a SavedModel, or a "
-                      "file of weights")
+    raise ConfigError(
+        f"train.warm_start: there is no {path}; give champion, a published one such as `version 3`, the folder of a SavedModel, or a "
+        "file of weights"
+    )
 
 
 def _sha256_of(path: Path) -> str:

@@ -47,13 +47,17 @@ def walk_entries(folder: bytes) -> Iterator[RawEntry]:
     while waiting:
         path, prefix, trail = waiting.pop()
         if prefix.count(b"/") > MAX_DEPTH:
-            raise DataError(f"{os.fsdecode(path)}: folders are nested more than {MAX_DEPTH} deep; move the files up")
+            raise DataError(
+                f"{os.fsdecode(path)}: folders are nested more than {MAX_DEPTH} deep; move the files up"
+            )
         with os.scandir(path) as entries:
             for entry in entries:
                 if entry.name.startswith(b"."):
                     continue
                 if _is_folder(entry):
-                    waiting.append((entry.path, prefix + entry.name + b"/", _trail_to(entry, trail, root)))
+                    waiting.append(
+                        (entry.path, prefix + entry.name + b"/", _trail_to(entry, trail, root))
+                    )
                 else:
                     yield _checked(entry, prefix + entry.name, root)
 
@@ -75,10 +79,14 @@ def _trail_to(entry: os.DirEntry, trail: tuple[bytes, ...], root: bytes) -> tupl
         return (*before, os.path.join(parent, entry.name))
     target = os.path.realpath(entry.path)
     if not _is_below(target, root):
-        raise DataError(f"{os.fsdecode(entry.path)}: this link leads to {os.fsdecode(target)}, out of the folder of raw data; "
-                        "move or mount the files below the folder, or name another one in preprocess.source.path")
+        raise DataError(
+            f"{os.fsdecode(entry.path)}: this link leads to {os.fsdecode(target)}, out of the folder of raw data; "
+            "move or mount the files below the folder, or name another one in preprocess.source.path"
+        )
     if any(_is_below(passed, target) for passed in trail):
-        raise DataError(f"{os.fsdecode(entry.path)}: this link leads to {os.fsdecode(target)}, which holds the link itself; remove it")
+        raise DataError(
+            f"{os.fsdecode(entry.path)}: this link leads to {os.fsdecode(target)}, which holds the link itself; remove it"
+        )
     return (*trail, target)
 
 
@@ -88,17 +96,37 @@ def _checked(entry: os.DirEntry, relative: bytes, root: bytes) -> RawEntry:
         try:
             found, target = entry.stat(), os.path.realpath(entry.path)
         except FileNotFoundError:
-            return RawEntry(relative, entry.path, found, "dead_link", "a link that leads nowhere; remove it")
+            return RawEntry(
+                relative, entry.path, found, "dead_link", "a link that leads nowhere; remove it"
+            )
         except OSError as error:
-            return RawEntry(relative, entry.path, found, "dead_link", f"a link that cannot be followed: {error.strerror}; remove it")
+            return RawEntry(
+                relative,
+                entry.path,
+                found,
+                "dead_link",
+                f"a link that cannot be followed: {error.strerror}; remove it",
+            )
         if not _is_below(target, root):
-            return RawEntry(relative, entry.path, found, "link_outside",
-                         "a link that leads out of the folder of raw data; put the file itself there")
+            return RawEntry(
+                relative,
+                entry.path,
+                found,
+                "link_outside",
+                "a link that leads out of the folder of raw data; put the file itself there",
+            )
     if not stat.S_ISREG(found.st_mode):
-        return RawEntry(relative, entry.path, found, "not_regular", "neither a file nor a folder; remove it")
+        return RawEntry(
+            relative, entry.path, found, "not_regular", "neither a file nor a folder; remove it"
+        )
     if found.st_size > MAX_FILE_BYTES:
-        return RawEntry(relative, entry.path, found, "too_large",
-                     f"has {found.st_size} bytes, allowed are {MAX_FILE_BYTES}; divide it")
+        return RawEntry(
+            relative,
+            entry.path,
+            found,
+            "too_large",
+            f"has {found.st_size} bytes, allowed are {MAX_FILE_BYTES}; divide it",
+        )
     return RawEntry(relative, entry.path, found)
 
 

@@ -36,7 +36,11 @@ def list_folder(folder: RawFolder, indexes: Path) -> Listing:
 
     Raises ConfigError, DataError, MachineError.
     """
-    return Listing(folder, folder.list_files()) if isinstance(folder, RemoteFolder) else list_raw_files(folder, indexes)
+    return (
+        Listing(folder, folder.list_files())
+        if isinstance(folder, RemoteFolder)
+        else list_raw_files(folder, indexes)
+    )
 
 
 def glance(folder: RawFolder) -> tuple[str, int]:
@@ -48,7 +52,10 @@ def glance(folder: RawFolder) -> tuple[str, int]:
     if isinstance(folder, RemoteFolder):
         listing = Listing(folder, folder.list_files())
         return listing.digest, len(listing.files)
-    lines = sorted(f"{key}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}\0" for key, stat in list_stats(folder))
+    lines = sorted(
+        f"{key}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}\0"
+        for key, stat in list_stats(folder)
+    )
     return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest(), len(lines)
 
 
@@ -59,8 +66,10 @@ def refuse_interval(config: PipelineConfig) -> None:
       ConfigError: each data interval has its own place, and this run has no data interval.
     """
     if config.preprocess.source.has_interval:
-        raise ConfigError(f"preprocess.source.path is {config.preprocess.source.path}, and this run has no data interval, because the clock has not "
-                          "started it; give it a preprocess.source.path of its own, or start a backfill")
+        raise ConfigError(
+            f"preprocess.source.path is {config.preprocess.source.path}, and this run has no data interval, because the clock has not "
+            "started it; give it a preprocess.source.path of its own, or start a backfill"
+        )
 
 
 def validate_folder(config: PipelineConfig) -> None:
@@ -79,16 +88,26 @@ def validate_folder(config: PipelineConfig) -> None:
     if not folder.is_dir():
         raise DataError(f"{folder}: {_why_no_folder(folder)}; correct {key}")
     if not os.access(folder, os.R_OK | os.X_OK):
-        raise DataError(f"{folder}: cannot be read by this user; change its permissions, or correct {key}")
+        raise DataError(
+            f"{folder}: cannot be read by this user; change its permissions, or correct {key}"
+        )
     with os.scandir(folder) as entries:
-        kinds = [entry.is_dir() for entry in itertools.islice(entries, _MOST_LOOKED_AT) if not entry.name.startswith(".")]
+        kinds = [
+            entry.is_dir()
+            for entry in itertools.islice(entries, _MOST_LOOKED_AT)
+            if not entry.name.startswith(".")
+        ]
     if not kinds:
         raise DataError(f"{folder}: is empty; put the raw data there, or correct {key}")
     if source.type == "image_folder" and not any(kinds):
-        raise DataError(f"{folder}: its files lie in no folder; put the images of each class into a folder of its own, named as the class")
+        raise DataError(
+            f"{folder}: its files lie in no folder; put the images of each class into a folder of its own, named as the class"
+        )
     for name, path in source.named_files.items():
         if not (folder / path).is_file():
-            raise DataError(f"{folder / path}: no such file; it is named by preprocess.source.{name} in {config.file}")
+            raise DataError(
+                f"{folder / path}: no such file; it is named by preprocess.source.{name} in {config.file}"
+            )
 
 
 _MOST_LOOKED_AT = 1000
@@ -101,4 +120,8 @@ def _why_no_folder(folder: Path) -> str:
         beside = [entry.name for entry in os.scandir(folder.parent) if entry.is_dir()]
     except OSError:
         return "no such folder"
-    return f"no such folder; {nearest(folder.name, beside)}" if difflib.get_close_matches(folder.name, beside, n=1) else "no such folder"
+    return (
+        f"no such folder; {nearest(folder.name, beside)}"
+        if difflib.get_close_matches(folder.name, beside, n=1)
+        else "no such folder"
+    )

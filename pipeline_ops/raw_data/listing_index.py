@@ -43,7 +43,9 @@ def read_index(file: Path) -> dict[str, str]:
         _log.warning("%s; all raw files are read again", error)
         return {}
     except OSError as error:
-        raise MachineError(f"{file} can't be read: {error.strerror}; mend the disk, then retry") from error
+        raise MachineError(
+            f"{file} can't be read: {error.strerror}; mend the disk, then retry"
+        ) from error
 
 
 def parse_index(lines: IO[bytes], place: str) -> dict[str, str]:
@@ -66,6 +68,9 @@ def parse_index(lines: IO[bytes], place: str) -> dict[str, str]:
 
 def write_index(file: Path, entries: Mapping[str, str], files: Iterable[tuple[str, str]]) -> None:
     """Writes the entries that match one of the files, given as key and present digest."""
-    lines = (f"{json.dumps(key)}\t{entries[key]}\n" for key, digest in files
-             if entries.get(key, "").endswith(digest))
+    lines = (
+        f"{json.dumps(key)}\t{entries[key]}\n"
+        for key, digest in files
+        if entries.get(key, "").endswith(digest)
+    )
     write_whole(file, "".join(lines).encode())

@@ -38,7 +38,9 @@ def list_raw_files(folder: Path, indexes: Path) -> Listing:
         folder in it.
       MachineError: a file vanished during the listing.
     """
-    index_file = indexes / f"{hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()}.index"
+    index_file = (
+        indexes / f"{hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()}.index"
+    )
     known, settled_ns = read_index(index_file), time.time_ns() - _UNSETTLED_NS
     num_known, num_kept = len(known), 0
     files, fresh, refused = [], {}, []
@@ -51,7 +53,7 @@ def list_raw_files(folder: Path, indexes: Path) -> Listing:
             signature = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} "
             line = known.get(key, "")
             is_known = line.startswith(signature)
-            digest = line[len(signature):] if is_known else _digest(entry.path)
+            digest = line[len(signature) :] if is_known else _digest(entry.path)
             is_settled = stat.st_ctime_ns < settled_ns
             files.append(RawFile(key, stat.st_size, digest, version_of(stat) if is_settled else ""))
             num_kept += is_known
@@ -78,13 +80,19 @@ def _unreadable(error: OSError, root: bytes) -> TrainyardError:
     if isinstance(error, FileNotFoundError) and os.fsencode(place) == root:
         return DataError(f"{place}: no such file or folder; it is named by preprocess.source.path")
     if isinstance(error, FileNotFoundError):
-        return MachineError(f"{place}: vanished while the raw files were listed; retry when nobody writes there")
+        return MachineError(
+            f"{place}: vanished while the raw files were listed; retry when nobody writes there"
+        )
     if error.errno in (errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP):
-        return DataError(f"{place}: {error.strerror}; it is below the folder that preprocess.source.path names")
+        return DataError(
+            f"{place}: {error.strerror}; it is below the folder that preprocess.source.path names"
+        )
     return MachineError(f"{place}: {error.strerror}; mend the disk, then retry")
 
 
 def _digest(path: bytes) -> str:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in the file's place must not block
+    descriptor = os.open(
+        path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )  # a pipe in the file's place must not block
     with open(descriptor, "rb") as file:
         return hashlib.file_digest(file, new_hash).hexdigest()

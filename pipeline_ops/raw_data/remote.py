@@ -27,7 +27,17 @@ from pipeline_ops.storage.object_store import file_system, translated
 if TYPE_CHECKING:
     import fsspec
 
-_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
+_MARKS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "generation",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "mtime",
+    "created",
+)
 """The drivers' names for the mark of an object's content, the best first."""
 _MD5 = re.compile("[0-9a-f]{32}")
 
@@ -59,11 +69,17 @@ class RemoteFolder:
         root = f"{self._path}/"
         try:
             with translated(self.uri):
-                strictly = {"on_error": "raise"} if self.uri.startswith("http") else {}  # otherwise a server that is down has no files
+                strictly = (
+                    {"on_error": "raise"} if self.uri.startswith("http") else {}
+                )  # otherwise a server that is down has no files
                 found = self._driver.find(root, detail=True, **strictly)
         except FileNotFoundError as error:
             raise DataError(f"{self.uri}: {error}; it is named by preprocess.source.path") from None
-        files = (_raw_file(path.removeprefix(root), entry) for path, entry in found.items() if entry["type"] == "file" and path.startswith(root))
+        files = (
+            _raw_file(path.removeprefix(root), entry)
+            for path, entry in found.items()
+            if entry["type"] == "file" and path.startswith(root)
+        )
         return tuple(sorted((file for file in files if file), key=lambda file: file.key))
 
     def neighbour(self) -> str | None:
@@ -71,10 +87,18 @@ class RemoteFolder:
         parent, _, name = self._path.rpartition("/")
         try:
             paths = self._driver.ls(parent, detail=False)
-        except Exception:  # drivers raise errors of many kinds, and the message is complete without this
+        except (
+            Exception
+        ):  # drivers raise errors of many kinds, and the message is complete without this
             return None
         beside = [path.rstrip("/").rpartition("/")[2] for path in paths]
-        return next((self.uri.removesuffix(name) + close for close in difflib.get_close_matches(name, beside, n=1)), None)
+        return next(
+            (
+                self.uri.removesuffix(name) + close
+                for close in difflib.get_close_matches(name, beside, n=1)
+            ),
+            None,
+        )
 
     def read(self, files: Sequence[RawFile]) -> list[bytes]:
         """The content of some files, fetched together.
@@ -85,7 +109,9 @@ class RemoteFolder:
             reached.
         """
         contents = self._fetch(files)
-        contents |= self._fetch([file for file in files if isinstance(contents[file.key], FileNotFoundError)])  # a store may have been wrong
+        contents |= self._fetch(
+            [file for file in files if isinstance(contents[file.key], FileNotFoundError)]
+        )  # a store may have been wrong
         return [self._checked(file, contents[file.key]) for file in files]
 
     def _fetch(self, files: Sequence[RawFile]) -> dict[str, bytes | Exception]:
@@ -96,13 +122,22 @@ class RemoteFolder:
         """
         filled = [file for file in files if file.num_bytes]  # an empty object has no range
         with translated(self.uri):
-            found = self._driver.cat_ranges([self._object(file) for file in filled], 0, [file.num_bytes for file in filled], on_error="return")
-        return {file.key: b"" for file in files} | {file.key: content for file, content in zip(filled, found, strict=True)}
+            found = self._driver.cat_ranges(
+                [self._object(file) for file in filled],
+                0,
+                [file.num_bytes for file in filled],
+                on_error="return",
+            )
+        return {file.key: b"" for file in files} | {
+            file.key: content for file, content in zip(filled, found, strict=True)
+        }
 
     def read_beginning(self, file: RawFile, num_bytes: int) -> bytes:
         """Reads up to `num_bytes` of a file, without checking that it is still the listed one."""
         with _of_one_file(file), translated(self / file.key):
-            return self._driver.cat_file(self._object(file), start=0, end=min(num_bytes, file.num_bytes))
+            return self._driver.cat_file(
+                self._object(file), start=0, end=min(num_bytes, file.num_bytes)
+            )
 
     def _checked(self, file: RawFile, content: bytes | Exception) -> bytes:
         with _of_one_file(file), translated(self / file.key):
@@ -119,7 +154,10 @@ class RemoteFolder:
         """
         if len(content) != file.num_bytes:
             return False
-        if _MD5.fullmatch(file.version) and hashlib.md5(content, usedforsecurity=False).hexdigest() == file.version:
+        if (
+            _MD5.fullmatch(file.version)
+            and hashlib.md5(content, usedforsecurity=False).hexdigest() == file.version
+        ):
             return True
         return _mark_of(self._driver.info(self._object(file))) == file.version
 
@@ -141,7 +179,9 @@ def _of_one_file(file: RawFile) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise MachineError(f"{file.key} could not be read: it was there when the run started, so retry ({error})") from error
+        raise MachineError(
+            f"{file.key} could not be read: it was there when the run started, so retry ({error})"
+        ) from error
 
 
 def _raw_file(path: str, entry: Mapping[str, Any]) -> RawFile | None:

@@ -27,7 +27,14 @@ from sqlalchemy.orm import Session
 from pipeline_ops.airflow_runs import find_author_config
 from pipeline_ops.artifacts.layout import Attempt, Layout, trial_name
 from pipeline_ops.errors import DataError, TrainyardError
-from pipeline_ops.jobs.cancellation import STORE_KEY, StoredJob, TaskInstanceRef, ask_to_end, reason_to_end, why_unwanted
+from pipeline_ops.jobs.cancellation import (
+    STORE_KEY,
+    StoredJob,
+    TaskInstanceRef,
+    ask_to_end,
+    reason_to_end,
+    why_unwanted,
+)
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.storage.parsing import parse_json_as
 from pipeline_ops.storage.safe_paths import folder_below
@@ -66,8 +73,11 @@ class Custodian:
             except SQLAlchemyError:
                 raise
             except Exception as error:  # any error: it must not keep the other jobs alive
-                self._report(row.id, f"The job of {row.task_id} in {row.dag_id}, {row.run_id}, can't be looked after: "
-                                     f"{type(error).__name__}: {error}")
+                self._report(
+                    row.id,
+                    f"The job of {row.task_id} in {row.dag_id}, {row.run_id}, can't be looked after: "
+                    f"{type(error).__name__}: {error}",
+                )
         present = {(row.id, row.value) for row in rows}
         still_known = {attempt.folder for attempt in known.values()}
         for place, attempt in self._known.items():
@@ -82,7 +92,9 @@ class Custodian:
         known[place] = attempt
         reason = why_unwanted(stored.claim, _now(row), row.state)
         if reason and self._end(attempt, reason):
-            session.execute(delete(_jobs).where(_jobs.id == row.id, _jobs.value == row.value))  # the next try may have written its own job there
+            session.execute(
+                delete(_jobs).where(_jobs.id == row.id, _jobs.value == row.value)
+            )  # the next try may have written its own job there
             del known[place]
 
     def _end(self, attempt: Attempt, reason: str) -> bool:
@@ -95,7 +107,10 @@ class Custodian:
                 ask_to_end(attempt, reason)
                 _log.info("The job in %s is told to end: %s", attempt.folder, reason)
         except FileNotFoundError:
-            self._report(attempt.folder, f"{must_end} its folder is not in reach of the API server, so it can't be told")
+            self._report(
+                attempt.folder,
+                f"{must_end} its folder is not in reach of the API server, so it can't be told",
+            )
             return False
         except (TrainyardError, OSError) as error:
             self._report(attempt.folder, f"{must_end} can't be told: {error}")
@@ -134,7 +149,9 @@ def _attempt_of(row: Row, name: str, session: Session) -> Attempt:
 
 def _now(row: Row) -> TaskInstanceRef | None:
     """The claim that the task would make now. None if it no longer exists."""
-    return row.instance and TaskInstanceRef(task_instance=str(row.instance), max_tries=row.max_tries, clear_number=row.clear_number)
+    return row.instance and TaskInstanceRef(
+        task_instance=str(row.instance), max_tries=row.max_tries, clear_number=row.clear_number
+    )
 
 
 def _every_job() -> Select:
@@ -142,11 +159,29 @@ def _every_job() -> Select:
 
     Each comes with the present state of its task instance and run.
     """
-    same_task = and_(_tasks.dag_id == _jobs.dag_id, _tasks.run_id == _jobs.run_id, _tasks.task_id == _jobs.task_id,
-                     _tasks.map_index == _jobs.map_index)
-    return (select(_jobs.id, _jobs.value, _jobs.dag_id, _jobs.run_id, _jobs.task_id, _jobs.map_index, _tasks.id.label("instance"),
-                   _tasks.state, _tasks.max_tries, DagRun.clear_number)
-            .join(DagRun, DagRun.id == _jobs.dag_run_id).outerjoin(_tasks, same_task).where(_jobs.key == STORE_KEY))
+    same_task = and_(
+        _tasks.dag_id == _jobs.dag_id,
+        _tasks.run_id == _jobs.run_id,
+        _tasks.task_id == _jobs.task_id,
+        _tasks.map_index == _jobs.map_index,
+    )
+    return (
+        select(
+            _jobs.id,
+            _jobs.value,
+            _jobs.dag_id,
+            _jobs.run_id,
+            _jobs.task_id,
+            _jobs.map_index,
+            _tasks.id.label("instance"),
+            _tasks.state,
+            _tasks.max_tries,
+            DagRun.clear_number,
+        )
+        .join(DagRun, DagRun.id == _jobs.dag_run_id)
+        .outerjoin(_tasks, same_task)
+        .where(_jobs.key == STORE_KEY)
+    )
 
 
 def _look_for_ever() -> None:
@@ -156,7 +191,9 @@ def _look_for_ever() -> None:
         try:
             with create_session() as session:
                 custodian.look(session)
-        except Exception:  # the database may be down for a long time; the next look finds the missed jobs
+        except (
+            Exception
+        ):  # the database may be down for a long time; the next look finds the missed jobs
             if not is_blind:
                 _log.exception("Can't look after the jobs; trying again every second")
             is_blind = True

@@ -67,12 +67,22 @@ class Aliases(BaseModel):
 
     def with_champion(self, version: int, reason: str) -> Aliases:
         """Puts a version in service. An earlier champion undoes the champions after it."""
-        kept = self.succession[: self.succession.index(version)] if version in self.succession else self.succession
+        kept = (
+            self.succession[: self.succession.index(version)]
+            if version in self.succession
+            else self.succession
+        )
         succession = [*kept, version]
-        names = {alias: number for alias, number in self.names.items() if alias != PREVIOUS} | {CHAMPION: version}
+        names = {alias: number for alias, number in self.names.items() if alias != PREVIOUS} | {
+            CHAMPION: version
+        }
         if len(succession) > 1:
             names[PREVIOUS] = succession[-2]
-        return self._after(Move(alias=CHAMPION, version=version, time=time.time(), reason=reason[:_MAX_REASON]), names=names, succession=succession)
+        return self._after(
+            Move(alias=CHAMPION, version=version, time=time.time(), reason=reason[:_MAX_REASON]),
+            names=names,
+            succession=succession,
+        )
 
     def with_alias(self, alias: str, version: int | None, reason: str) -> Aliases:
         """Sets or removes an alias.
@@ -81,16 +91,34 @@ class Aliases(BaseModel):
           ConfigError: the name is invalid, or users can't set it.
         """
         if not NAME_PATTERN.fullmatch(alias):
-            raise ConfigError(f"an alias must begin with a letter, and hold small letters, digits, - and _ only, got {alias!r}")
+            raise ConfigError(
+                f"an alias must begin with a letter, and hold small letters, digits, - and _ only, got {alias!r}"
+            )
         if alias in (CHAMPION, PREVIOUS):
-            raise ConfigError(f"the alias {alias} follows from what is in service; promote a version, or roll back")
-        names = {name: number for name, number in self.names.items() if name != alias} | ({alias: version} if version else {})
-        return self._after(Move(alias=alias, version=version, time=time.time(), reason=reason[:_MAX_REASON]), names=names)
+            raise ConfigError(
+                f"the alias {alias} follows from what is in service; promote a version, or roll back"
+            )
+        names = {name: number for name, number in self.names.items() if name != alias} | (
+            {alias: version} if version else {}
+        )
+        return self._after(
+            Move(alias=alias, version=version, time=time.time(), reason=reason[:_MAX_REASON]),
+            names=names,
+        )
 
     def without(self, versions: list[int], reason: str) -> Aliases:
         """Retires versions that no alias names."""
-        return self._after(Move(alias=None, version=None, time=time.time(), reason=reason[:_MAX_REASON], retired=versions),
-                           retired=sorted({*self.retired, *versions}), succession=[number for number in self.succession if number not in versions])
+        return self._after(
+            Move(
+                alias=None,
+                version=None,
+                time=time.time(),
+                reason=reason[:_MAX_REASON],
+                retired=versions,
+            ),
+            retired=sorted({*self.retired, *versions}),
+            succession=[number for number in self.succession if number not in versions],
+        )
 
     def _after(self, move: Move, **changes) -> Aliases:
         return self.model_copy(update={**changes, "last": move})
@@ -113,7 +141,9 @@ def parse_record(content: bytes, place: str) -> Aliases:
         return Aliases.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise DataError(f"{rule}: {'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}; remove it") from None
+        raise DataError(
+            f"{rule}: {'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}; remove it"
+        ) from None
 
 
 def read_aliases(store: ModelStore) -> Aliases:
@@ -153,7 +183,11 @@ def move(store: ModelStore, decide: Callable[[Aliases], Aliases]) -> Aliases:
         if wanted is newest.aliases:
             return wanted
         try:
-            store.create(_FOLDER, f"{newest.number + 1:08d}.json", (wanted.model_dump_json(indent=2) + "\n").encode())
+            store.create(
+                _FOLDER,
+                f"{newest.number + 1:08d}.json",
+                (wanted.model_dump_json(indent=2) + "\n").encode(),
+            )
         except FileExistsError:
             continue
         return wanted
@@ -191,7 +225,9 @@ def _parse(store: ModelStore, name: str, content: bytes | DataError) -> Aliases 
     if isinstance(content, DataError):
         return content
     if not _RECORD.fullmatch(name):
-        return DataError(f"{place}: not a record of aliases, so it is passed over: it is not named by eight digits; remove it")
+        return DataError(
+            f"{place}: not a record of aliases, so it is passed over: it is not named by eight digits; remove it"
+        )
     try:
         return parse_record(content, place)
     except DataError as error:

@@ -9,8 +9,19 @@ from pathlib import Path
 
 from pipeline_ops.artifacts.manifest import MAX_BYTES, NAME, SIGNATURE
 from pipeline_ops.errors import DataError
-from pipeline_ops.registry.model_store import MAX_RECORD_BYTES, PUBLISH_SECONDS, Fill, is_version_name
-from pipeline_ops.storage.atomic import create_whole, exclusive_lock, remove_by_rename, remove_stagings, staging_folder
+from pipeline_ops.registry.model_store import (
+    MAX_RECORD_BYTES,
+    PUBLISH_SECONDS,
+    Fill,
+    is_version_name,
+)
+from pipeline_ops.storage.atomic import (
+    create_whole,
+    exclusive_lock,
+    remove_by_rename,
+    remove_stagings,
+    staging_folder,
+)
 from pipeline_ops.storage.safe_paths import UnsafePath, read_below
 
 _PUBLISH_LOCK = ".publish.lock"
@@ -29,7 +40,11 @@ class LocalModelStore:
     def numbers(self) -> list[int]:
         if not self.folder.is_dir():
             return []
-        return sorted(int(entry.name) for entry in self.folder.iterdir() if is_version_name(entry.name) and not entry.is_symlink() and entry.is_dir())
+        return sorted(
+            int(entry.name)
+            for entry in self.folder.iterdir()
+            if is_version_name(entry.name) and not entry.is_symlink() and entry.is_dir()
+        )
 
     def uri(self, number: int) -> str:
         return str(self.folder / str(number))
@@ -48,12 +63,18 @@ class LocalModelStore:
 
     @contextlib.contextmanager
     def publishing(self) -> Iterator[None]:
-        with exclusive_lock(self.folder / _PUBLISH_LOCK, f"the right to publish in {self.folder}", wait_seconds=PUBLISH_SECONDS):
+        with exclusive_lock(
+            self.folder / _PUBLISH_LOCK,
+            f"the right to publish in {self.folder}",
+            wait_seconds=PUBLISH_SECONDS,
+        ):
             remove_stagings(self.folder)
             yield
 
     def add(self, at_least: int, owner: str, fill: Fill) -> int:
-        taken = [int(entry.name) for entry in self.folder.iterdir() if is_version_name(entry.name)]  # by a link or a file, too
+        taken = [
+            int(entry.name) for entry in self.folder.iterdir() if is_version_name(entry.name)
+        ]  # by a link or a file, too
         number = max(at_least, 1 + max(taken, default=0))
         with staging_folder(self.folder / str(number)) as staging:
             fill(staging, number)
@@ -68,7 +89,11 @@ class LocalModelStore:
 
     def records(self, folder: str) -> list[str]:
         place = self.folder / folder
-        return sorted(entry.name for entry in place.iterdir() if not entry.name.startswith(".")) if place.is_dir() else []
+        return (
+            sorted(entry.name for entry in place.iterdir() if not entry.name.startswith("."))
+            if place.is_dir()
+            else []
+        )
 
     def read(self, folder: str, names: Sequence[str]) -> list[bytes | DataError]:
         return [self._record(f"{folder}/{name}") for name in names]

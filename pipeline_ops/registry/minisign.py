@@ -40,17 +40,25 @@ class PublicKey:
           DataError: there is no signature, it is by another key, or it is wrong.
         """
         if signature is None:
-            raise DataError(f"{place} is not signed, and {self.file} was given to verify it; "
-                            "publish the model again with export.signing_key")
-        wrong = DataError(f"{place}: its signature is not valid for {self.file}: the content or "
-                          "the signature was changed; do not use it")
+            raise DataError(
+                f"{place} is not signed, and {self.file} was given to verify it; "
+                "publish the model again with export.signing_key"
+            )
+        wrong = DataError(
+            f"{place}: its signature is not valid for {self.file}: the content or "
+            "the signature was changed; do not use it"
+        )
         key_id, signed, comment, signed_comment = _parse_signature(signature, place)
         if key_id != self.key_id:
-            raise DataError(f"{place} is signed by the key {_name(key_id)}, and {self.file} is the "
-                            f"key {_name(self.key_id)}; give the key of the one who published it")
+            raise DataError(
+                f"{place} is signed by the key {_name(key_id)}, and {self.file} is the "
+                f"key {_name(self.key_id)}; give the key of the one who published it"
+            )
         verify = _ed25519().Ed25519PublicKey.from_public_bytes(self.key).verify
-        for signature_bytes, message in ((signed, hashlib.blake2b(content).digest()),
-                                         (signed_comment, signed + comment)):
+        for signature_bytes, message in (
+            (signed, hashlib.blake2b(content).digest()),
+            (signed_comment, signed + comment),
+        ):
             try:
                 verify(signature_bytes, message)
             except _invalid_signature():
@@ -69,15 +77,22 @@ class SecretKey:
         sign = _ed25519().Ed25519PrivateKey.from_private_bytes(self.seed).sign
         signed = sign(hashlib.blake2b(content).digest())
         comment = f"timestamp:{int(time.time())}\tfile:{file}\thashed".encode()
-        return b"\n".join([
-            b"untrusted comment: signature of a model that trainyard published",
-            base64.b64encode(_PREHASHED + self.key_id + signed),
-            b"trusted comment: " + comment, base64.b64encode(sign(signed + comment)), b""])
+        return b"\n".join(
+            [
+                b"untrusted comment: signature of a model that trainyard published",
+                base64.b64encode(_PREHASHED + self.key_id + signed),
+                b"trusted comment: " + comment,
+                base64.b64encode(sign(signed + comment)),
+                b"",
+            ]
+        )
 
 
 def read_public_key(path: Path) -> PublicKey:
     """Reads a public key. Raises ConfigError if the file does not hold one."""
-    value = _decode(_lines(path, "public")[1], _PUBLIC_BYTES, f"{path}: not a public key of minisign")
+    value = _decode(
+        _lines(path, "public")[1], _PUBLIC_BYTES, f"{path}: not a public key of minisign"
+    )
     if value[:2] != _KEY:
         raise ConfigError(f"{path}: not a public key of minisign, which begins with RW")
     return PublicKey(value[2:10], value[10:], str(path))
@@ -91,15 +106,21 @@ def read_secret_key(path: Path) -> SecretKey:
     """
     lines = _lines(path, "secret")
     if mode := stat.S_IMODE(os.stat(path).st_mode) & 0o077:
-        raise ConfigError(f"{path} can be read by other users (mode {mode:03o}); run chmod 600 on it")
+        raise ConfigError(
+            f"{path} can be read by other users (mode {mode:03o}); run chmod 600 on it"
+        )
     value = _decode(lines[1], _SECRET_BYTES, f"{path}: not a secret key of minisign")
     if value[:2] != _KEY or value[2:4] != _UNENCRYPTED:
-        raise ConfigError(f"{path} is encrypted by a password, which a job can't enter; make a key "
-                          "with minisign -G -W, and protect its file")
+        raise ConfigError(
+            f"{path} is encrypted by a password, which a job can't enter; make a key "
+            "with minisign -G -W, and protect its file"
+        )
     key_id, seed, public = value[54:62], value[62:94], value[94:126]
     private = _ed25519().Ed25519PrivateKey.from_private_bytes(seed)
     if private.public_key().public_bytes_raw() != public:
-        raise ConfigError(f"{path}: the secret key is damaged: its two halves do not belong together")
+        raise ConfigError(
+            f"{path}: the secret key is damaged: its two halves do not belong together"
+        )
     return SecretKey(key_id, seed)
 
 
@@ -151,8 +172,9 @@ def _ed25519():
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        raise ConfigError(f"signatures need the package {error.name}; install cryptography for "
-                          "this interpreter") from None
+        raise ConfigError(
+            f"signatures need the package {error.name}; install cryptography for this interpreter"
+        ) from None
     return ed25519
 
 

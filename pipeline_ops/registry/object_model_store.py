@@ -35,7 +35,12 @@ import fsspec
 
 from pipeline_ops.artifacts.manifest import NAME, SIGNATURE, find_damage, parse_manifest
 from pipeline_ops.errors import ConfigError, DataError, MachineError
-from pipeline_ops.registry.model_store import MAX_RECORD_BYTES, PUBLISH_SECONDS, Fill, is_version_name
+from pipeline_ops.registry.model_store import (
+    MAX_RECORD_BYTES,
+    PUBLISH_SECONDS,
+    Fill,
+    is_version_name,
+)
 from pipeline_ops.storage.atomic import exclusive_lock, remove_own, staging_folder, write_whole
 from pipeline_ops.storage.object_store import file_system, translated
 from pipeline_ops.system.processes import ProcessIdentity
@@ -54,7 +59,9 @@ class VersionLease:
     process: ProcessIdentity
 
     def to_json(self) -> bytes:
-        return json.dumps({"owner": self.owner, "process": self.process.to_json()}, indent=2).encode()
+        return json.dumps(
+            {"owner": self.owner, "process": self.process.to_json()}, indent=2
+        ).encode()
 
     @classmethod
     def parse(cls, content: bytes | DataError) -> VersionLease:
@@ -113,7 +120,9 @@ class ObjectModelStore:
         """
         sizes = self._sizes()
         for number, claim in _pending(sizes, self._claims(sizes)).items():
-            age_seconds = time.time() - self._files.modified(self._path(_claim_name(number))).timestamp()
+            age_seconds = (
+                time.time() - self._files.modified(self._path(_claim_name(number))).timestamp()
+            )
             if claim.is_abandoned(age_seconds):
                 self._give_up(number)
         for number in _given_up(sizes):
@@ -121,7 +130,9 @@ class ObjectModelStore:
         yield
 
     def add(self, at_least: int, owner: str, fill: Fill) -> int:
-        number, is_mine = self._claim(at_least, VersionLease(owner, ProcessIdentity.of(os.getpid())))
+        number, is_mine = self._claim(
+            at_least, VersionLease(owner, ProcessIdentity.of(os.getpid()))
+        )
         if is_mine:
             try:
                 self._upload(number, fill)
@@ -135,7 +146,11 @@ class ObjectModelStore:
         if content is None:
             raise DataError(f"{self.uri(number)}: there is no such version")
         folder = cache / str(number)
-        with exclusive_lock(cache / f".{number}.lock", f"the local copy of {self.uri(number)}", wait_seconds=PUBLISH_SECONDS):
+        with exclusive_lock(
+            cache / f".{number}.lock",
+            f"the local copy of {self.uri(number)}",
+            wait_seconds=PUBLISH_SECONDS,
+        ):
             if not (folder / NAME).exists() or (folder / NAME).read_bytes() != content:
                 remove_own(folder)
                 with staging_folder(folder) as staging:
@@ -166,7 +181,10 @@ class ObjectModelStore:
         paths = [self._path(f"{folder}/{name}") for name in names]
         with translated(self.place):
             contents = self._files.cat(paths, on_error="return") if paths else {}
-        return [self._record(f"{self.place}/{folder}/{name}", contents[path]) for name, path in zip(names, paths, strict=True)]
+        return [
+            self._record(f"{self.place}/{folder}/{name}", contents[path])
+            for name, path in zip(names, paths, strict=True)
+        ]
 
     def _record(self, place: str, content: bytes | Exception) -> bytes | DataError:
         if isinstance(content, FileNotFoundError):
@@ -194,8 +212,10 @@ class ObjectModelStore:
                 return done[0], False
             if pending := _pending(sizes, claims).keys() & same:
                 other = claims[min(pending)].process
-                raise MachineError(f"{self.uri(min(pending))}: process {other.pid} on {other.host} is publishing the same model right now; "
-                                   "wait for it, or end it, and retry")
+                raise MachineError(
+                    f"{self.uri(min(pending))}: process {other.pid} on {other.host} is publishing the same model right now; "
+                    "wait for it, or end it, and retry"
+                )
             number = max(at_least, 1 + max(claims, default=0), 1 + max(published, default=0))
             with contextlib.suppress(FileExistsError):
                 self._create(_claim_name(number), mine.to_json())
@@ -211,7 +231,9 @@ class ObjectModelStore:
             self._create(_claim_name(number), mine.to_json())
         except FileExistsError:
             return
-        raise ConfigError(f"{self.place}: this store ignores If-None-Match, so it can't hold a registry; use another one")
+        raise ConfigError(
+            f"{self.place}: this store ignores If-None-Match, so it can't hold a registry; use another one"
+        )
 
     def _upload(self, number: int, fill: Fill) -> None:
         with tempfile.TemporaryDirectory(prefix="trainyard-version-") as made:
@@ -219,19 +241,29 @@ class ObjectModelStore:
             fill(folder, number)
             content = (folder / NAME).read_bytes()
             signature = [SIGNATURE] if (folder / SIGNATURE).exists() else []
-            for path in [*(file.path for file in parse_manifest(content, self.uri(number)).files), *signature]:
+            for path in [
+                *(file.path for file in parse_manifest(content, self.uri(number)).files),
+                *signature,
+            ]:
                 with translated(self.place):
                     self._files.put_file(str(folder / path), self._path(f"{number}/{path}"))
             try:
                 self._create(f"{number}/{NAME}", content)
             except FileExistsError:
-                raise MachineError(f"{self.uri(number)}: another publisher took this one for dead, and gave its number up; try again") from None
+                raise MachineError(
+                    f"{self.uri(number)}: another publisher took this one for dead, and gave its number up; try again"
+                ) from None
 
     def _download(self, number: int, manifest: bytes, folder: Path) -> None:
-        parsed, sizes = parse_manifest(manifest, f"{self.uri(number)}/{NAME}"), self._sizes(str(number))
+        parsed, sizes = (
+            parse_manifest(manifest, f"{self.uri(number)}/{NAME}"),
+            self._sizes(str(number)),
+        )
         for file in parsed.files:
             if sizes.get(f"{number}/{file.path}") != file.num_bytes:
-                raise DataError(f"{self.uri(number)}/{file.path} has another size than the manifest says; publish the model again")
+                raise DataError(
+                    f"{self.uri(number)}/{file.path} has another size than the manifest says; publish the model again"
+                )
             target = folder / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             with translated(self.place):
@@ -254,7 +286,10 @@ class ObjectModelStore:
 
     def _claims(self, sizes: dict[str, int]) -> dict[int, VersionLease]:
         names = [name.removeprefix(f"{_CLAIMS}/") for name in sizes if _CLAIM.fullmatch(name)]
-        return {int(Path(name).stem): VersionLease.parse(content) for name, content in zip(names, self.read(_CLAIMS, names), strict=True)}
+        return {
+            int(Path(name).stem): VersionLease.parse(content)
+            for name, content in zip(names, self.read(_CLAIMS, names), strict=True)
+        }
 
     def _sizes(self, below: str = "") -> dict[str, int]:
         """Every object's size in bytes, by its name below the place, from one listing."""
@@ -262,7 +297,11 @@ class ObjectModelStore:
         with self._in_a_bucket():
             found = self._files.find(f"{root}{below}", detail=True)
         # After an empty listing, s3fs asks for the place itself, and may return a new folder.
-        return {path.removeprefix(root): entry["size"] for path, entry in found.items() if entry["type"] == "file"}
+        return {
+            path.removeprefix(root): entry["size"]
+            for path, entry in found.items()
+            if entry["type"] == "file"
+        }
 
     def _path(self, name: str) -> str:
         """The path of an object as the driver writes it."""
@@ -284,7 +323,9 @@ class ObjectModelStore:
             with translated(self.place):
                 yield
         except FileNotFoundError as error:
-            raise ConfigError(f"{self.place}: {error}; make the bucket, or name another one") from None
+            raise ConfigError(
+                f"{self.place}: {error}; make the bucket, or name another one"
+            ) from None
 
 
 def _claim_name(number: int) -> str:
@@ -297,10 +338,14 @@ def _is_manifest(name: str) -> bool:
 
 
 def _published(sizes: Mapping[str, int]) -> list[int]:
-    return sorted(int(name.split("/")[0]) for name, size in sizes.items() if _is_manifest(name) and size)
+    return sorted(
+        int(name.split("/")[0]) for name, size in sizes.items() if _is_manifest(name) and size
+    )
 
 
-def _pending(sizes: Mapping[str, int], claims: Mapping[int, VersionLease]) -> dict[int, VersionLease]:
+def _pending(
+    sizes: Mapping[str, int], claims: Mapping[int, VersionLease]
+) -> dict[int, VersionLease]:
     """The claims that are neither published nor given up."""
     return {number: claim for number, claim in claims.items() if f"{number}/{NAME}" not in sizes}
 
@@ -308,4 +353,10 @@ def _pending(sizes: Mapping[str, int], claims: Mapping[int, VersionLease]) -> di
 def _given_up(sizes: Mapping[str, int]) -> list[int]:
     """The given-up numbers that still have files."""
     empty = {name.split("/")[0] for name, size in sizes.items() if _is_manifest(name) and not size}
-    return sorted({int(name.split("/")[0]) for name in sizes if name.split("/")[0] in empty and not _is_manifest(name)})
+    return sorted(
+        {
+            int(name.split("/")[0])
+            for name in sizes
+            if name.split("/")[0] in empty and not _is_manifest(name)
+        }
+    )

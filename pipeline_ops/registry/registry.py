@@ -21,7 +21,15 @@ import functools
 import logging
 from pathlib import Path
 
-from pipeline_ops.artifacts.manifest import NAME, SIGNATURE, Input, Manifest, open_listed, parse_manifest, refuse_damage
+from pipeline_ops.artifacts.manifest import (
+    NAME,
+    SIGNATURE,
+    Input,
+    Manifest,
+    open_listed,
+    parse_manifest,
+    refuse_damage,
+)
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry import aliases
 from pipeline_ops.registry.aliases import CHAMPION, PREVIOUS, Aliases, AliasHistory, Move
@@ -90,7 +98,9 @@ class Version:
             with open_listed(source, file) as opened:
                 write_blocks((summing := Summing()).through(blocks_of(opened)), target / file.path)
             if not file.has_content(summing.result):
-                raise DataError(f"{self.folder}/{file.path} has another checksum than the manifest says; publish the model again")
+                raise DataError(
+                    f"{self.folder}/{file.path} has another checksum than the manifest says; publish the model again"
+                )
         write_whole(target / NAME, content)
         if signature is not None:
             write_whole(target / SIGNATURE, signature)
@@ -98,7 +108,9 @@ class Version:
     def _manifest_bytes(self) -> bytes:
         content = self.store.manifest(self.number)
         if content is None:
-            raise DataError(f"{self.uri}: there is no such manifest; remove the version, and run the task that makes it again")
+            raise DataError(
+                f"{self.uri}: there is no such manifest; remove the version, and run the task that makes it again"
+            )
         return content
 
 
@@ -106,10 +118,11 @@ def open_model_store(place: str) -> ModelStore:
     """The versions of a model in a local folder, or at a URI of one of the `STORES`."""
     if not is_remote(place):
         return LocalModelStore(Path(place))
-    from pipeline_ops.registry.object_model_store import ObjectModelStore  # it needs fsspec, which few models do
+    from pipeline_ops.registry.object_model_store import (
+        ObjectModelStore,  # it needs fsspec, which few models do
+    )
 
     return ObjectModelStore(place)
-
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +138,9 @@ class Registry:
     def versions(self) -> list[Version]:
         """The versions, oldest first, without unfinished and retired ones."""
         retired = self.aliases().retired
-        return [Version(number, self.store) for number in self.store.numbers() if number not in retired]
+        return [
+            Version(number, self.store) for number in self.store.numbers() if number not in retired
+        ]
 
     def version(self, number: int) -> Version:
         """The version with a number. Raises ConfigError that lists the existing versions."""
@@ -162,8 +177,13 @@ class Registry:
         unreadable manifest is reported and left out.
         """
         found = [(version, _readable(version)) for version in self.versions()]
-        return [version for version, manifest in found
-                if manifest and "train" in manifest.inputs and manifest.inputs["train"].digest == training_digest]
+        return [
+            version
+            for version, manifest in found
+            if manifest
+            and "train" in manifest.inputs
+            and manifest.inputs["train"].digest == training_digest
+        ]
 
     def publish(self, training_digest: str, fill: Fill, contents: str = "") -> Version:
         """Adds a version, or returns the existing one of the same training with the same contents.
@@ -180,8 +200,19 @@ class Registry:
           MachineError: another publisher does not finish, or publishes the same training right now.
         """
         with self.store.publishing():
-            same = [version for version in self.made_from(training_digest) if version.manifest().figures.get("contents", "") == contents]
-            return same[0] if same else Version(self.store.add(self._next_number(), f"{training_digest} {contents}", fill), self.store)
+            same = [
+                version
+                for version in self.made_from(training_digest)
+                if version.manifest().figures.get("contents", "") == contents
+            ]
+            return (
+                same[0]
+                if same
+                else Version(
+                    self.store.add(self._next_number(), f"{training_digest} {contents}", fill),
+                    self.store,
+                )
+            )
 
     def promote(self, number: int, reason: str, expected: int | None | type(...) = ...) -> None:
         """Puts a version in service.
@@ -200,8 +231,10 @@ class Registry:
             current = present.names.get(CHAMPION)
             self._existing(number, present)
             if expected is not ... and current != expected:
-                raise DataError(f"{self.place}: version {number} was chosen over {_named(expected)}, but in service is {_named(current)} by now; "
-                                "start a new run, which evaluates again")
+                raise DataError(
+                    f"{self.place}: version {number} was chosen over {_named(expected)}, but in service is {_named(current)} by now; "
+                    "start a new run, which evaluates again"
+                )
             return present if current == number else present.with_champion(number, reason)
 
         aliases.move(self.store, decide)
@@ -215,9 +248,13 @@ class Registry:
 
         def decide(present: Aliases) -> Aliases:
             if PREVIOUS not in present.names:
-                raise ConfigError(f"{self.place}: there is no earlier champion to go back to; put another version in service by its number")
+                raise ConfigError(
+                    f"{self.place}: there is no earlier champion to go back to; put another version in service by its number"
+                )
             self._existing(present.names[PREVIOUS], present)
-            because = f"rolled back from version {present.names[CHAMPION]}" + (f": {reason}" if reason else "")
+            because = f"rolled back from version {present.names[CHAMPION]}" + (
+                f": {reason}" if reason else ""
+            )
             return present.with_champion(present.names[PREVIOUS], because)
 
         return Version(aliases.move(self.store, decide).names[CHAMPION], self.store)
@@ -250,11 +287,17 @@ class Registry:
 
         def decide(present: Aliases) -> Aliases:
             there = [number for number in self.store.numbers() if number not in present.retired]
-            goes = [number for number in there[: max(0, len(there) - keep)] if not present.named(number) and self._is_ours(number)]
+            goes = [
+                number
+                for number in there[: max(0, len(there) - keep)]
+                if not present.named(number) and self._is_ours(number)
+            ]
             return present.without(goes, reason) if goes else present
 
         retired = aliases.move(self.store, decide).retired
-        removed = [number for number in self.store.numbers() if number in retired and self._is_ours(number)]
+        removed = [
+            number for number in self.store.numbers() if number in retired and self._is_ours(number)
+        ]
         for number in removed:
             self.store.remove(number)
         return removed
@@ -262,7 +305,9 @@ class Registry:
     def _existing(self, number: int, present: Aliases) -> Version:
         there = [other for other in self.store.numbers() if other not in present.retired]
         if number not in there:
-            raise ConfigError(f"{self.place}: there is no version {number}; there are {', '.join(map(str, there)) or 'none'}")
+            raise ConfigError(
+                f"{self.place}: there is no version {number}; there are {', '.join(map(str, there)) or 'none'}"
+            )
         return Version(number, self.store)
 
     def _is_ours(self, number: int) -> bool:
@@ -278,8 +323,16 @@ class Registry:
     def _next_number(self) -> int:
         """A number that was never in service or retired, even if that folder has been removed."""
         present = self.aliases()
-        return 1 + max([*self.store.numbers(), *present.succession, *present.names.values(), *present.retired,
-                        *(move.version or 0 for move in self.history())], default=0)
+        return 1 + max(
+            [
+                *self.store.numbers(),
+                *present.succession,
+                *present.names.values(),
+                *present.retired,
+                *(move.version or 0 for move in self.history()),
+            ],
+            default=0,
+        )
 
 
 def fetched(entry: Input, root: Path) -> Input:

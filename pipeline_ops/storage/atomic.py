@@ -66,13 +66,16 @@ def create_whole(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _written_beside(path: Path, give_name: Callable[[Path, Path], None],
-                    mode: int = 0o666) -> Iterator[IO[bytes]]:
+def _written_beside(
+    path: Path, give_name: Callable[[Path, Path], None], mode: int = 0o666
+) -> Iterator[IO[bytes]]:
     """Opens a temporary file that gets its final name once it is on disk.
 
     If the block or the disk fails, the temporary file is removed.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")  # two threads may write the same file
+    temporary = path.with_name(
+        f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp"
+    )  # two threads may write the same file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with create_or_truncate(temporary, mode) as file:
@@ -242,7 +245,9 @@ def link_file(source: Path, target: Path) -> None:
 
 def could_not_write(path: Path, error: OSError) -> MachineError:
     """The error for a file that the disk has refused."""
-    return MachineError(f"could not write {path}: {error.strerror}; make room or mend the disk, then retry")
+    return MachineError(
+        f"could not write {path}: {error.strerror}; make room or mend the disk, then retry"
+    )
 
 
 @contextlib.contextmanager
@@ -276,8 +281,12 @@ def opened_folder(folder: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def exclusive_lock(path: Path, what: str, wait_seconds: float = 0.0,
-                   on_wait: Callable[[str], None] = lambda message: None) -> Iterator[None]:
+def exclusive_lock(
+    path: Path,
+    what: str,
+    wait_seconds: float = 0.0,
+    on_wait: Callable[[str], None] = lambda message: None,
+) -> Iterator[None]:
     """Holds a lock file while the block runs.
 
     The kernel releases the lock when this process ends in any way. The holder writes its pid into
@@ -317,10 +326,11 @@ def _opened_lock(path: Path) -> IO[str]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        return open(os.open(path, flags, 0o666), "a+")  # noqa: SIM115 (the caller closes it)
+        return open(os.open(path, flags, 0o666), "a+")
     except OSError as error:
-        raise MachineError(f"could not open the lock file {path}: {error.strerror}; mend the disk, or remove what is in its place, then retry") \
-            from error
+        raise MachineError(
+            f"could not open the lock file {path}: {error.strerror}; mend the disk, or remove what is in its place, then retry"
+        ) from error
 
 
 def _try_lock(file: IO, path: Path) -> bool:
@@ -329,5 +339,7 @@ def _try_lock(file: IO, path: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        raise MachineError(f"could not lock {path}: {error.strerror}; its file system must have flock") from error
+        raise MachineError(
+            f"could not lock {path}: {error.strerror}; its file system must have flock"
+        ) from error
     return True

@@ -47,8 +47,12 @@ def name_once(temporary: Path, path: Path) -> None:
 
 
 def _rename_once(temporary: Path, path: Path) -> None:
-    if _libc.renameat2(_AT_FDCWD, os.fsencode(temporary), _AT_FDCWD, os.fsencode(path),
-                       _RENAME_NOREPLACE) == 0:
+    if (
+        _libc.renameat2(
+            _AT_FDCWD, os.fsencode(temporary), _AT_FDCWD, os.fsencode(path), _RENAME_NOREPLACE
+        )
+        == 0
+    ):
         return
     number = ctypes.get_errno()
     if number not in _NO_RENAME_FLAGS:

@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 _DRIVERS = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "azure", "requests", "urllib3")
 STORES = ("s3",)
 """The schemes whose drivers are known to refuse the second of two conditional puts."""
-_EXTRAS = {"s3": "trainyard[s3]", "s3a": "trainyard[s3]", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "abfss": "adlfs", "az": "adlfs",
-           "hdfs": "pyarrow"}
+_EXTRAS = {
+    "s3": "trainyard[s3]",
+    "s3a": "trainyard[s3]",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
+    "hdfs": "pyarrow",
+}
 
 
 def is_remote(place: str) -> bool:
@@ -40,13 +48,19 @@ def file_system(place: str) -> fsspec.AbstractFileSystem:
 
     scheme = place.partition("://")[0]
     for driver in _DRIVERS:
-        logging.getLogger(driver).setLevel(logging.WARNING)  # each driver logs the source of its credentials for every connection
+        logging.getLogger(driver).setLevel(
+            logging.WARNING
+        )  # each driver logs the source of its credentials for every connection
     try:
         return fsspec.filesystem(scheme, use_listings_cache=False)
     except ImportError as error:
-        raise ConfigError(f"{place}: {error}; install {_EXTRAS.get(scheme, 'the package that it names')}") from None
+        raise ConfigError(
+            f"{place}: {error}; install {_EXTRAS.get(scheme, 'the package that it names')}"
+        ) from None
     except ValueError as error:
-        raise ConfigError(f"{place}: {error}; a place is a local folder, or a URI such as s3://bucket/folder") from None
+        raise ConfigError(
+            f"{place}: {error}; a place is a local folder, or a URI such as s3://bucket/folder"
+        ) from None
 
 
 def is_known(place: str) -> bool:
@@ -64,8 +78,10 @@ def refuse_credentials(place: str) -> str:
     """
     scheme, separator, rest = place.partition("://")
     if separator and "@" in rest.partition("/")[0]:
-        raise ValueError(f"a {scheme}:// URI must not hold a user name or a password, which everybody who sees this file can read; "
-                         "give them to the driver by its environment or its own files")
+        raise ValueError(
+            f"a {scheme}:// URI must not hold a user name or a password, which everybody who sees this file can read; "
+            "give them to the driver by its environment or its own files"
+        )
     return place
 
 
@@ -80,14 +96,20 @@ def translated(place: str) -> Iterator[None]:
     except (FileNotFoundError, FileExistsError):
         raise
     except PermissionError as error:
-        raise ConfigError(f"{place}: {error}; check the credentials, and what they may do") from error
+        raise ConfigError(
+            f"{place}: {error}; check the credentials, and what they may do"
+        ) from error
     except OSError as error:
-        if error.errno == errno.EINVAL and "recondition" in str(error):  # a store that does not name the condition
+        if error.errno == errno.EINVAL and "recondition" in str(
+            error
+        ):  # a store that does not name the condition
             raise FileExistsError(errno.EEXIST, str(error)) from error
         raise _unreachable(place, error) from error
     except Exception as error:  # the driver's own, which is not imported here
         if "Credentials" in type(error).__name__:
-            raise ConfigError(f"{place}: {error}; the driver looks for them in the environment and in its own files") from error
+            raise ConfigError(
+                f"{place}: {error}; the driver looks for them in the environment and in its own files"
+            ) from error
         if type(error).__module__.partition(".")[0] in _DRIVERS:
             raise _unreachable(place, error) from error
         raise

@@ -38,14 +38,20 @@ def private_folder(path: Path, cure: str) -> Iterator[int]:
     try:
         descriptor = os.open(path, FOLDER_FLAGS)
     except NotADirectoryError:
-        raise MachineError(f"{path} is a link or a file, not a folder of this user; {cure}") from None
+        raise MachineError(
+            f"{path} is a link or a file, not a folder of this user; {cure}"
+        ) from None
     try:
         found = os.fstat(descriptor)
         if found.st_uid != os.geteuid():
-            raise MachineError(f"{path} is a folder of the user {found.st_uid}, not of this user; {cure}")
+            raise MachineError(
+                f"{path} is a folder of the user {found.st_uid}, not of this user; {cure}"
+            )
         if mode := stat.S_IMODE(found.st_mode) & 0o077:
-            raise MachineError(f"{path} is open to other users (mode {mode:03o}), so its content "
-                               f"can't be trusted; run chmod 700 on it, or {cure}")
+            raise MachineError(
+                f"{path} is open to other users (mode {mode:03o}), so its content "
+                f"can't be trusted; run chmod 700 on it, or {cure}"
+            )
         yield descriptor
     finally:
         os.close(descriptor)

@@ -34,8 +34,9 @@ def parse_json_as(model: type[Model], content: bytes | str, place: object) -> Mo
         raise DataError(f"{place}: not a valid {model.__name__}: {describe(error)}") from None
 
 
-def read_json_as(model: type[Model], root: Path, path: str,
-                 max_bytes: int = MAX_RECORD_BYTES) -> Model | None:
+def read_json_as(
+    model: type[Model], root: Path, path: str, max_bytes: int = MAX_RECORD_BYTES
+) -> Model | None:
     """The value in a file below a trusted root, or None if there is no such file.
 
     Raises:
@@ -57,7 +58,9 @@ def _adapter(model: type[Model]) -> TypeAdapter[Model]:
 def describe(error: ValidationError) -> str:
     """The first problems of a validation in one line, without the values, which may be large."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    shown = [f"{'.'.join(map(str, problem['loc']))[:100]}: {problem['msg'][:200]}".removeprefix(": ")
-             for problem in problems[:_MAX_PROBLEMS]]
+    shown = [
+        f"{'.'.join(map(str, problem['loc']))[:100]}: {problem['msg'][:200]}".removeprefix(": ")
+        for problem in problems[:_MAX_PROBLEMS]
+    ]
     more = len(problems) - _MAX_PROBLEMS
     return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")

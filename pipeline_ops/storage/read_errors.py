@@ -19,13 +19,43 @@ _PLACE = "[[{{node"
 _OPERATION = re.compile(r"^{{function_node [^}]*}} | \[Op:\w+\].*$")
 """Surrounds the reason of an operation outside of any graph."""
 _ASSERTION = "assertion failed: ["
-_OF_THE_DISK = frozenset({"PermissionDeniedError", "ResourceExhaustedError", "UnavailableError", "UnimplementedError", "UnknownError"})
+_OF_THE_DISK = frozenset(
+    {
+        "PermissionDeniedError",
+        "ResourceExhaustedError",
+        "UnavailableError",
+        "UnimplementedError",
+        "UnknownError",
+    }
+)
 """TensorFlow's error types for EACCES, EPERM, ENOSPC, ENOSYS and EIO."""
-_OF_THE_CONTENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG})
+_OF_THE_CONTENT = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+)
 """Errors of the operating system that no retry resolves."""
-_REASONS = tuple(f"; {os.strerror(number)}" for number in (
-    errno.EACCES, errno.EAGAIN, errno.EBUSY, errno.EDQUOT, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENOMEM,
-    errno.ENOSPC, errno.ENOSYS, errno.ENOTCONN, errno.EPERM, errno.EREMOTEIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT))
+_REASONS = tuple(
+    f"; {os.strerror(number)}"
+    for number in (
+        errno.EACCES,
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.EDQUOT,
+        errno.EINTR,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENODEV,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.ENOSYS,
+        errno.ENOTCONN,
+        errno.EPERM,
+        errno.EREMOTEIO,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    )
+)
 """Ends of TensorFlow's messages if the error type is not specific, as in restoring variables."""
 
 
@@ -40,7 +70,11 @@ def reason_of(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     place = next((index for index, line in enumerate(lines) if line.startswith(_PLACE)), 0)
     reason = _OPERATION.sub("", lines[max(0, place - 1)]) if lines else type(error).__name__
-    return reason.removeprefix(_ASSERTION).removesuffix("]") if reason.startswith(_ASSERTION) else reason
+    return (
+        reason.removeprefix(_ASSERTION).removesuffix("]")
+        if reason.startswith(_ASSERTION)
+        else reason
+    )
 
 
 def unreadable(message: str, error: Exception, cure: str = "") -> TrainyardError:
@@ -54,7 +88,9 @@ def unreadable(message: str, error: Exception, cure: str = "") -> TrainyardError
       cure: what to do about wrong content, with the separator before it.
     """
     if _is_of_the_disk(error):
-        return MachineError(f"{message}: {reason_of(error)}; mend the disk or who may read it, then retry")
+        return MachineError(
+            f"{message}: {reason_of(error)}; mend the disk or who may read it, then retry"
+        )
     return DataError(f"{message}: {reason_of(error)}{cure}")
 
 
@@ -71,7 +107,11 @@ def exit_code_of(error: Exception) -> ExitCode:
     """
     if isinstance(error, TrainyardError):
         return error.exit_code
-    return ExitCode.RETRY if isinstance(error, OSError | MemoryError) or names_a_disk_error(error) else ExitCode.BUG
+    return (
+        ExitCode.RETRY
+        if isinstance(error, OSError | MemoryError) or names_a_disk_error(error)
+        else ExitCode.BUG
+    )
 
 
 def names_a_disk_error(error: Exception) -> bool:
@@ -79,4 +119,6 @@ def names_a_disk_error(error: Exception) -> bool:
 
     TensorFlow writes such lines: "/path/file; Input/output error".
     """
-    return any(_OPERATION.sub("", line.strip()).endswith(_REASONS) for line in str(error).splitlines())
+    return any(
+        _OPERATION.sub("", line.strip()).endswith(_REASONS) for line in str(error).splitlines()
+    )

@@ -182,8 +182,10 @@ def _open(root: Path, path: str, flags: int) -> int:
             return open_by_walking(start, path, flags)
         except OSError as error:
             if error.errno in _LINK_ERRORS:
-                raise UnsafePath(f"{root / path} is a link or is reached through one, or it is of "
-                                 f"the wrong kind: {error.strerror}; remove it") from None
+                raise UnsafePath(
+                    f"{root / path} is a link or is reached through one, or it is of "
+                    f"the wrong kind: {error.strerror}; remove it"
+                ) from None
             raise type(error)(error.errno, error.strerror, str(root / path)) from None
 
 
@@ -194,8 +196,9 @@ class _OpenHow(ctypes.Structure):
 def open_by_openat2(start: int, path: str, flags: int) -> int:
     """Opens a path below a folder by one system call (Linux 5.6 or later). Raises OSError."""
     how = _OpenHow(flags | os.O_NOFOLLOW, 0, _RESOLVE)
-    number = _libc.syscall(_SYS_OPENAT2, start, os.fsencode(path), ctypes.byref(how),
-                           ctypes.sizeof(how))
+    number = _libc.syscall(
+        _SYS_OPENAT2, start, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)
+    )
     if number < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return number

@@ -66,11 +66,17 @@ class HostCache:
         """
         name = f"{kind}-{digest}"
         if not _ENTRY.fullmatch(name):
-            raise ValueError(f"{name} is not a name of an entry: <one of {', '.join(KINDS)}>-<hex digits>")
+            raise ValueError(
+                f"{name} is not a name of an entry: <one of {', '.join(KINDS)}>-<hex digits>"
+            )
         final = self._folder / name
         self._make_folder()
         with private_folder(self._folder, _CURE) as here:
-            with exclusive_lock(self._folder / f".{name}.lock", f"{final}, which is being made by another process,", _WAIT_SECONDS):
+            with exclusive_lock(
+                self._folder / f".{name}.lock",
+                f"{final}, which is being made by another process,",
+                _WAIT_SECONDS,
+            ):
                 self._hold(name)
                 if not _is_own(here, name):
                     with staging_folder(final) as staging:
@@ -93,7 +99,9 @@ class HostCache:
             with contextlib.suppress(FileExistsError):
                 self._folder.mkdir(mode=0o700)
         except OSError as error:
-            raise MachineError(f"could not make {self._folder}: {error.strerror}; make it, or name another train.input.local_folder") from error
+            raise MachineError(
+                f"could not make {self._folder}: {error.strerror}; make it, or name another train.input.local_folder"
+            ) from error
 
     def _hold(self, name: str) -> None:
         path = self._folder / f".{name}.use"

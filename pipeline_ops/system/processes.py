@@ -21,7 +21,12 @@ from typing import Annotated
 import pydantic
 import pydantic.dataclasses
 
-_STATE, _GROUP, _SESSION, _START_TICKS = 0, 2, 3, 19  # fields of /proc/<pid>/stat after the command's name
+_STATE, _GROUP, _SESSION, _START_TICKS = (
+    0,
+    2,
+    3,
+    19,
+)  # fields of /proc/<pid>/stat after the command's name
 _POLL_SECONDS = 0.05
 
 
@@ -59,7 +64,11 @@ class ProcessIdentity:
     def is_alive(self) -> bool:
         """Returns whether the process still runs here. A zombie is dead."""
         fields = _stat(self.pid)
-        return fields is not None and fields[_STATE] not in "ZX" and int(fields[_START_TICKS]) == self.start_ticks
+        return (
+            fields is not None
+            and fields[_STATE] not in "ZX"
+            and int(fields[_START_TICKS]) == self.start_ticks
+        )
 
 
 def is_stopped(pid: int) -> bool:
@@ -94,17 +103,26 @@ def bears(pid: int, mark: tuple[str, str]) -> bool:
     return f"{mark[0]}={mark[1]}".encode(errors="surrogateescape") in environment.split(b"\0")
 
 
-def start_detached(argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> subprocess.Popen:
+def start_detached(
+    argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.Popen:
     """Starts a process as the leader of its own session. Appends both of its outputs to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
         return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=cwd, start_new_session=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
         )
 
 
-def kill_group(leader: ProcessIdentity, grace_seconds: float,
-               mark: tuple[str, str] | None = None) -> bool:
+def kill_group(
+    leader: ProcessIdentity, grace_seconds: float, mark: tuple[str, str] | None = None
+) -> bool:
     """Ends a process group: SIGTERM, then SIGKILL to the rest after the grace time.
 
     Members outlive a leader that was killed by signal 9, so they are looked up even if the leader

@@ -32,7 +32,13 @@ from pathlib import Path
 
 from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.digest import digest_of
-from pipeline_ops.storage.own_folders import FOLDER_FLAGS, empty_folder, path_of, private_folder, report_foreign
+from pipeline_ops.storage.own_folders import (
+    FOLDER_FLAGS,
+    empty_folder,
+    path_of,
+    private_folder,
+    report_foreign,
+)
 
 _log = logging.getLogger(__name__)
 _REMOVAL_TRIES, _REMOVAL_PAUSE_SECONDS = 20, 0.05
@@ -160,7 +166,9 @@ def _make_root() -> None:
         with contextlib.suppress(FileExistsError):
             root.mkdir(mode=0o700)
     except OSError as error:
-        raise MachineError(f"could not make {root}: {error.strerror}; mend the disk, or name another temporary folder by {_VARIABLE}") from error
+        raise MachineError(
+            f"could not make {root}: {error.strerror}; mend the disk, or name another temporary folder by {_VARIABLE}"
+        ) from error
 
 
 def _opened(root: Path) -> contextlib.AbstractContextManager[int]:
@@ -199,7 +207,9 @@ def _try_flock(lock: int) -> bool:
     except OSError as error:
         place = path_of(lock)
         os.close(lock)
-        raise MachineError(f"could not lock {place}: {error.strerror}; name another temporary folder by {_VARIABLE}") from error
+        raise MachineError(
+            f"could not lock {place}: {error.strerror}; name another temporary folder by {_VARIABLE}"
+        ) from error
     return True
 
 

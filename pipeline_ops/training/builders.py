@@ -37,7 +37,9 @@ def make_task(config: Train, request: Request, figures: DatasetFigures) -> Task:
       ConfigError: A function of the user does not exist, or the data set has no class weights.
     """
     if figures.task == "detection":
-        return Detection(figures.image_shape, make_head(config, figures.image_shape, len(figures.class_names)))
+        return Detection(
+            figures.image_shape, make_head(config, figures.image_shape, len(figures.class_names))
+        )
     loss, metrics = own_functions(config, Path(request.config_file).parent)
     weights = _class_weights(request, figures) if config.class_weights else None
     return Classification(figures.image_shape, weights, config.label_smoothing, loss, metrics)
@@ -48,42 +50,83 @@ def own_functions(config: Train, folder: Path) -> tuple[PerExample | None, dict[
 
     `folder` is the folder of the config file.
     """
-    metrics = {path.partition(":")[2]: load_per_example(path, "train.metrics", folder) for path in config.metrics}
+    metrics = {
+        path.partition(":")[2]: load_per_example(path, "train.metrics", folder)
+        for path in config.metrics
+    }
     return load_per_example(config.loss, "train.loss", folder) if config.loss else None, metrics
 
 
 def _class_weights(request: Request, figures: DatasetFigures) -> list[float]:
     file = Path(request.inputs["preprocess"].uri).parent / CLASS_WEIGHTS
     if not file.exists():
-        raise ConfigError(f"train.class_weights: the data set has none ({file.parent}); set preprocess.balance: by_class")
+        raise ConfigError(
+            f"train.class_weights: the data set has none ({file.parent}); set preprocess.balance: by_class"
+        )
     weights = json.loads(file.read_text(encoding="utf-8"))
     return [weights[name] for name in figures.class_names]
 
 
-def make_board(folder: Path, config: Train, request: Request, figures: DatasetFigures, validation: SplitShards, task: Task) -> TensorboardWriter:
+def make_board(
+    folder: Path,
+    config: Train,
+    request: Request,
+    figures: DatasetFigures,
+    validation: SplitShards,
+    task: Task,
+) -> TensorboardWriter:
     """The writer of the chief's TensorBoard files."""
+
     def build() -> keras.Model:
-        return build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=False)
+        return build_model(
+            config,
+            figures.image_shape,
+            len(figures.class_names),
+            Path(request.config_file).parent,
+            for_training=False,
+        )
 
     def examples() -> tuple[tf.Tensor, tf.Tensor]:
-        return evaluation_batches(validation, task.parse, config.tensorboard.images).take(1).get_single_element()
+        return (
+            evaluation_batches(validation, task.parse, config.tensorboard.images)
+            .take(1)
+            .get_single_element()
+        )
 
-    return TensorboardWriter(folder, config.tensorboard, figures.class_names, figures.image_shape, examples, build)
+    return TensorboardWriter(
+        folder, config.tensorboard, figures.class_names, figures.image_shape, examples, build
+    )
 
 
-def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Task, figures: DatasetFigures) -> Loop:
+def make_loop(
+    config: Train, request: Request, chosen: ChosenStrategy, task: Task, figures: DatasetFigures
+) -> Loop:
     """A model with weights that depend on the seed alone, and the loop that trains it.
 
     Raises:
       ConfigError: The model cannot be built, or not in the way that the strategy needs.
     """
     keras.utils.set_random_seed(config.seed)
-    shape, num_classes, folder = figures.image_shape, len(figures.class_names), Path(request.config_file).parent
+    shape, num_classes, folder = (
+        figures.image_shape,
+        len(figures.class_names),
+        Path(request.config_file).parent,
+    )
     match chosen.name:
         case "parameter_server":
-            return ParameterServerLoop(chosen.strategy, build_model(config, shape, num_classes, folder, for_training=True), task, config)
+            return ParameterServerLoop(
+                chosen.strategy,
+                build_model(config, shape, num_classes, folder, for_training=True),
+                task,
+                config,
+            )
         case "sharded_layers":
-            return ShardedLoop(build_model(config, shape, num_classes, folder, for_training=True), task, config, chosen.devices)
+            return ShardedLoop(
+                build_model(config, shape, num_classes, folder, for_training=True),
+                task,
+                config,
+                chosen.devices,
+            )
         case "placed_layers":
             with variables_on_devices(config.placement):
                 model = build_model(config, shape, num_classes, folder, for_training=True)
@@ -94,7 +137,9 @@ def make_loop(config: Train, request: Request, chosen: ChosenStrategy, task: Tas
     return SynchronousLoop(chosen.strategy, model, task, config)
 
 
-def warm_start_of(config: Train, request: Request, loop: Loop, figures: DatasetFigures) -> WarmStart | None:
+def warm_start_of(
+    config: Train, request: Request, loop: Loop, figures: DatasetFigures
+) -> WarmStart | None:
     """The initial weights that the request names, fitted to the loop's model.
 
     Returns None if the request names none. Raises ConfigError if they do not fit.
@@ -104,6 +149,12 @@ def warm_start_of(config: Train, request: Request, loop: Loop, figures: DatasetF
     place = fetched(request.inputs[WARM_START], Path(request.root))
 
     def build() -> keras.Model:
-        return build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=False)
+        return build_model(
+            config,
+            figures.image_shape,
+            len(figures.class_names),
+            Path(request.config_file).parent,
+            for_training=False,
+        )
 
     return read_warm_start(place.uri, loop.model, loop.weights(), build)

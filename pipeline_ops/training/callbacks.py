@@ -22,7 +22,9 @@ def end_epoch(config: Train, state: TrainingState, epoch: Epoch) -> None:
 
 
 def _remember_best(config: Train, state: TrainingState, epoch: Epoch) -> None:
-    if config.best_monitor is None or _improves(state, "best_checkpoint", epoch, config.best_monitor):
+    if config.best_monitor is None or _improves(
+        state, "best_checkpoint", epoch, config.best_monitor
+    ):
         state.best_epoch = epoch.epoch
 
 
@@ -37,12 +39,16 @@ def _reduce_learning_rate(config: Train, state: TrainingState, epoch: Epoch) -> 
 
 def _stop_early(config: Train, state: TrainingState, epoch: Epoch) -> None:
     stopping = config.early_stopping
-    if stopping is None or _improves(state, "early_stopping", epoch, stopping.monitor, stopping.min_delta):
+    if stopping is None or _improves(
+        state, "early_stopping", epoch, stopping.monitor, stopping.min_delta
+    ):
         return
     state.stopped_early = state.patience["early_stopping"] >= stopping.patience_epochs
 
 
-def _improves(state: TrainingState, callback: str, epoch: Epoch, monitor: str, min_delta: float = 0.0) -> bool:
+def _improves(
+    state: TrainingState, callback: str, epoch: Epoch, monitor: str, min_delta: float = 0.0
+) -> bool:
     """Returns whether the monitored metric beats the callback's best, and updates its patience.
 
     Lower is better for a loss or an error, higher for all other metrics. An equal value is no

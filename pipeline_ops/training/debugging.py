@@ -38,9 +38,13 @@ def debugging(switches: Sequence[str], board: Path, worker: str) -> Iterator[Non
         if "numerics" not in switches or found is None:
             raise
         own = [place for place in _PLACE.findall(str(error)) if "packages/" not in place]
-        raise ConfigError(f"train.debug: numerics: {' '.join(found.group(0).split())}, made by {' > '.join(own)}; the log has all of it") from error
+        raise ConfigError(
+            f"train.debug: numerics: {' '.join(found.group(0).split())}, made by {' > '.join(own)}; the log has all of it"
+        ) from error
     finally:
-        if "dump" in switches:  # otherwise it writes the rest when the interpreter shuts down, which a worker's never does
+        if (
+            "dump" in switches
+        ):  # otherwise it writes the rest when the interpreter shuts down, which a worker's never does
             tf.debugging.experimental.disable_dump_debug_info()
 
 
@@ -49,7 +53,9 @@ def _turn_on(switches: Sequence[str], records: Path) -> None:
         tf.config.experimental.enable_op_determinism()
     if "dump" in switches:
         remove_own(records)
-        tf.debugging.experimental.enable_dump_debug_info(str(records), tensor_debug_mode="FULL_HEALTH", circular_buffer_size=-1)
+        tf.debugging.experimental.enable_dump_debug_info(
+            str(records), tensor_debug_mode="FULL_HEALTH", circular_buffer_size=-1
+        )
     if "numerics" in switches:
         tf.debugging.enable_check_numerics()
     if "eager" in switches:

@@ -52,20 +52,28 @@ def decide(config: Train, state: TrainingState, step: int, loss: float, batch: P
     policy = config.on_divergence
     what = f"the loss or the weights diverged at step {step} (loss {loss:g}, learning rate {state.learning_rate:g}); its batch is in {batch}"
     if policy.action == "stop":
-        raise ConfigError(f"{what}; look at it, lower train.optimizer.learning_rate, set train.optimizer.clip, or choose an action in "
-                          "train.on_divergence")
+        raise ConfigError(
+            f"{what}; look at it, lower train.optimizer.learning_rate, set train.optimizer.clip, or choose an action in "
+            "train.on_divergence"
+        )
     if len(state.divergences) >= policy.max_times:
-        raise ConfigError(f"{what}; that was once more than train.on_divergence.max_times ({policy.max_times}) allows")
+        raise ConfigError(
+            f"{what}; that was once more than train.on_divergence.max_times ({policy.max_times}) allows"
+        )
     if policy.action == "lower_learning_rate":
         state.learning_rate *= policy.factor
         done = f"the learning rate is {state.learning_rate:g} from step {state.step} on"
     else:
         done = "it was left out"
-    state.divergences.append(Diverged(step=step, loss=repr(loss), is_skipped=policy.action == "skip_batch"))
+    state.divergences.append(
+        Diverged(step=step, loss=repr(loss), is_skipped=policy.action == "skip_batch")
+    )
     state.warnings.append(f"{what}; {done}")
 
 
-def save_batch(folder: Path, examples: list[bytes], step: int, epoch: int, loss: float, learning_rate: float) -> None:
+def save_batch(
+    folder: Path, examples: list[bytes], step: int, epoch: int, loss: float, learning_rate: float
+) -> None:
     """Writes the examples of a step as a TFRecord file, and their keys as a JSON file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = batch_file(folder, step)
@@ -73,9 +81,16 @@ def save_batch(folder: Path, examples: list[bytes], step: int, epoch: int, loss:
         for example in examples:
             writer.write(example)
     keys = tf.io.parse_example(examples, {KEY: tf.io.FixedLenFeature([], tf.string)})[KEY].numpy()
-    write_json(file.with_suffix(".json"), {
-        "step": step, "epoch": epoch, "loss": loss if math.isfinite(loss) else repr(loss), "learning_rate": learning_rate,
-        "keys": [key.decode("utf-8", "backslashreplace") for key in keys]})
+    write_json(
+        file.with_suffix(".json"),
+        {
+            "step": step,
+            "epoch": epoch,
+            "loss": loss if math.isfinite(loss) else repr(loss),
+            "learning_rate": learning_rate,
+            "keys": [key.decode("utf-8", "backslashreplace") for key in keys],
+        },
+    )
 
 
 def batch_file(folder: Path, step: int) -> Path:

@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline_ops.errors import ExitCode, TrainyardError
-from pipeline_ops.jobs.gang_protocol import BEAT_SECONDS, BEATS_VARIABLE, PRELOADED, CandidateSpec, Event, Fork, WorkerSpec
+from pipeline_ops.jobs.gang_protocol import (
+    BEAT_SECONDS,
+    BEATS_VARIABLE,
+    PRELOADED,
+    CandidateSpec,
+    Event,
+    Fork,
+    WorkerSpec,
+)
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.read_errors import exit_code_of
@@ -62,7 +70,9 @@ class ForkServer:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to the whole group is meant for the forks
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # a signal to the whole group is meant for the forks
         signal.set_wakeup_fd(wake_write)
         self._say(Event(event="ready", pid=os.getpid()))
         while True:
@@ -94,20 +104,31 @@ class ForkServer:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
-                self._say(Event(event="ended", name=self._names.pop(pid), pid=pid, code=os.waitstatus_to_exitcode(status)))
+                self._say(
+                    Event(
+                        event="ended",
+                        name=self._names.pop(pid),
+                        pid=pid,
+                        code=os.waitstatus_to_exitcode(status),
+                    )
+                )
 
     def _kill_all(self) -> None:
         for pid in self._names:
             os.kill(pid, signal.SIGKILL)
 
     def _say(self, event: Event) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the launcher is gone; the end of the input comes next
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # the launcher is gone; the end of the input comes next
             os.write(self._events, event.model_dump_json().encode() + b"\n")
 
 
 def beat(name: str) -> None:
     """Writes a heartbeat to the agent's pipe, short enough for an atomic write."""
-    with contextlib.suppress(BrokenPipeError):  # the agent is gone, and this process will be in a moment
+    with contextlib.suppress(
+        BrokenPipeError
+    ):  # the agent is gone, and this process will be in a moment
         os.write(int(os.environ[BEATS_VARIABLE]), name.encode() + b"\n")
 
 
@@ -147,7 +168,9 @@ def _entry(fork: Fork) -> Callable[[], object]:
 
     argument = Path(fork.argument).read_bytes()
     if fork.entry == "worker":
-        return lambda: worker.run_worker(WorkerSpec.model_validate_json(argument), bytes.fromhex(fork.token))
+        return lambda: worker.run_worker(
+            WorkerSpec.model_validate_json(argument), bytes.fromhex(fork.token)
+        )
     return lambda: saved_model_export.write_candidate(CandidateSpec.model_validate_json(argument))
 
 
@@ -164,13 +187,25 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
         status = Status(exit_code=ExitCode.SUCCESS)
     except TrainyardError as error:
         status = Status(exit_code=error.exit_code, message=str(error))
-    except (errors.UnavailableError, errors.DeadlineExceededError, errors.AbortedError, errors.CancelledError, errors.InternalError,
-            errors.UnknownError, errors.ResourceExhaustedError, errors.FailedPreconditionError) as error:
+    except (
+        errors.UnavailableError,
+        errors.DeadlineExceededError,
+        errors.AbortedError,
+        errors.CancelledError,
+        errors.InternalError,
+        errors.UnknownError,
+        errors.ResourceExhaustedError,
+        errors.FailedPreconditionError,
+    ) as error:
         traceback.print_exc()
-        status = Status(exit_code=ExitCode.RETRY, message=f"{type(error).__name__}: {_in_short(error)}")
+        status = Status(
+            exit_code=ExitCode.RETRY, message=f"{type(error).__name__}: {_in_short(error)}"
+        )
     except Exception as error:
         traceback.print_exc()
-        status = Status(exit_code=exit_code_of(error), message=f"{type(error).__name__}: {_in_short(error)}")
+        status = Status(
+            exit_code=exit_code_of(error), message=f"{type(error).__name__}: {_in_short(error)}"
+        )
     write_json(status_file, status.model_dump(mode="json"))
     return status, result
 

@@ -16,7 +16,9 @@ The sums are those of `Task.batch_sums`.
 
 def as_floats(features: Any) -> Any:
     """Casts images, which travel as bytes, to the floats that a model takes."""
-    return tf.nest.map_structure(lambda values: tf.cast(values, tf.float32) if values.dtype.is_integer else values, features)
+    return tf.nest.map_structure(
+        lambda values: tf.cast(values, tf.float32) if values.dtype.is_integer else values, features
+    )
 
 
 def part_of(batch: Any, number: int | tf.Tensor, count: int) -> Any:
@@ -24,19 +26,29 @@ def part_of(batch: Any, number: int | tf.Tensor, count: int) -> Any:
 
     The sizes of the parts differ by one example at most.
     """
-    return batch if count == 1 else tf.nest.map_structure(lambda values: _part(values, number, count), batch)
+    return (
+        batch
+        if count == 1
+        else tf.nest.map_structure(lambda values: _part(values, number, count), batch)
+    )
 
 
 def _part(values: tf.Tensor, number: int | tf.Tensor, count: int) -> tf.Tensor:
     size = values.shape[0] or tf.shape(values)[0]
-    part = values[number * size // count:(number + 1) * size // count]
+    part = values[number * size // count : (number + 1) * size // count]
     if values.shape[0] and values.shape[0] % count == 0:
         part.set_shape([values.shape[0] // count, *values.shape[1:]])
     return part
 
 
-def in_micro_batches(count: int, differentiate: Differentiate, features: Any, labels: Any, shapes: Sequence[tf.TensorShape],
-                     num_sums: int) -> tuple[tf.Tensor, list[tf.Tensor]]:
+def in_micro_batches(
+    count: int,
+    differentiate: Differentiate,
+    features: Any,
+    labels: Any,
+    shapes: Sequence[tf.TensorShape],
+    num_sums: int,
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Applies `differentiate` part by part, so that each part reuses the memory of the last.
 
     Args:
@@ -47,10 +59,14 @@ def in_micro_batches(count: int, differentiate: Differentiate, features: Any, la
     if count == 1:
         return differentiate(0, features, labels)
 
-    def add_next(number: tf.Tensor, sums: tf.Tensor, *gradients: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def add_next(
+        number: tf.Tensor, sums: tf.Tensor, *gradients: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
         more, new = differentiate(number, *part_of((features, labels), number, count))
         return number + 1, sums + more, *(a + b for a, b in zip(gradients, new, strict=True))
 
     nothing = (tf.constant(0), tf.zeros([num_sums]), *(tf.zeros(shape) for shape in shapes))
-    _, sums, *gradients = tf.while_loop(lambda number, *_: number < count, add_next, nothing, parallel_iterations=1)
+    _, sums, *gradients = tf.while_loop(
+        lambda number, *_: number < count, add_next, nothing, parallel_iterations=1
+    )
     return sums, gradients

@@ -35,7 +35,9 @@ _HEADER_BYTES = 32
 _UNKNOWN = -1
 _JPEG, _GIF, _PNG = 0, 1, 2
 _GIF_EXTENSION, _GIF_IMAGE = b"!"[0], b","[0]
-_GIF_COLOR_TABLE = np.array([6 << (flags & 7) if flags & 0x80 else 0 for flags in range(256)], np.int32)
+_GIF_COLOR_TABLE = np.array(
+    [6 << (flags & 7) if flags & 0x80 else 0 for flags in range(256)], np.int32
+)
 """Bytes of the color table, by the flags before it."""
 
 
@@ -57,8 +59,10 @@ class _Format:
         """The bits of the signature, and a mask of the bits that count."""
         wanted, counts = np.zeros(_HEADER_BYTES, np.uint8), np.zeros(_HEADER_BYTES, np.uint8)
         for at, magic in self.begins.items():
-            wanted[at:at + len(magic)], counts[at:at + len(magic)] = list(magic), 255
-        bits, mask = (np.unpackbits(each, bitorder="little").astype(bool) for each in (wanted, counts))
+            wanted[at : at + len(magic)], counts[at : at + len(magic)] = list(magic), 255
+        bits, mask = (
+            np.unpackbits(each, bitorder="little").astype(bool) for each in (wanted, counts)
+        )
         if self.zero_bit is not None:
             mask[self.zero_bit] = True
         return bits, mask
@@ -69,8 +73,12 @@ class _Format:
         for side, number in enumerate((self.width, self.height)):
             if number is not None:
                 first, size, order = number
-                places = np.arange(size) if order == "little" else np.arange(size).reshape(-1, 8)[::-1].ravel()
-                weights[first:first + size, side] = 1 << places
+                places = (
+                    np.arange(size)
+                    if order == "little"
+                    else np.arange(size).reshape(-1, 8)[::-1].ravel()
+                )
+                weights[first : first + size, side] = 1 << places
         return weights
 
 
@@ -86,7 +94,9 @@ _FORMATS = [
     _Format({0: b"BM"}, _little(18, 32), _little(22, 32)),
     _Format(_WEBP | {12: b"VP8 "}, _little(26, 14), _little(28, 14)),
     _Format(_WEBP | {12: b"VP8L"}, _little(21, 14), _little(21, 14, bit=14), plus=1),
-    _Format(_WEBP | {12: b"VP8X"}, _little(24, 24), _little(27, 24), plus=1, zero_bit=8 * 20 + 1),  # not animated
+    _Format(
+        _WEBP | {12: b"VP8X"}, _little(24, 24), _little(27, 24), plus=1, zero_bit=8 * 20 + 1
+    ),  # not animated
 ]
 
 
@@ -114,14 +124,24 @@ def checked(encoded_N: tf.Tensor, model_pixels: int) -> tuple[tf.Tensor, tf.Tens
 
 def _read_headers(encoded_N: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The format of each image, and its pixels if the header has them: int64 [N]."""
-    header = tf.reshape(tf.io.decode_raw(encoded_N, tf.uint8, fixed_length=_HEADER_BYTES), [-1, _HEADER_BYTES, 1])
-    bits_NB = tf.reshape(tf.bitwise.right_shift(header, np.arange(8, dtype=np.uint8)) & 1, [-1, 8 * _HEADER_BYTES])
-    bits_KB, mask_KB = (np.stack(each) for each in zip(*(form.pattern() for form in _FORMATS), strict=True))
-    matches_NK = tf.reduce_all((tf.cast(bits_NB, tf.bool)[:, tf.newaxis] == bits_KB) | ~mask_KB, axis=2)
+    header = tf.reshape(
+        tf.io.decode_raw(encoded_N, tf.uint8, fixed_length=_HEADER_BYTES), [-1, _HEADER_BYTES, 1]
+    )
+    bits_NB = tf.reshape(
+        tf.bitwise.right_shift(header, np.arange(8, dtype=np.uint8)) & 1, [-1, 8 * _HEADER_BYTES]
+    )
+    bits_KB, mask_KB = (
+        np.stack(each) for each in zip(*(form.pattern() for form in _FORMATS), strict=True)
+    )
+    matches_NK = tf.reduce_all(
+        (tf.cast(bits_NB, tf.bool)[:, tf.newaxis] == bits_KB) | ~mask_KB, axis=2
+    )
     weights = np.concatenate([form.weights() for form in _FORMATS], axis=1)
     sides = tf.reshape(tf.cast(bits_NB, tf.int64) @ weights, [-1, len(_FORMATS), 2])
     sides += np.array([form.plus for form in _FORMATS])[:, np.newaxis]
-    areas_NK = tf.reduce_prod(tf.where(sides < 1 << 31, sides, (1 << 32) - sides), axis=2)  # BMP: upside down
+    areas_NK = tf.reduce_prod(
+        tf.where(sides < 1 << 31, sides, (1 << 32) - sides), axis=2
+    )  # BMP: upside down
     pixels_N = tf.reduce_sum(tf.where(matches_NK, areas_NK, 0), axis=1)
     return matches_NK, tf.where(tf.reduce_any(matches_NK, axis=1), pixels_N, _UNKNOWN)
 
@@ -143,7 +163,9 @@ def _first_frames(gifs_G: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
     def read(at_G: tf.Tensor, *places: int) -> list[tf.Tensor]:
         """A byte of each file for each of the places behind `at_G`."""
-        indexes = begins_G + tf.minimum(at_G + np.array(places)[:, np.newaxis].astype(np.int32), ends_G)
+        indexes = begins_G + tf.minimum(
+            at_G + np.array(places)[:, np.newaxis].astype(np.int32), ends_G
+        )
         return tf.unstack(tf.cast(tf.gather(content, indexes), tf.int32), num=len(places))
 
     def skip(at_G, goes_on_G, is_block_G, image_G):
@@ -154,36 +176,65 @@ def _first_frames(gifs_G: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         first_G, flags_G = read(at_G, 0, 9)
         is_image_G = goes_on_G & ~is_block_G & (first_G == _GIF_IMAGE)
         head_G = tf.where(is_image_G, 11 + tf.gather(_GIF_COLOR_TABLE, flags_G), 2)
-        at_G, image_G = (at_G + tf.where(goes_on_G, tf.where(is_block_G, first_G + 1, head_G), 0), tf.where(is_image_G, at_G, image_G))
+        at_G, image_G = (
+            at_G + tf.where(goes_on_G, tf.where(is_block_G, first_G + 1, head_G), 0),
+            tf.where(is_image_G, at_G, image_G),
+        )
         is_block_G = ~is_block_G | (first_G > 0)
-        return at_G, goes_on_G & (is_block_G | is_part(at_G) & (image_G == _UNKNOWN)), is_block_G, image_G
+        return (
+            at_G,
+            goes_on_G & (is_block_G | is_part(at_G) & (image_G == _UNKNOWN)),
+            is_block_G,
+            image_G,
+        )
 
     def is_part(at_G: tf.Tensor) -> tf.Tensor:
-        first_G, = read(at_G, 0)
+        (first_G,) = read(at_G, 0)
         return (first_G == _GIF_EXTENSION) | (first_G == _GIF_IMAGE)
 
     nothing_G = tf.zeros_like(ends_G)
     at_G = 13 + tf.gather(_GIF_COLOR_TABLE, read(nothing_G, 10)[0])
     end_G, goes_on_G, _, image_G = tf.while_loop(
-        lambda at_G, goes_on_G, *_: tf.reduce_any(goes_on_G), skip, (at_G, is_part(at_G), nothing_G > 0, nothing_G + _UNKNOWN),
-        maximum_iterations=MAX_GIF_BLOCKS, parallel_iterations=1)
+        lambda at_G, goes_on_G, *_: tf.reduce_any(goes_on_G),
+        skip,
+        (at_G, is_part(at_G), nothing_G > 0, nothing_G + _UNKNOWN),
+        maximum_iterations=MAX_GIF_BLOCKS,
+        parallel_iterations=1,
+    )
     is_too_large = tf.reduce_any(goes_on_G | (end_G >= MAX_GIF_BYTES))
-    with tf.control_dependencies([_require(~is_too_large, "The first frame of a GIF is too large. Send it as PNG.")]):
+    with tf.control_dependencies(
+        [_require(~is_too_large, "The first frame of a GIF is too large. Send it as PNG.")]
+    ):
         frames_G = tf.strings.substr(gifs_G, nothing_G, tf.minimum(end_G, ends_G)) + b";"
     low_G, high_G, low2_G, high2_G = (tf.cast(byte, tf.int64) for byte in read(image_G, 5, 6, 7, 8))
-    return frames_G, tf.where(image_G == _UNKNOWN, tf.constant(_UNKNOWN, tf.int64), (low_G + 256 * high_G) * (low2_G + 256 * high2_G))
+    return frames_G, tf.where(
+        image_G == _UNKNOWN,
+        tf.constant(_UNKNOWN, tf.int64),
+        (low_G + 256 * high_G) * (low2_G + 256 * high2_G),
+    )
 
 
 def _check_sizes(pixels_N: tf.Tensor, model_pixels: int) -> list[tf.Operation]:
     least, most = (reduce(tf.pad(pixels_N, [[0, 1]])) for reduce in (tf.reduce_min, tf.reduce_max))
     total = tf.reduce_sum(tf.maximum(pixels_N - model_pixels, 0))
     return [
-        _require(least != _UNKNOWN, "Unknown image file format. One of JPEG, PNG, GIF, BMP, WebP (not animated) "
-                 "required, with a whole header."),
-        _require(most <= MAX_IMAGE_PIXELS, f"An image has {{}} pixels, at most {MAX_IMAGE_PIXELS} are allowed. "
-                 "Send a smaller one.", most),
-        _require(total <= MAX_REQUEST_PIXELS, "The images of the request have {} pixels, at most "
-                 f"{MAX_REQUEST_PIXELS} are allowed. Send fewer at once.", total),
+        _require(
+            least != _UNKNOWN,
+            "Unknown image file format. One of JPEG, PNG, GIF, BMP, WebP (not animated) "
+            "required, with a whole header.",
+        ),
+        _require(
+            most <= MAX_IMAGE_PIXELS,
+            f"An image has {{}} pixels, at most {MAX_IMAGE_PIXELS} are allowed. "
+            "Send a smaller one.",
+            most,
+        ),
+        _require(
+            total <= MAX_REQUEST_PIXELS,
+            "The images of the request have {} pixels, at most "
+            f"{MAX_REQUEST_PIXELS} are allowed. Send fewer at once.",
+            total,
+        ),
     ]
 
 
@@ -191,16 +242,25 @@ def _check_parts(jpegs: tf.Tensor, pngs: tf.Tensor) -> list[tf.Operation]:
     scans = _count(jpegs, b"\xff\xda", MAX_JPEG_SCANS)
     texts = tf.maximum(_count(pngs, b"zTXt", MAX_PNG_TEXTS), _count(pngs, b"iTXt", MAX_PNG_TEXTS))
     return [
-        _require(scans <= MAX_JPEG_SCANS, f"A JPEG has more than {MAX_JPEG_SCANS} scans. Save it as a baseline JPEG."),
-        _require(texts <= MAX_PNG_TEXTS, f"A PNG has more than {MAX_PNG_TEXTS} texts. Save it without."),
+        _require(
+            scans <= MAX_JPEG_SCANS,
+            f"A JPEG has more than {MAX_JPEG_SCANS} scans. Save it as a baseline JPEG.",
+        ),
+        _require(
+            texts <= MAX_PNG_TEXTS, f"A PNG has more than {MAX_PNG_TEXTS} texts. Save it without."
+        ),
     ]
 
 
 def _count(encoded_N: tf.Tensor, mark: bytes, limit: int) -> tf.Tensor:
     """The largest number of marks in an image, at most `limit` + 1."""
-    parts = tf.raw_ops.StringSplitV2(input=encoded_N, sep=mark, maxsplit=limit + 1)  # a ragged tensor would take many more operations
+    parts = tf.raw_ops.StringSplitV2(
+        input=encoded_N, sep=mark, maxsplit=limit + 1
+    )  # a ragged tensor would take many more operations
     return tf.maximum(parts.shape[1] - 1, 0)
 
 
 def _require(condition: tf.Tensor, message: str, *values: tf.Tensor) -> tf.Operation:
-    return tf.debugging.Assert(condition, [tf.strings.format(message, values) if values else message])
+    return tf.debugging.Assert(
+        condition, [tf.strings.format(message, values) if values else message]
+    )

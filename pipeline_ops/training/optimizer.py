@@ -9,7 +9,14 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from pipeline_ops.config.optimizer import AnySchedule, Constant, Cosine, Exponential, Optimizer, Piecewise
+from pipeline_ops.config.optimizer import (
+    AnySchedule,
+    Constant,
+    Cosine,
+    Exponential,
+    Optimizer,
+    Piecewise,
+)
 
 
 def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimizers.Optimizer:
@@ -20,14 +27,25 @@ def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimiz
       scale_loss: Whether to wrap it into an optimizer that scales the loss, for float16.
     """
     clip = {"global_norm": "global_clipnorm", "norm": "clipnorm", "value": "clipvalue"}
-    options = {clip[name]: value for name, value in (config.clip.model_dump() if config.clip else {}).items() if value is not None}
+    options = {
+        clip[name]: value
+        for name, value in (config.clip.model_dump() if config.clip else {}).items()
+        if value is not None
+    }
     if config.average_weights is not None:
         options |= {"use_ema": True, "ema_momentum": config.average_weights}
     match config.name:
         case "sgd":
-            optimizer = keras.optimizers.SGD(config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay or None, **options)
+            optimizer = keras.optimizers.SGD(
+                config.learning_rate,
+                momentum=config.momentum,
+                weight_decay=config.weight_decay or None,
+                **options,
+            )
         case "adamw":
-            optimizer = keras.optimizers.AdamW(config.learning_rate, weight_decay=config.weight_decay, **options)
+            optimizer = keras.optimizers.AdamW(
+                config.learning_rate, weight_decay=config.weight_decay, **options
+            )
         case "adam":
             optimizer = keras.optimizers.Adam(config.learning_rate, **options)
     if config.average_weights is not None:
@@ -43,7 +61,9 @@ def average_decay(decay: float, step: tf.Tensor) -> tf.Tensor:
     would still consist of the initial weights to 80 percent.
     """
     number = tf.cast(step, tf.float32)
-    return tf.where(number == 0, 0.0, tf.minimum(tf.constant(decay, tf.float32), (1 + number) / (10 + number)))
+    return tf.where(
+        number == 0, 0.0, tf.minimum(tf.constant(decay, tf.float32), (1 + number) / (10 + number))
+    )
 
 
 def _warm_up_average(optimizer: keras.optimizers.Optimizer, decay: float) -> None:
@@ -54,8 +74,12 @@ def _warm_up_average(optimizer: keras.optimizers.Optimizer, decay: float) -> Non
 
     def update(variables: Sequence[keras.Variable]) -> None:
         kept = average_decay(decay, optimizer.iterations.value)
-        for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=True):
-            average.assign(kept * tf.convert_to_tensor(average) + (1 - kept) * tf.convert_to_tensor(variable))
+        for variable, average in zip(
+            variables, optimizer._model_variables_moving_average, strict=True
+        ):
+            average.assign(
+                kept * tf.convert_to_tensor(average) + (1 - kept) * tf.convert_to_tensor(variable)
+            )
 
     optimizer._update_model_variables_moving_average = update
 
@@ -78,7 +102,9 @@ def schedule_factor(schedule: AnySchedule, step: int, total_steps: int) -> float
         case Cosine():
             decay_steps = schedule.decay_steps or max(1, total_steps - schedule.warmup_steps)
             done = min(1.0, (step - schedule.warmup_steps) / decay_steps)
-            return schedule.end_factor + (1 - schedule.end_factor) * (1 + math.cos(math.pi * done)) / 2
+            return (
+                schedule.end_factor + (1 - schedule.end_factor) * (1 + math.cos(math.pi * done)) / 2
+            )
         case Exponential():
             return schedule.factor ** ((step - schedule.warmup_steps) / schedule.decay_steps)
         case Piecewise():

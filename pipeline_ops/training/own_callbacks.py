@@ -35,7 +35,9 @@ class Run:
         chief should write to it.
     """
 
-    def __init__(self, state: TrainingState, path: str, model: keras.Model, folder: Path, may_change: bool):
+    def __init__(
+        self, state: TrainingState, path: str, model: keras.Model, folder: Path, may_change: bool
+    ):
         self._state, self._path, self._may_change = state, path, may_change
         self.model, self.folder = model, folder
 
@@ -51,7 +53,11 @@ class Run:
     @property
     def memory(self) -> dict[str, Any]:
         """JSON values of this callback that survive restarts."""
-        return self._state.memory.setdefault(self._path, {}) if self._may_change else dict(self._state.memory.get(self._path, {}))
+        return (
+            self._state.memory.setdefault(self._path, {})
+            if self._may_change
+            else dict(self._state.memory.get(self._path, {}))
+        )
 
     @property
     def learning_rate(self) -> float:
@@ -70,7 +76,9 @@ class Run:
 
     def _refuse_chief(self, what: str) -> None:
         if not self._may_change:
-            raise ConfigError(f"train.callbacks: {self._path} {what}, so it has to run on all workers; take chief_only = True away")
+            raise ConfigError(
+                f"train.callbacks: {self._path} {what}, so it has to run on all workers; take chief_only = True away"
+            )
 
 
 class OwnCallbacks:
@@ -80,7 +88,14 @@ class OwnCallbacks:
       ConfigError: A class or function does not exist, or it cannot be called without arguments.
     """
 
-    def __init__(self, paths: Sequence[str], config_folder: Path, model: keras.Model, folder: Path, is_chief: bool):
+    def __init__(
+        self,
+        paths: Sequence[str],
+        config_folder: Path,
+        model: keras.Model,
+        folder: Path,
+        is_chief: bool,
+    ):
         self._model, self._folder = model, folder
         self._callbacks: list[tuple[str, Any, bool]] = []
         for path in paths:
@@ -100,7 +115,11 @@ class OwnCallbacks:
 
     def _call(self, name: str, state: TrainingState, *arguments: Epoch) -> None:
         for path, callback, may_change in self._callbacks:
-            method = callback if callable(callback) and name == "after_epoch" else getattr(callback, name, None)
+            method = (
+                callback
+                if callable(callback) and name == "after_epoch"
+                else getattr(callback, name, None)
+            )
             if method is None:
                 continue
             try:
@@ -109,7 +128,9 @@ class OwnCallbacks:
             except TrainyardError:
                 raise
             except Exception as error:  # a user's code may raise any exception
-                raise ConfigError(f"train.callbacks: {path} raised {type(error).__name__} in {name}: {error}") from error
+                raise ConfigError(
+                    f"train.callbacks: {path} raised {type(error).__name__} in {name}: {error}"
+                ) from error
 
 
 _METHODS = ("begin", "after_epoch", "end")
@@ -123,14 +144,20 @@ def make_callback(path: str, config_folder: Path) -> Any:
     found = load_object(path, "train.callbacks", config_folder)
     kind = found if isinstance(found, type) else type(found)
     if issubclass(kind, keras.callbacks.Callback):
-        raise ConfigError(f"train.callbacks: {path} is a callback of Keras ({kind.__name__}), whose methods are never called: this training has "
-                          "a loop of its own, without model.fit. Write a class with after_epoch(self, run, epoch), or use "
-                          "train.early_stopping, train.reduce_learning_rate or train.best_checkpoint")
+        raise ConfigError(
+            f"train.callbacks: {path} is a callback of Keras ({kind.__name__}), whose methods are never called: this training has "
+            "a loop of its own, without model.fit. Write a class with after_epoch(self, run, epoch), or use "
+            "train.early_stopping, train.reduce_learning_rate or train.best_checkpoint"
+        )
     if isinstance(found, type):
         try:
             found = found()
         except Exception as error:
-            raise ConfigError(f"train.callbacks: {path} can't be made without arguments: {type(error).__name__}: {error}") from error
+            raise ConfigError(
+                f"train.callbacks: {path} can't be made without arguments: {type(error).__name__}: {error}"
+            ) from error
     if not callable(found) and not any(callable(getattr(found, name, None)) for name in _METHODS):
-        raise ConfigError(f"train.callbacks: {path} has none of the methods {', '.join(_METHODS)} and cannot be called, so it would do nothing")
+        raise ConfigError(
+            f"train.callbacks: {path} has none of the methods {', '.join(_METHODS)} and cannot be called, so it would do nothing"
+        )
     return found

@@ -14,14 +14,19 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.name_scope import current_path  # the path of the variable being created; Keras is pinned
+from keras.src.backend.common.name_scope import (
+    current_path,  # the path of the variable being created; Keras is pinned
+)
 
 from pipeline_ops.errors import ConfigError
 
 
 def device_of(layer: str, placement: Mapping[str, str]) -> str | None:
     """The device of the first pattern that matches a layer's name."""
-    return next((device for pattern, device in placement.items() if fnmatch.fnmatchcase(layer, pattern)), None)
+    return next(
+        (device for pattern, device in placement.items() if fnmatch.fnmatchcase(layer, pattern)),
+        None,
+    )
 
 
 @contextlib.contextmanager
@@ -32,8 +37,12 @@ def variables_on_devices(placement: Mapping[str, str]) -> Iterator[None]:
       ConfigError: A device does not exist.
     """
     known = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()]
-    if unknown := [device for device in placement.values() if device.strip("/").upper() not in known]:
-        raise ConfigError(f"train.placement: there is no device {', '.join(unknown)}; this worker has {', '.join(known)} (train.devices_per_worker)")
+    if unknown := [
+        device for device in placement.values() if device.strip("/").upper() not in known
+    ]:
+        raise ConfigError(
+            f"train.placement: there is no device {', '.join(unknown)}; this worker has {', '.join(known)} (train.devices_per_worker)"
+        )
 
     def create(next_creator: Any, **options: Any) -> tf.Variable:
         layers = reversed((current_path() or "").split("/"))
@@ -57,7 +66,9 @@ def compute_on_devices(model: keras.Model, placement: Mapping[str, str]) -> None
             layer.call = _on(device, layer.call)
     names = [layer.name for layer in layers]
     if unused := [pattern for pattern in placement if not fnmatch.filter(names, pattern)]:
-        raise ConfigError(f"train.placement: no layer matches {', '.join(unused)}; the layers are {', '.join(names)}")
+        raise ConfigError(
+            f"train.placement: no layer matches {', '.join(unused)}; the layers are {', '.join(names)}"
+        )
 
 
 def _on(device: str, call: Any) -> Any:

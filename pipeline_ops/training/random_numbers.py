@@ -51,14 +51,23 @@ class Generators:
     def states_of(self, step: int | tf.Tensor, part: int | tf.Tensor) -> list[tf.Tensor]:
         """The states at the beginning of a step, int64 [2] each."""
         step, part = tf.cast(step, tf.int64), tf.cast(part, tf.int64)
-        keys = [tf.stack([seed + part * 2**32, step]) for seed in self._seeds]  # Keras's seeds are smaller than 2**32
-        return [tf.random.stateless_uniform([2], seed=key, minval=None, maxval=None, dtype=tf.int64) for key in keys]
+        keys = [
+            tf.stack([seed + part * 2**32, step]) for seed in self._seeds
+        ]  # Keras's seeds are smaller than 2**32
+        return [
+            tf.random.stateless_uniform([2], seed=key, minval=None, maxval=None, dtype=tf.int64)
+            for key in keys
+        ]
 
-    def with_states(self, states: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def with_states(
+        self, states: Sequence[tf.Tensor], others: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
         """Values for `model.non_trainable_variables`, to call the model as a function."""
         states, others = iter(states), iter(others)
         return [next(states if is_state else others) for is_state in self._is_state]
 
     def without_states(self, values: Sequence) -> list:
         """Drops the states from values of `model.non_trainable_variables`."""
-        return [value for value, is_state in zip(values, self._is_state, strict=True) if not is_state]
+        return [
+            value for value, is_state in zip(values, self._is_state, strict=True) if not is_state
+        ]

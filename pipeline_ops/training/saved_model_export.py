@@ -14,7 +14,12 @@ import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import ENCODED, DatasetFigures, removed_positions, shard_paths
 from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL, WEIGHTS
+from pipeline_ops.artifacts.results import (
+    REFERENCE_EXAMPLES,
+    REFERENCE_OUTPUTS,
+    SAVED_MODEL,
+    WEIGHTS,
+)
 from pipeline_ops.config.train import Train
 from pipeline_ops.input.detections import pack
 from pipeline_ops.input.records import read_records
@@ -38,7 +43,13 @@ def write_candidate(spec: CandidateSpec) -> None:
     request = with_local_dataset(request, config.input, host_cache(config.input), print)
     manifest = read_manifest(request.inputs["preprocess"].uri)
     figures = DatasetFigures.model_validate(manifest.figures)
-    model = build_model(config, figures.image_shape, len(figures.class_names), Path(request.config_file).parent, for_training=False)
+    model = build_model(
+        config,
+        figures.image_shape,
+        len(figures.class_names),
+        Path(request.config_file).parent,
+        for_training=False,
+    )
     weights = read_arrays(Path(spec.work) / TRAINED)
     model.set_weights(weights)
     write_arrays(folder / WEIGHTS, weights)
@@ -49,7 +60,11 @@ def write_candidate(spec: CandidateSpec) -> None:
 
 def _served(config: Train, model: keras.Model, figures: DatasetFigures) -> ServedImages:
     if figures.task == "detection":
-        return ServedDetector(model, figures.image_shape, make_head(config, figures.image_shape, len(figures.class_names)))
+        return ServedDetector(
+            model,
+            figures.image_shape,
+            make_head(config, figures.image_shape, len(figures.class_names)),
+        )
     return ServedClassifier(model, figures.image_shape)
 
 
@@ -67,6 +82,8 @@ def _write_references(request: Request, served: ServedImages, folder: Path) -> N
             writer.write(example)
     features = tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})
     answer = served.serving_default(features[ENCODED])
-    outputs = pack(answer) if isinstance(served, ServedDetector) else answer["probabilities"].numpy()
+    outputs = (
+        pack(answer) if isinstance(served, ServedDetector) else answer["probabilities"].numpy()
+    )
     with names_file(folder / REFERENCE_OUTPUTS):
         np.save(folder / REFERENCE_OUTPUTS, outputs)

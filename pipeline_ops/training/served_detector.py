@@ -28,7 +28,9 @@ class ServedDetector(ServedImages):
         self._head = head
         self.portable = None
         if isinstance(head, PortableHead):
-            self.portable = tf.function(self._answer_portably, input_signature=self.images.input_signature)
+            self.portable = tf.function(
+                self._answer_portably, input_signature=self.images.input_signature
+            )
 
     @property
     def signatures(self) -> dict[str, Callable]:

@@ -37,12 +37,23 @@ class PiecewiseOptimizer:
         None.
     """
 
-    def __init__(self, config: Optimizer, weights: Sequence[Pieces], like: Callable[[tf.Variable | None], tf.Variable]):
+    def __init__(
+        self,
+        config: Optimizer,
+        weights: Sequence[Pieces],
+        like: Callable[[tf.Variable | None], tf.Variable],
+    ):
         self._config, self._weights = config, weights
         self.iterations = like(None)
-        names = {"sgd": ["momentums"] if config.momentum else [], "adam": ["_momentums", "_velocities"], "adamw": ["_momentums", "_velocities"]}
+        names = {
+            "sgd": ["momentums"] if config.momentum else [],
+            "adam": ["_momentums", "_velocities"],
+            "adamw": ["_momentums", "_velocities"],
+        }
         slots = names[config.name] + ([_AVERAGES] if config.average_weights else [])
-        self.slots: dict[str, list[Pieces]] = {name: [[like(piece) for piece in pieces] for pieces in weights] for name in slots}
+        self.slots: dict[str, list[Pieces]] = {
+            name: [[like(piece) for piece in pieces] for pieces in weights] for name in slots
+        }
         """The slots, by the name of the corresponding list in Keras's optimizer."""
 
     @property
@@ -54,14 +65,25 @@ class PiecewiseOptimizer:
         step, after = self.iterations.read_value(), []
         for number, gradient in enumerate(clipped(self._config.clip, gradients)):
             pieces = self._weights[number]
-            parts = [gradient] if len(pieces) == 1 else tf.split(gradient, [piece.shape[0] for piece in pieces])
+            parts = (
+                [gradient]
+                if len(pieces) == 1
+                else tf.split(gradient, [piece.shape[0] for piece in pieces])
+            )
             for index, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
                 slots = {name: values[number][index] for name, values in self.slots.items()}
                 after.append(self._apply_to(piece, part, slots, learning_rate, step))
         self.iterations.assign(step + 1)
         return after
 
-    def _apply_to(self, weight: tf.Variable, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def _apply_to(
+        self,
+        weight: tf.Variable,
+        gradient: tf.Tensor,
+        slots: dict[str, tf.Variable],
+        rate: tf.Tensor,
+        step: tf.Tensor,
+    ) -> tf.Tensor:
         """Reads each variable once, and then writes it once.
 
         In a step that DTensor compiles, a read may come before an earlier write.
@@ -69,14 +91,20 @@ class PiecewiseOptimizer:
         value = weight.read_value()
         if self._config.weight_decay:
             value -= value * self._config.weight_decay * rate
-        value += self._momentum_step(gradient, slots, rate) if self._config.name == "sgd" else _adam_step(gradient, slots, rate, step)
+        value += (
+            self._momentum_step(gradient, slots, rate)
+            if self._config.name == "sgd"
+            else _adam_step(gradient, slots, rate, step)
+        )
         weight.assign(value)
         if _AVERAGES in slots:
             kept = average_decay(self._config.average_weights, step)
             slots[_AVERAGES].assign(kept * slots[_AVERAGES].read_value() + (1 - kept) * value)
         return value
 
-    def _momentum_step(self, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor) -> tf.Tensor:
+    def _momentum_step(
+        self, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor
+    ) -> tf.Tensor:
         if not self._config.momentum:
             return -gradient * rate
         velocity = slots["momentums"].read_value() * self._config.momentum - gradient * rate
@@ -84,7 +112,9 @@ class PiecewiseOptimizer:
         return velocity
 
 
-def _adam_step(gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+def _adam_step(
+    gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor, step: tf.Tensor
+) -> tf.Tensor:
     """Algorithm 1 of Kingma and Ba (2015).
 
     The bias corrections are folded into the rate, as in Keras.
@@ -104,10 +134,16 @@ def clipped(config: Clip | None, gradients: Sequence[tf.Tensor]) -> Sequence[tf.
         return gradients
     if config.global_norm is not None:
         norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in gradients]))
-        return [gradient * config.global_norm / tf.maximum(norm, config.global_norm) for gradient in gradients]
+        return [
+            gradient * config.global_norm / tf.maximum(norm, config.global_norm)
+            for gradient in gradients
+        ]
     if config.norm is not None:
         norms = [tf.sqrt(tf.reduce_sum(tf.square(gradient))) for gradient in gradients]
-        return [gradient * config.norm / tf.maximum(norm, config.norm) for gradient, norm in zip(gradients, norms, strict=True)]
+        return [
+            gradient * config.norm / tf.maximum(norm, config.norm)
+            for gradient, norm in zip(gradients, norms, strict=True)
+        ]
     return [tf.clip_by_value(gradient, -config.value, config.value) for gradient in gradients]
 
 
@@ -120,7 +156,15 @@ def checkpoint_order(config: Optimizer, model: keras.Model) -> list[tuple[str, i
     """
     reference = make_optimizer(config)
     reference.build(model.trainable_variables)
-    places = {id(variable): (name, index) for name, values in vars(reference).items()
-              if isinstance(values, list) and name in ("momentums", "_momentums", "_velocities", _AVERAGES) for index, variable in enumerate(values)}
-    scalars = {id(reference.iterations): ("iterations", 0), id(reference._learning_rate): ("learning_rate", 0)}
+    places = {
+        id(variable): (name, index)
+        for name, values in vars(reference).items()
+        if isinstance(values, list)
+        and name in ("momentums", "_momentums", "_velocities", _AVERAGES)
+        for index, variable in enumerate(values)
+    }
+    scalars = {
+        id(reference.iterations): ("iterations", 0),
+        id(reference._learning_rate): ("learning_rate", 0),
+    }
     return [(places | scalars)[id(variable)] for variable in reference.variables]

@@ -18,7 +18,12 @@ def open_splits(request: Request) -> tuple[SplitShards, SplitShards, DatasetFigu
 
     def split(name: str) -> SplitShards:
         num_bytes = sum(file.num_bytes for file in shards_of(manifest, name))
-        return SplitShards(tuple(shard_paths(uri, manifest, name)), figures.num_examples[name], num_bytes, removed_positions(manifest, name))
+        return SplitShards(
+            tuple(shard_paths(uri, manifest, name)),
+            figures.num_examples[name],
+            num_bytes,
+            removed_positions(manifest, name),
+        )
 
     return split("train"), split("validation"), figures
 
@@ -26,5 +31,7 @@ def open_splits(request: Request) -> tuple[SplitShards, SplitShards, DatasetFigu
 def refuse_small(split: SplitShards, config: Train) -> None:
     """Raises DataError if the split has less than one global batch."""
     if split.num_examples < config.global_batch:
-        raise DataError(f"the train split has {split.num_examples} examples, fewer than one global_batch ({config.global_batch}); "
-                        "lower train.global_batch or add data")
+        raise DataError(
+            f"the train split has {split.num_examples} examples, fewer than one global_batch ({config.global_batch}); "
+            "lower train.global_batch or add data"
+        )

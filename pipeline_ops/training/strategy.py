@@ -43,8 +43,14 @@ def make_strategy(config: Train, spec: WorkerSpec, token: bytes) -> ChosenStrate
     """
     use_threads(spec)
     gpus = len(tf.config.list_physical_devices("GPU"))
-    name, reason = choose(config, spec.workers, gpus) if config.strategy == "auto" else (config.strategy, "")
-    num_devices = max(gpus, config.devices_per_worker) if name == "mirrored" and config.strategy == "auto" else config.devices_per_worker
+    name, reason = (
+        choose(config, spec.workers, gpus) if config.strategy == "auto" else (config.strategy, "")
+    )
+    num_devices = (
+        max(gpus, config.devices_per_worker)
+        if name == "mirrored" and config.strategy == "auto"
+        else config.devices_per_worker
+    )
     devices = local_devices(num_devices, gpus)
     match name:
         case "one_device":
@@ -105,36 +111,54 @@ def local_devices(count: int, gpus: int) -> list[str]:
     """
     if gpus:
         if count > gpus:
-            raise ConfigError(f"train.devices_per_worker is {count}, but a worker here sees {gpus} GPUs")
+            raise ConfigError(
+                f"train.devices_per_worker is {count}, but a worker here sees {gpus} GPUs"
+            )
         return [f"/gpu:{number}" for number in range(count)]
     if count > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * count
+        )
     return [f"/cpu:{number}" for number in range(count)]
 
 
-def _join(config: Train, spec: WorkerSpec, devices: list[str], token: bytes) -> tf.distribute.Strategy:
+def _join(
+    config: Train, spec: WorkerSpec, devices: list[str], token: bytes
+) -> tf.distribute.Strategy:
     """Joins the ring if workers train on CPUs. NCCL, for GPUs, needs TensorFlow's servers."""
     if spec.workers == 1:
         return tf.distribute.MirroredStrategy(devices)
     if devices[0].startswith("/gpu"):
         return _join_by_servers(config, spec, devices)
-    ring = join_ring(spec.index, spec.cluster["worker"], token, config.start_timeout_seconds, config.step_timeout_seconds)
+    ring = join_ring(
+        spec.index,
+        spec.cluster["worker"],
+        token,
+        config.start_timeout_seconds,
+        config.step_timeout_seconds,
+    )
     return RingStrategy(devices, ring)
 
 
 def _join_by_servers(config: Train, spec: WorkerSpec, devices: list[str]) -> tf.distribute.Strategy:
     os.environ["TF_CONFIG"] = spec.tf_config
     # A longer step means a lost peer. A killed peer is noticed at once.
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=float(config.step_timeout_seconds))
+    options = tf.distribute.experimental.CommunicationOptions(
+        timeout_seconds=float(config.step_timeout_seconds)
+    )
     with _use_of(devices):
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
 def _coordinate(config: Train, spec: WorkerSpec) -> tf.distribute.Strategy:
     """Returns the chief's strategy once all workers and servers have answered."""
-    partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(config.min_variable_shard_bytes, max_shards=len(spec.cluster["ps"]))
-    return tf.distribute.ParameterServerStrategy(cluster_resolver(spec), variable_partitioner=partitioner)
+    partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
+        config.min_variable_shard_bytes, max_shards=len(spec.cluster["ps"])
+    )
+    return tf.distribute.ParameterServerStrategy(
+        cluster_resolver(spec), variable_partitioner=partitioner
+    )
 
 
 def cluster_resolver(spec: WorkerSpec) -> tf.distribute.cluster_resolver.TFConfigClusterResolver:
@@ -162,7 +186,9 @@ class _use_of:
 
     def _find(self, _resolver: object, worker_device: str) -> tuple[tuple[str, ...], str]:
         kind = self._devices[0].strip("/").partition(":")[0].upper()
-        return tuple(f"{worker_device}/device:{kind}:{number}" for number in range(len(self._devices))), kind
+        return tuple(
+            f"{worker_device}/device:{kind}:{number}" for number in range(len(self._devices))
+        ), kind
 
 
 def find_tpu(config: Train) -> tf.distribute.Strategy:
@@ -172,6 +198,8 @@ def find_tpu(config: Train) -> tf.distribute.Strategy:
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
-        raise ConfigError(f"train.strategy is tpu, but no TPU was found{f' under the name {config.tpu}' if config.tpu else ''}: "
-                          f"{str(error).strip().splitlines()[0]}; name it in train.tpu, or take another strategy") from error
+        raise ConfigError(
+            f"train.strategy is tpu, but no TPU was found{f' under the name {config.tpu}' if config.tpu else ''}: "
+            f"{str(error).strip().splitlines()[0]}; name it in train.tpu, or take another strategy"
+        ) from error
     return tf.distribute.TPUStrategy(resolver)

@@ -74,16 +74,26 @@ class TensorboardWriter:
 
     def _write_graph(self) -> None:
         model = self._second_model()
-        images = tf.TensorSpec([None, *self.image_shape], tf.float32)  # a model of the user's own class does not declare its inputs
-        tf.summary.graph(tf.function(lambda images: model(images, training=False)).get_concrete_function(images).graph)
+        images = tf.TensorSpec(
+            [None, *self.image_shape], tf.float32
+        )  # a model of the user's own class does not declare its inputs
+        tf.summary.graph(
+            tf.function(lambda images: model(images, training=False))
+            .get_concrete_function(images)
+            .graph
+        )
 
     def _write_images(self, weights: Arrays) -> None:
         images_NHWC, labels_N = self._examples()
         model = self._second_model()
         model.set_weights(weights)
         answers_N = np.argmax(model(as_floats(images_NHWC), training=False), axis=-1)
-        drawn = [_draw(image, self.class_names[label], self.class_names[answer])
-                 for image, label, answer in zip(images_NHWC.numpy(), labels_N.numpy(), answers_N, strict=True)]
+        drawn = [
+            _draw(image, self.class_names[label], self.class_names[answer])
+            for image, label, answer in zip(
+                images_NHWC.numpy(), labels_N.numpy(), answers_N, strict=True
+            )
+        ]
         tf.summary.image("predictions", np.stack(drawn), max_outputs=len(drawn))
 
     def _examples(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -94,10 +104,22 @@ class TensorboardWriter:
 
 def _draw(image_HWC: np.ndarray, label: str, answer: str) -> np.ndarray:
     """Draws an image with the answer under it, and the label if they differ, on green or red."""
-    picture = Image.fromarray(image_HWC if image_HWC.shape[-1] == 3 else image_HWC[..., 0]).convert("RGB")
+    picture = Image.fromarray(image_HWC if image_HWC.shape[-1] == 3 else image_HWC[..., 0]).convert(
+        "RGB"
+    )
     scale = max(1, -(-_MIN_SIDE // min(picture.size)))
-    picture = picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
-    canvas = Image.new("RGB", (picture.width, picture.height + _CAPTION_PIXELS), _RIGHT if answer == label else _WRONG)
+    picture = picture.resize(
+        (picture.width * scale, picture.height * scale), Image.Resampling.NEAREST
+    )
+    canvas = Image.new(
+        "RGB",
+        (picture.width, picture.height + _CAPTION_PIXELS),
+        _RIGHT if answer == label else _WRONG,
+    )
     canvas.paste(picture, (0, 0))
-    ImageDraw.Draw(canvas).text((2, picture.height + 1), answer if answer == label else f"{answer}, is {label}", fill=(255, 255, 255))
+    ImageDraw.Draw(canvas).text(
+        (2, picture.height + 1),
+        answer if answer == label else f"{answer}, is {label}",
+        fill=(255, 255, 255),
+    )
     return np.asarray(canvas)

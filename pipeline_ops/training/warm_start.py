@@ -35,7 +35,9 @@ class WarmStart:
     left_out: tuple[str, ...]
 
 
-def read_warm_start(uri: str, model: keras.Model, initial: Arrays, build: Callable[[], keras.Model]) -> WarmStart:
+def read_warm_start(
+    uri: str, model: keras.Model, initial: Arrays, build: Callable[[], keras.Model]
+) -> WarmStart:
     """Reads the weights at a place for a model.
 
     Args:
@@ -54,7 +56,11 @@ def read_warm_start(uri: str, model: keras.Model, initial: Arrays, build: Callab
         if path.suffix in (".h5", ".keras"):
             return _by_keras(path, build())
         names = [variable.path for variable in model.weights]
-        source = read_variables(path, dict(zip(names, initial, strict=True))) if path.is_dir() else _read_npz(path)
+        source = (
+            read_variables(path, dict(zip(names, initial, strict=True)))
+            if path.is_dir()
+            else _read_npz(path)
+        )
     except (OSError, ValueError, LookupError, RuntimeError, tf.errors.OpError) as error:
         raise unreadable(f"{path}: can't be read as weights for train.warm_start", error) from error
     return fit(source, names, initial, str(path))
@@ -62,7 +68,9 @@ def read_warm_start(uri: str, model: keras.Model, initial: Arrays, build: Callab
 
 def _read_npz(path: Path) -> Named:
     if path.suffix != ".npz":
-        raise ValueError(f"its name must end in {WEIGHTS.rpartition('.')[2]}, h5 or keras, or it must be a SavedModel's folder")
+        raise ValueError(
+            f"its name must end in {WEIGHTS.rpartition('.')[2]}, h5 or keras, or it must be a SavedModel's folder"
+        )
     return [("", array) for array in read_arrays(path)]
 
 
@@ -82,16 +90,28 @@ def fit(source: Named, names: Sequence[str], initial: Arrays, place: str) -> War
     if not set(names) <= set(by_name):
         if len(source) != len(names):
             first = next((name for name in names if name not in by_name), names[0])
-            raise ConfigError(f"train.warm_start: {place} has {len(source)} weights and the model {len(names)}; there is none of the name {first}")
+            raise ConfigError(
+                f"train.warm_start: {place} has {len(source)} weights and the model {len(names)}; there is none of the name {first}"
+            )
         by_name = dict(zip(names, (array for _, array in source), strict=True))
-    fitting = {name: by_name[name].shape == array.shape for name, array in zip(names, initial, strict=True)}
+    fitting = {
+        name: by_name[name].shape == array.shape for name, array in zip(names, initial, strict=True)
+    }
     head = _head(names)
     for name, array in zip(names, initial, strict=True):
         differs_in_classes = name in head and by_name[name].shape[:-1] == array.shape[:-1]
         if not fitting[name] and not differs_in_classes:
-            raise ConfigError(f"train.warm_start: the weight {name} has the shape {array.shape} in the model and {by_name[name].shape} in {place}")
+            raise ConfigError(
+                f"train.warm_start: the weight {name} has the shape {array.shape} in the model and {by_name[name].shape} in {place}"
+            )
     left_out = head if not all(fitting[name] for name in head) else ()
-    return WarmStart([array if name in left_out else by_name[name] for name, array in zip(names, initial, strict=True)], left_out)
+    return WarmStart(
+        [
+            array if name in left_out else by_name[name]
+            for name, array in zip(names, initial, strict=True)
+        ],
+        left_out,
+    )
 
 
 def _head(names: Sequence[str]) -> tuple[str, ...]:
@@ -108,16 +128,25 @@ def _by_keras(path: Path, model: keras.Model) -> WarmStart:
     if not path.name.endswith((".weights.h5", ".keras")):
         target = next((layer for layer in model.layers if isinstance(layer, keras.Model)), model)
     names, before = [variable.path for variable in model.weights], model.get_weights()
-    kept = {variable.path for variable in model.weights} - {variable.path for variable in target.weights}
+    kept = {variable.path for variable in model.weights} - {
+        variable.path for variable in target.weights
+    }
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         if target is model:
             model.load_weights(path, skip_mismatch=True)
         else:
             target.load_weights(path)
-    if skipped := next((str(warning.message) for warning in said if "could not be loaded" in str(warning.message)), None):
+    if skipped := next(
+        (str(warning.message) for warning in said if "could not be loaded" in str(warning.message)),
+        None,
+    ):
         kernel = names.index(_head(names)[0])
-        if not skipped.startswith("A total of 1 objects") or not np.array_equal(before[kernel], model.get_weights()[kernel]):
-            raise ConfigError(f"train.warm_start: {path} does not fit the model: {' '.join(skipped.split())}")
+        if not skipped.startswith("A total of 1 objects") or not np.array_equal(
+            before[kernel], model.get_weights()[kernel]
+        ):
+            raise ConfigError(
+                f"train.warm_start: {path} does not fit the model: {' '.join(skipped.split())}"
+            )
         kept = set(_head(names))
     return WarmStart(model.get_weights(), tuple(name for name in names if name in kept))

@@ -18,7 +18,11 @@ from urllib.parse import urlencode, urlparse
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.common.db.common import SessionDep
-from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag, requires_authenticated
+from airflow.api_fastapi.core_api.security import (
+    GetUserDep,
+    requires_access_dag,
+    requires_authenticated,
+)
 from airflow.configuration import conf
 from airflow.models.log import Log
 from fastapi import Depends, FastAPI, Form, HTTPException, Request, Response
@@ -50,7 +54,9 @@ _MAX_PAGE_BYTES = 64 << 20
 
 
 @app.middleware("http")
-async def say_what_browsers_may_do(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+async def say_what_browsers_may_do(
+    request: Request, answer: Callable[[Request], Awaitable[Response]]
+) -> Response:
     response = await answer(request)
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
@@ -59,8 +65,13 @@ async def say_what_browsers_may_do(request: Request, answer: Callable[[Request],
 
 @app.exception_handler(TrainyardError)
 async def show_problem(request: Request, problem: TrainyardError) -> HTMLResponse:
-    depth = len(Path(request.scope["path"].removeprefix(request.scope.get("root_path", ""))).parts) - 2
-    return HTMLResponse(render("problem.html", "../" * depth, message=str(problem)), status_code=404 if isinstance(problem, NotFound) else 409)
+    depth = (
+        len(Path(request.scope["path"].removeprefix(request.scope.get("root_path", ""))).parts) - 2
+    )
+    return HTMLResponse(
+        render("problem.html", "../" * depth, message=str(problem)),
+        status_code=404 if isinstance(problem, NotFound) else 409,
+    )
 
 
 @app.get("/style.css", dependencies=[SIGNED_IN])
@@ -84,11 +95,22 @@ def models_icon_for_the_dark() -> Response:
 
 
 @app.get("/pipelines/{dag_id}/progress", dependencies=[READS_THE_RUN])
-def progress(dag_id: str, run_id: str, session: SessionDep, task_id: str | None = None) -> HTMLResponse:
+def progress(
+    dag_id: str, run_id: str, session: SessionDep, task_id: str | None = None
+) -> HTMLResponse:
     """A run in progress, or one task of it."""
     run, now = find_run(dag_id, run_id, session), dt.datetime.now(dt.UTC)
     tasks = [task for task in view_tasks(run, now) if task_id in (None, task.name)]
-    return HTMLResponse(render("progress.html", _IN_PIPELINE, run=run, tasks=tasks, now=now.timestamp(), is_whole_run=task_id is None))
+    return HTMLResponse(
+        render(
+            "progress.html",
+            _IN_PIPELINE,
+            run=run,
+            tasks=tasks,
+            now=now.timestamp(),
+            is_whole_run=task_id is None,
+        )
+    )
 
 
 @app.get("/pipelines/{dag_id}/report", dependencies=[READS_THE_RUN])
@@ -97,11 +119,23 @@ def report(dag_id: str, run_id: str, session: SessionDep, page: _Page = "report"
     run = find_run(dag_id, run_id, session)
     there = [name for name in _PAGES if _file_of(run, name)]
     address = urlencode({"run_id": run_id, "page": page})
-    return HTMLResponse(render("report.html", _IN_PIPELINE, run=run, page=page, there=there, address=address, query=urlencode({"run_id": run_id})))
+    return HTMLResponse(
+        render(
+            "report.html",
+            _IN_PIPELINE,
+            run=run,
+            page=page,
+            there=there,
+            address=address,
+            query=urlencode({"run_id": run_id}),
+        )
+    )
 
 
 @app.get("/pipelines/{dag_id}/report/content", dependencies=[READS_THE_RUN])
-def report_content(dag_id: str, run_id: str, session: SessionDep, page: _Page = "report") -> HTMLResponse:
+def report_content(
+    dag_id: str, run_id: str, session: SessionDep, page: _Page = "report"
+) -> HTMLResponse:
     """One of those pages as the job has written it."""
     run = find_run(dag_id, run_id, session)
     file = _file_of(run, page)
@@ -114,17 +148,27 @@ def report_content(dag_id: str, run_id: str, session: SessionDep, page: _Page = 
 @app.get("/models", dependencies=[SIGNED_IN])
 def models(user: GetUserDep, session: SessionDep) -> HTMLResponse:
     """The models of all pipelines that the user may read."""
-    dag_ids = find_pipelines(get_auth_manager().get_authorized_dag_ids(user=user, session=session), session)
+    dag_ids = find_pipelines(
+        get_auth_manager().get_authorized_dag_ids(user=user, session=session), session
+    )
     found = [(dag_id, *_model_or_problem(dag_id, session)) for dag_id in dag_ids]
-    return HTMLResponse(render("models.html", "", pipelines=[entry for entry in found if entry[1] or entry[2]]))
+    return HTMLResponse(
+        render("models.html", "", pipelines=[entry for entry in found if entry[1] or entry[2]])
+    )
 
 
 @app.get("/pipelines/{dag_id}/models", dependencies=[READS_THE_PIPELINE])
 def model(dag_id: str, user: GetUserDep, session: SessionDep, done: str = "") -> HTMLResponse:
     """The versions of a pipeline's model."""
     view = view_model(find_pipeline(dag_id, session))
-    may_change = get_auth_manager().is_authorized_dag(method="PUT", details=DagDetails(id=dag_id), user=user)
-    return HTMLResponse(render("model.html", _IN_PIPELINE, dag_id=dag_id, model=view, may_change=may_change, done=done))
+    may_change = get_auth_manager().is_authorized_dag(
+        method="PUT", details=DagDetails(id=dag_id), user=user
+    )
+    return HTMLResponse(
+        render(
+            "model.html", _IN_PIPELINE, dag_id=dag_id, model=view, may_change=may_change, done=done
+        )
+    )
 
 
 def refuse_other_sites(request: Request) -> None:
@@ -133,9 +177,14 @@ def refuse_other_sites(request: Request) -> None:
     The browser sends the session's cookie along from any site. A program with its token in a header
     needs no page.
     """
-    site, origin = request.headers.get("sec-fetch-site"), urlparse(request.headers.get("origin", "")).netloc
+    site, origin = (
+        request.headers.get("sec-fetch-site"),
+        urlparse(request.headers.get("origin", "")).netloc,
+    )
     ours = {request.headers.get("host"), urlparse(conf.get("api", "base_url", fallback="")).netloc}
-    is_ours = site == "same-origin" if site else origin != "" and origin in ours  # a sandboxed page has the origin "null", which has no host
+    is_ours = (
+        site == "same-origin" if site else origin != "" and origin in ours
+    )  # a sandboxed page has the origin "null", which has no host
     if not is_ours and "authorization" not in request.headers:
         raise HTTPException(403, "This form was not sent from a page of this Airflow.")
 
@@ -143,30 +192,56 @@ def refuse_other_sites(request: Request) -> None:
 _Reason = Annotated[str, Form(max_length=_MAX_REASON)]
 
 
-@app.post("/pipelines/{dag_id}/models/promote", dependencies=[CHANGES_THE_PIPELINE, Depends(refuse_other_sites)])
-def promote(dag_id: str, version: Annotated[int, Form()], user: GetUserDep, session: SessionDep, expected: Annotated[str, Form()] = "",
-            reason: _Reason = "") -> RedirectResponse:
+@app.post(
+    "/pipelines/{dag_id}/models/promote",
+    dependencies=[CHANGES_THE_PIPELINE, Depends(refuse_other_sites)],
+)
+def promote(
+    dag_id: str,
+    version: Annotated[int, Form()],
+    user: GetUserDep,
+    session: SessionDep,
+    expected: Annotated[str, Form()] = "",
+    reason: _Reason = "",
+) -> RedirectResponse:
     """Puts a version in service, in place of the one that the user has seen there."""
     registry = Registry(find_pipeline(dag_id, session).registry)
     registry.promote(version, _signed(reason, user), expected=_as_number(expected))
     return _done(dag_id, user, session, "promote", version)
 
 
-@app.post("/pipelines/{dag_id}/models/rollback", dependencies=[CHANGES_THE_PIPELINE, Depends(refuse_other_sites)])
-def roll_back(dag_id: str, user: GetUserDep, session: SessionDep, expected: Annotated[str, Form()], reason: _Reason = "") -> RedirectResponse:
+@app.post(
+    "/pipelines/{dag_id}/models/rollback",
+    dependencies=[CHANGES_THE_PIPELINE, Depends(refuse_other_sites)],
+)
+def roll_back(
+    dag_id: str,
+    user: GetUserDep,
+    session: SessionDep,
+    expected: Annotated[str, Form()],
+    reason: _Reason = "",
+) -> RedirectResponse:
     """Puts the previous champion back in service."""
     registry = Registry(find_pipeline(dag_id, session).registry)
     previous = registry.previous()
     if previous is None:
-        raise NotFound("There is no earlier champion to go back to; put another version in service by its number.")
-    registry.promote(previous.number, f"rolled back from version {expected}: {_signed(reason, user)}", expected=_as_number(expected))
+        raise NotFound(
+            "There is no earlier champion to go back to; put another version in service by its number."
+        )
+    registry.promote(
+        previous.number,
+        f"rolled back from version {expected}: {_signed(reason, user)}",
+        expected=_as_number(expected),
+    )
     return _done(dag_id, user, session, "rollback", previous.number)
 
 
 def _as_number(expected: str) -> int | None:
     """Parses the number of the version in service; None if there was none."""
     if expected and not expected.isdecimal():
-        raise HTTPException(422, "expected must be the number of the version in service, or nothing")
+        raise HTTPException(
+            422, "expected must be the number of the version in service, or nothing"
+        )
     return int(expected) if expected else None
 
 
@@ -174,10 +249,21 @@ def _signed(reason: str, user: Any) -> str:
     return f"{reason.strip() or 'by hand'} ({user.get_name()}, in the UI)"
 
 
-def _done(dag_id: str, user: Any, session: SessionDep, event: str, version: int) -> RedirectResponse:
+def _done(
+    dag_id: str, user: Any, session: SessionDep, event: str, version: int
+) -> RedirectResponse:
     """Writes the event into Airflow's audit log and redirects to the page."""
-    session.add(Log(f"trainyard_{event}", owner=user.get_name(), dag_id=dag_id, extra=json.dumps({"version": version})))
-    return RedirectResponse("../models?" + urlencode({"done": f"Version {version} is in service."}), status_code=303)
+    session.add(
+        Log(
+            f"trainyard_{event}",
+            owner=user.get_name(),
+            dag_id=dag_id,
+            extra=json.dumps({"version": version}),
+        )
+    )
+    return RedirectResponse(
+        "../models?" + urlencode({"done": f"Version {version} is in service."}), status_code=303
+    )
 
 
 def _model_or_problem(dag_id: str, session: SessionDep) -> tuple[ModelView | None, str]:
@@ -201,6 +287,7 @@ def _file_of(run: PipelineRun, page: str) -> Path | None:
       DataError: a record of the run is damaged, or names something else than an artifact of the
         pipeline.
     """
+
     def manifest_of(task: str) -> str | None:
         return recorded_manifest(run.layout, run.run_id, task, task)
 

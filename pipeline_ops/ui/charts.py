@@ -38,7 +38,12 @@ class Chart:
 def metric_title(name: str) -> str:
     """Converts `macro_roc_auc` to `Macro ROC AUC`."""
     first, *others = name.replace("top_k", "top-k").split("_")
-    return " ".join([_SPELLINGS.get(first, first.capitalize()), *(_SPELLINGS.get(word, word) for word in others)])
+    return " ".join(
+        [
+            _SPELLINGS.get(first, first.capitalize()),
+            *(_SPELLINGS.get(word, word) for word in others),
+        ]
+    )
 
 
 def charts_of_metrics(by_metric: Mapping[str, Sequence[Point]], unit: str) -> list[Chart]:
@@ -47,7 +52,11 @@ def charts_of_metrics(by_metric: Mapping[str, Sequence[Point]], unit: str) -> li
     charts = []
     for base in bases:
         names = {"training": base, "validation": _VALIDATION + base}
-        curves = [Curve(label, label, finite) for label, name in names.items() if (finite := drawable(by_metric.get(name, [])))]
+        curves = [
+            Curve(label, label, finite)
+            for label, name in names.items()
+            if (finite := drawable(by_metric.get(name, [])))
+        ]
         if curves:
             charts.append(Chart(metric_title(base), curves, line_chart(base, curves, unit)))
     return charts
@@ -60,19 +69,32 @@ def line_chart(title: str, curves: Sequence[Curve], x_label: str, dots: bool = F
     """
     points = [point for curve in curves for point in curve.points]
     x, y = _whole_axis([p[0] for p in points]), _value_axis([p[1] for p in points])
-    rows = [line("grid", (_LEFT, y(tick)), (_WIDTH - _RIGHT, y(tick))) + text("end", _LEFT - 8, y(tick) + 4, short(tick)) for tick in y.ticks]
+    rows = [
+        line("grid", (_LEFT, y(tick)), (_WIDTH - _RIGHT, y(tick)))
+        + text("end", _LEFT - 8, y(tick) + 4, short(tick))
+        for tick in y.ticks
+    ]
     columns = [text("middle", x(tick), _HEIGHT - _BOTTOM + 17, f"{tick:g}") for tick in x.ticks]
     label = text("middle", (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 4, x_label)
     drawn = [_draw(curve, x, y, dots or len(curve.points) == 1) for curve in curves]
-    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        _WIDTH, _HEIGHT, title, Markup("").join([*rows, *columns, label, *drawn]))
+    return Markup(
+        '<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
+    ).format(_WIDTH, _HEIGHT, title, Markup("").join([*rows, *columns, label, *drawn]))
 
 
 def _draw(curve: Curve, x: Axis, y: Axis, dots: bool) -> Markup:
     path = " ".join(f"{x(px):.1f},{y(py):.1f}" for px, py in curve.points)
     drawn = Markup('<polyline class="curve {}" points="{}"/>').format(curve.style, path)
-    marks = [Markup('<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="3"><title>{}, {:g}: {:.5g}</title></circle>').format(
-        curve.style, x(px), y(py), curve.name, px, py) for px, py in curve.points] if dots else []
+    marks = (
+        [
+            Markup(
+                '<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="3"><title>{}, {:g}: {:.5g}</title></circle>'
+            ).format(curve.style, x(px), y(py), curve.name, px, py)
+            for px, py in curve.points
+        ]
+        if dots
+        else []
+    )
     return Markup("").join([drawn, *marks])
 
 
@@ -85,7 +107,13 @@ def _whole_axis(values: Sequence[float]) -> Axis:
     low, high = min(values), max(values)
     if low == high:
         low, high = low - 1, high + 1
-    return Axis(low, high, _LEFT, _WIDTH - _RIGHT, [t for t in round_ticks(low, high, 6) if t == int(t) and low <= t <= high])
+    return Axis(
+        low,
+        high,
+        _LEFT,
+        _WIDTH - _RIGHT,
+        [t for t in round_ticks(low, high, 6) if t == int(t) and low <= t <= high],
+    )
 
 
 def _value_axis(values: Sequence[float]) -> Axis:

@@ -55,7 +55,9 @@ class TrainingCurves:
 
     def _add_points(self, moment: Progress) -> None:
         is_back = self.counted is not None and moment.done < self.counted.done
-        if is_back:  # a restarted gang continues from its last checkpoint and reports those steps again
+        if (
+            is_back
+        ):  # a restarted gang continues from its last checkpoint and reports those steps again
             for points in self.by_metric.values():
                 points[:] = [point for point in points if point[0] < moment.done]
         for name, value in moment.metrics.items():

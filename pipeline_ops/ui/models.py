@@ -60,11 +60,21 @@ def view_model(config: PipelineConfig) -> ModelView:
     aliases, versions, records = registry.aliases(), registry.versions(), registry.records()
     shown = versions[-_MAX_VERSIONS:]
     views = [_view(version, aliases.named(version.number)) for version in shown]
-    metrics = list(dict.fromkeys(name for view in views if view.figures for name in view.figures.metrics))
+    metrics = list(
+        dict.fromkeys(name for view in views if view.figures for name in view.figures.metrics)
+    )
     return ModelView(
-        name=config.export.model, place=str(registry.place), champion=aliases.names.get(CHAMPION), previous=aliases.names.get(PREVIOUS),
-        versions=views[::-1], num_hidden=len(versions) - len(shown), metrics=metrics, charts=_charts(views, metrics),
-        moves=records.moves[: -_MAX_MOVES - 1 : -1], problems=records.problems[:_MAX_MOVES])
+        name=config.export.model,
+        place=str(registry.place),
+        champion=aliases.names.get(CHAMPION),
+        previous=aliases.names.get(PREVIOUS),
+        versions=views[::-1],
+        num_hidden=len(versions) - len(shown),
+        metrics=metrics,
+        charts=_charts(views, metrics),
+        moves=records.moves[: -_MAX_MOVES - 1 : -1],
+        problems=records.problems[:_MAX_MOVES],
+    )
 
 
 def describe_move(move: Move) -> str:
@@ -73,12 +83,19 @@ def describe_move(move: Move) -> str:
         return f"retired {', '.join(map(str, move.retired))}"
     if move.alias == CHAMPION:
         return f"version {move.version} came into service"
-    return f"{move.alias} names " + (f"version {move.version}" if move.version else "no version any more")
+    return f"{move.alias} names " + (
+        f"version {move.version}" if move.version else "no version any more"
+    )
 
 
 def _view(version: Version, aliases: list[str]) -> VersionView:
     try:
-        return VersionView(version.number, version.folder, aliases, ModelFigures.model_validate(version.manifest().figures))
+        return VersionView(
+            version.number,
+            version.folder,
+            aliases,
+            ModelFigures.model_validate(version.manifest().figures),
+        )
     except (DataError, ValueError) as error:
         return VersionView(version.number, version.folder, aliases, None, str(error))
 
@@ -93,5 +110,7 @@ def _charts(views: list[VersionView], metrics: list[str]) -> list[Chart]:
         curve = Curve(metric, "training", drawable(points[metric]))
         if not curve.points:
             continue
-        charts.append(Chart(metric_title(metric), [curve], line_chart(metric, [curve], "version", dots=True)))
+        charts.append(
+            Chart(metric_title(metric), [curve], line_chart(metric, [curve], "version", dots=True))
+        )
     return charts

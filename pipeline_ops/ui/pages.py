@@ -20,8 +20,10 @@ from pipeline_ops.ui.progress import as_duration
 _HERE = Path(__file__).parent
 _FILES = _HERE / "templates"
 
-POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; frame-src 'self'; form-action 'self'; "
-          "base-uri 'none'; frame-ancestors 'self'")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; frame-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'self'"
+)
 """The policy for our own pages: nothing inline, nothing from elsewhere."""
 
 SANDBOX = "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
@@ -31,8 +33,12 @@ A report has an origin of its own, no script and no request. It can neither read
 cookie nor act with it, however it is opened.
 """
 
-HEADERS: Mapping[str, str] = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin",
-                              "Cache-Control": "no-store"}
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 
 STYLE_SHEET = STYLE.read_text(encoding="utf-8") + (_FILES / "ui.css").read_text(encoding="utf-8")
 SCRIPT = (_FILES / "live.js").read_text(encoding="utf-8")
@@ -61,6 +67,16 @@ def _as_moment(seconds: float) -> str:
     return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-_environment = jinja2.Environment(loader=jinja2.FileSystemLoader(_FILES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-                                  lstrip_blocks=True)
-_environment.filters |= {"duration": as_duration, "moment": _as_moment, "move": describe_move, "metric": metric_title}
+_environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(_FILES),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.filters |= {
+    "duration": as_duration,
+    "moment": _as_moment,
+    "move": describe_move,
+    "metric": metric_title,
+}

@@ -43,12 +43,35 @@ class WithCustodian:
 class TrainyardPlugin(AirflowPlugin):
     name = "trainyard"
     fastapi_apps = [{"app": pages, "url_prefix": f"/{_PREFIX}", "name": "Trainyard"}]
-    fastapi_root_middlewares = [{"middleware": WithCustodian, "args": [], "kwargs": {}, "name": "Trainyard's custodian"}]
+    fastapi_root_middlewares = [
+        {"middleware": WithCustodian, "args": [], "kwargs": {}, "name": "Trainyard's custodian"}
+    ]
     external_views = [
-        {"name": "Progress", "href": f"{_RUN}/progress?run_id={{RUN_ID}}", "destination": "dag_run", "url_route": "trainyard_progress"},
-        {"name": "Report", "href": f"{_RUN}/report?run_id={{RUN_ID}}", "destination": "dag_run", "url_route": "trainyard_report"},
-        {"name": "Progress", "href": f"{_RUN}/progress?run_id={{RUN_ID}}&task_id={{TASK_ID}}", "destination": "task_instance",
-         "url_route": "trainyard_task_progress"},
-        {"name": "Models", "href": f"{_PREFIX}/models", "destination": "nav", "url_route": "trainyard_models", "nav_top_level": True,
-         "icon": f"{_PREFIX}/models.svg", "icon_dark_mode": f"{_PREFIX}/models-dark.svg"},
+        {
+            "name": "Progress",
+            "href": f"{_RUN}/progress?run_id={{RUN_ID}}",
+            "destination": "dag_run",
+            "url_route": "trainyard_progress",
+        },
+        {
+            "name": "Report",
+            "href": f"{_RUN}/report?run_id={{RUN_ID}}",
+            "destination": "dag_run",
+            "url_route": "trainyard_report",
+        },
+        {
+            "name": "Progress",
+            "href": f"{_RUN}/progress?run_id={{RUN_ID}}&task_id={{TASK_ID}}",
+            "destination": "task_instance",
+            "url_route": "trainyard_task_progress",
+        },
+        {
+            "name": "Models",
+            "href": f"{_PREFIX}/models",
+            "destination": "nav",
+            "url_route": "trainyard_models",
+            "nav_top_level": True,
+            "icon": f"{_PREFIX}/models.svg",
+            "icon_dark_mode": f"{_PREFIX}/models-dark.svg",
+        },
     ]

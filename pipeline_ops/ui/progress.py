@@ -96,19 +96,38 @@ def view_tasks(run: PipelineRun, now: dt.datetime) -> Iterator[TaskView]:
 def _view(run: PipelineRun, task_id: str, instances: list[TaskState], now: dt.datetime) -> TaskView:
     problems: list[str] = []
     state = next((task.state for task in instances if task.state in _ACTIVE), instances[0].state)
-    record = None if state in _ACTIVE else _read(read_record, problems, run.layout.task_record(run.run_id, task_id), run.layout.root)
+    record = (
+        None
+        if state in _ACTIVE
+        else _read(
+            read_record, problems, run.layout.task_record(run.run_id, task_id), run.layout.root
+        )
+    )
     attempt = None if record and record.cached else run.layout.newest_attempt(run.run_id, task_id)
     curves = curves_of(attempt) if attempt else TrainingCurves()
     workers = list(_view_workers(attempt, now)) if attempt else []
     counts = Counter(task.state or "waiting" for task in instances)
-    dataset = _read(_view_dataset, problems, run, record) if task_id == "preprocess" and record else None
+    dataset = (
+        _read(_view_dataset, problems, run, record) if task_id == "preprocess" and record else None
+    )
     return TaskView(
-        name=task_id, state=state, count=", ".join(f"{count} {name}" for name, count in counts.items()) if len(instances) > 1 else "",
-        seconds=_seconds(instances, now), tries=max(task.tries for task in instances), record=record,
-        latest=curves.latest, counted=curves.counted, notes=curves.notes,
+        name=task_id,
+        state=state,
+        count=", ".join(f"{count} {name}" for name, count in counts.items())
+        if len(instances) > 1
+        else "",
+        seconds=_seconds(instances, now),
+        tries=max(task.tries for task in instances),
+        record=record,
+        latest=curves.latest,
+        counted=curves.counted,
+        notes=curves.notes,
         charts=charts_of_metrics(curves.by_metric, "steps") if task_id == "train" else [],
-        workers=workers[:_MAX_WORKERS], num_hidden_workers=max(0, len(workers) - _MAX_WORKERS), dataset=dataset,
-        problems=[*problems, *curves.problems])
+        workers=workers[:_MAX_WORKERS],
+        num_hidden_workers=max(0, len(workers) - _MAX_WORKERS),
+        dataset=dataset,
+        problems=[*problems, *curves.problems],
+    )
 
 
 def _read(reader: Callable[..., _Value], problems: list[str], *arguments: Any) -> _Value | None:
@@ -128,13 +147,22 @@ def _view_workers(attempt: Attempt, now: dt.datetime) -> Iterator[WorkerView]:
 
 def _view_dataset(run: PipelineRun, record: TaskRecord) -> DatasetView | None:
     """The data set of a preprocessing; None if there is none, or if it has been removed since."""
-    if record.manifest is None or not Path(run.layout.check_manifest("preprocess", record.manifest)).exists():
+    if (
+        record.manifest is None
+        or not Path(run.layout.check_manifest("preprocess", record.manifest)).exists()
+    ):
         return None
     manifest = read_manifest(record.manifest)
     figures = DatasetFigures.model_validate(manifest.figures)
-    return DatasetView(splits=[(split, count, len(shards_of(manifest, split))) for split, count in figures.num_examples.items()],
-                       num_rejected=figures.num_rejected, rejected_by_reason=_most(figures.rejected_by_reason),
-                       skipped_by_reason=_most(figures.skipped_by_reason))
+    return DatasetView(
+        splits=[
+            (split, count, len(shards_of(manifest, split)))
+            for split, count in figures.num_examples.items()
+        ],
+        num_rejected=figures.num_rejected,
+        rejected_by_reason=_most(figures.rejected_by_reason),
+        skipped_by_reason=_most(figures.skipped_by_reason),
+    )
 
 
 def _most(counts: dict[str, int]) -> list[tuple[str, int]]:
@@ -146,7 +174,11 @@ def _seconds(instances: list[TaskState], now: dt.datetime) -> float | None:
     if not started:
         return None
     ended = [task.ended for task in instances]
-    end = now if any(task.state in _ACTIVE for task in instances) or None in ended else max(filter(None, ended))
+    end = (
+        now
+        if any(task.state in _ACTIVE for task in instances) or None in ended
+        else max(filter(None, ended))
+    )
     return max(0.0, (end - min(started)).total_seconds())
 
 

@@ -44,10 +44,20 @@ def versions_in(python: Path | None, packages: Iterable[str]) -> dict[str, str]:
 def _ask(python: Path, packages: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Asks the interpreter once per process, which is the process of one task."""
     try:
-        answer = subprocess.run([python, "-c", _QUESTION, *packages], cwd="/", env=os.environ | SAFE_PATH, stdin=subprocess.DEVNULL,
-                                capture_output=True, text=True, check=True, timeout=_ASK_SECONDS)
+        answer = subprocess.run(
+            [python, "-c", _QUESTION, *packages],
+            cwd="/",
+            env=os.environ | SAFE_PATH,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_ASK_SECONDS,
+        )
         return tuple(json.loads(answer.stdout).items())
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", "") or "").strip().splitlines()[-1:]
-        raise ConfigError(f"{python} can't be used as an interpreter: {'; '.join([*said, str(error)])}; `python` of a task must be the path of a "
-                          "Python of 3.11 to 3.13") from None
+        raise ConfigError(
+            f"{python} can't be used as an interpreter: {'; '.join([*said, str(error)])}; `python` of a task must be the path of a "
+            "Python of 3.11 to 3.13"
+        ) from None

@@ -41,14 +41,20 @@ def code_of(train: Train, folder: Path) -> dict[str, str]:
     for key, module in _modules(train).items():
         origin = find(module, folder)
         if origin is None:
-            raise ConfigError(f"{key}: there is no module {module}; install its package, put its folder into PYTHONPATH for Airflow and for the "
-                              f"job, or put it beside the config in {folder}")
+            raise ConfigError(
+                f"{key}: there is no module {module}; install its package, put its folder into PYTHONPATH for Airflow and for the "
+                f"job, or put it beside the config in {folder}"
+            )
         depth = module.count(".") + (origin.name == "__init__.py")
         root = origin.parents[depth]
         try:
-            digests |= digest_code([str(origin.parent.relative_to(root)) if depth else origin.name], root=root)
+            digests |= digest_code(
+                [str(origin.parent.relative_to(root)) if depth else origin.name], root=root
+            )
         except SyntaxError as error:
-            raise ConfigError(f"{key}: the package of {origin} has a file that is not valid Python: {error}") from None
+            raise ConfigError(
+                f"{key}: the package of {origin} has a file that is not valid Python: {error}"
+            ) from None
     return digests
 
 
@@ -65,7 +71,9 @@ def validate_names(train: Train, folder: Path) -> None:
         origin = find(module, folder)
         known = origin and _names_in(origin, key)
         if known and name not in known:
-            raise ConfigError(f"{key}: {path}: {origin} defines no {name!r}; {nearest(name, known)}")
+            raise ConfigError(
+                f"{key}: {path}: {origin} defines no {name!r}; {nearest(name, known)}"
+            )
 
 
 def _names_in(file: Path, key: str) -> set[str] | None:
@@ -76,11 +84,19 @@ def _names_in(file: Path, key: str) -> set[str] | None:
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"{key}: {file}:{getattr(error, 'lineno', 0)}: not valid Python: {error}") from None
+        raise ConfigError(
+            f"{key}: {file}:{getattr(error, 'lineno', 0)}: not valid Python: {error}"
+        ) from None
     names: set[str] = set()
-    for node in ast.walk(tree):  # includes inner scopes: an additional name is better than a wrong refusal
+    for node in ast.walk(
+        tree
+    ):  # includes inner scopes: an additional name is better than a wrong refusal
         match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
                 names.add(name)
             case ast.Name(id=name, ctx=ast.Store()):
                 names.add(name)
@@ -98,7 +114,11 @@ def versions_of_own(train: Train) -> dict[str, str]:
     if not modules:
         return {}
     distributions = importlib.metadata.packages_distributions()
-    found = {name for module in modules.values() for name in distributions.get(module.partition(".")[0], ())}
+    found = {
+        name
+        for module in modules.values()
+        for name in distributions.get(module.partition(".")[0], ())
+    }
     return versions_of(sorted({*found, *_FRAMEWORKS}))
 
 
@@ -111,12 +131,19 @@ def find(module: str, folder: Path) -> Path | None:
     if spec and spec.origin and spec.origin.endswith(".py"):
         return Path(spec.origin)
     beside = folder.joinpath(*module.split("."))
-    return next((file for file in (beside.with_suffix(".py"), beside / "__init__.py") if file.is_file()), None)
+    return next(
+        (file for file in (beside.with_suffix(".py"), beside / "__init__.py") if file.is_file()),
+        None,
+    )
 
 
 def _modules(train: Train) -> dict[str, str]:
     """The modules of models, losses and metrics, by the key of the config that names each."""
-    return {key: path.partition(":")[0] for key, path in _named(train).items() if not key.startswith("train.callbacks")}
+    return {
+        key: path.partition(":")[0]
+        for key, path in _named(train).items()
+        if not key.startswith("train.callbacks")
+    }
 
 
 def _named(train: Train) -> dict[str, str]:

@@ -29,10 +29,15 @@ def module_path(name: str) -> str | None:
     """
     if ":" in name:
         return name
-    found = {entry.value: entry.dist.name if entry.dist else "?" for entry in importlib.metadata.entry_points(group=GROUP, name=name)}
+    found = {
+        entry.value: entry.dist.name if entry.dist else "?"
+        for entry in importlib.metadata.entry_points(group=GROUP, name=name)
+    }
     if len(found) > 1:
-        raise ConfigError(f"several installed packages have a stage {name} ({', '.join(sorted(found.values()))}); name one by its module path: "
-                          f"{' or '.join(sorted(found))}")
+        raise ConfigError(
+            f"several installed packages have a stage {name} ({', '.join(sorted(found.values()))}); name one by its module path: "
+            f"{' or '.join(sorted(found))}"
+        )
     return next(iter(found), None)
 
 
@@ -57,14 +62,34 @@ def code_of(names: Iterable[str]) -> dict[str, str]:
 def distributions_of(names: Iterable[str]) -> dict[str, str]:
     """Returns versions of the installed distributions that foreign stages come with."""
     names = _foreign(names)
-    published = [entry.dist.name for name in names for entry in importlib.metadata.entry_points(group=GROUP, name=name) if entry.dist]
+    published = [
+        entry.dist.name
+        for name in names
+        for entry in importlib.metadata.entry_points(group=GROUP, name=name)
+        if entry.dist
+    ]
     modules = _modules_of(name for name in names if ":" in name)
     by_package = importlib.metadata.packages_distributions() if modules else {}
-    return versions_of(sorted({*published, *(name for module in modules for name in by_package.get(module.partition(".")[0], ()))}))
+    return versions_of(
+        sorted(
+            {
+                *published,
+                *(
+                    name
+                    for module in modules
+                    for name in by_package.get(module.partition(".")[0], ())
+                ),
+            }
+        )
+    )
 
 
 def _foreign(names: Iterable[str]) -> list[str]:
-    return [name for name in names if ":" in name or not (CODE_ROOT / "beam_jobs" / "stages" / f"{name}.py").exists()]
+    return [
+        name
+        for name in names
+        if ":" in name or not (CODE_ROOT / "beam_jobs" / "stages" / f"{name}.py").exists()
+    ]
 
 
 def _modules_of(names: Iterable[str]) -> list[str]:
@@ -75,6 +100,8 @@ def _modules_of(names: Iterable[str]) -> list[str]:
 def _origin_of(module: str) -> Path | None:
     try:
         spec = importlib.util.find_spec(module)
-    except Exception:  # a package around it cannot be imported: the check of the config reports it, with its place
+    except (
+        Exception
+    ):  # a package around it cannot be imported: the check of the config reports it, with its place
         return None
     return Path(spec.origin) if spec and spec.origin else None

@@ -23,10 +23,21 @@ def test_a_name_says_split_place_and_generation(parts):
 
 
 def test_shards_of_a_split_are_those_of_all_its_generations_and_know_what_is_removed():
-    names = ["quarantine.jsonl", "test-00000-of-00001.tfrecord", "train-00000-of-00001.tfrecord", "train-g0002-00000-of-00001.tfrecord"]
+    names = [
+        "quarantine.jsonl",
+        "test-00000-of-00001.tfrecord",
+        "train-00000-of-00001.tfrecord",
+        "train-g0002-00000-of-00001.tfrecord",
+    ]
     fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-    manifest = Manifest(job="preprocess", pipeline="p", fingerprint=fingerprint, fingerprint_digest="", figures={"removed": {names[3]: [0, 4]}},
-                        files=[ManifestFile(path=name, num_bytes=1, crc32c="00000000") for name in names])
+    manifest = Manifest(
+        job="preprocess",
+        pipeline="p",
+        fingerprint=fingerprint,
+        fingerprint_digest="",
+        figures={"removed": {names[3]: [0, 4]}},
+        files=[ManifestFile(path=name, num_bytes=1, crc32c="00000000") for name in names],
+    )
     assert [file.path for file in shards_of(manifest, "train")] == names[2:]
     assert removed_positions(manifest, "train") == ((), (0, 4))
     assert removed_positions(manifest, "test") == ((),)

@@ -36,8 +36,13 @@ def fill(folder: Path, **files: bytes) -> Manifest:
         path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    manifest = Manifest(job="train", pipeline="p", fingerprint=FINGERPRINT, fingerprint_digest=FINGERPRINT.digest,
-                        files=list_files(folder, {"a": 7}))
+    manifest = Manifest(
+        job="train",
+        pipeline="p",
+        fingerprint=FINGERPRINT,
+        fingerprint_digest=FINGERPRINT.digest,
+        files=list_files(folder, {"a": 7}),
+    )
     write_manifest(folder, manifest)
     return manifest
 
@@ -49,7 +54,10 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path):
 
 def test_every_file_is_listed_once_with_size_checksum_and_examples(tmp_path):
     manifest = fill(tmp_path, a=b"123456789", sub__b=b"22")
-    assert [(file.path, file.num_bytes, file.num_examples) for file in manifest.files] == [("a", 9, 7), ("sub/b", 2, None)]
+    assert [(file.path, file.num_bytes, file.num_examples) for file in manifest.files] == [
+        ("a", 9, 7),
+        ("sub/b", 2, None),
+    ]
     assert manifest.file("a").crc32c == "e3069283"
     assert list_files(tmp_path, {"a": 7}) == manifest.files  # the manifest itself is no part of it
 
@@ -64,13 +72,18 @@ def test_equal_contents_have_equal_digests_wherever_they_are(tmp_path):
     assert first.digest == second.digest
 
 
-@pytest.mark.parametrize("files", [{"a": b"2", "b": b"2"}, {"a": b"1", "c": b"2"}, {"a": b"1"}, {"a": b"1", "b": b"2", "c": b""}])
+@pytest.mark.parametrize(
+    "files",
+    [{"a": b"2", "b": b"2"}, {"a": b"1", "c": b"2"}, {"a": b"1"}, {"a": b"1", "b": b"2", "c": b""}],
+)
 def test_other_contents_have_another_digest(tmp_path, files):
     assert fill(tmp_path / "x", a=b"1", b=b"2").digest != fill(tmp_path / "y", **files).digest
 
 
 def test_a_manifest_that_is_not_there_says_what_to_do(tmp_path):
-    with pytest.raises(DataError, match="there is no such manifest; run the task that makes it again"):
+    with pytest.raises(
+        DataError, match="there is no such manifest; run the task that makes it again"
+    ):
         read_manifest(tmp_path / NAME)
 
 
@@ -83,7 +96,11 @@ def test_what_is_no_manifest_is_named(tmp_path, content):
 
 def test_a_whole_artifact_has_no_damage(tmp_path):
     manifest = fill(tmp_path, a=b"1", sub__b=b"22")
-    assert find_damage(tmp_path / NAME, manifest) == find_damage(tmp_path / NAME, manifest, checksums=True) == []
+    assert (
+        find_damage(tmp_path / NAME, manifest)
+        == find_damage(tmp_path / NAME, manifest, checksums=True)
+        == []
+    )
 
 
 def test_damage_names_the_file_and_what_is_wrong(tmp_path):
@@ -102,7 +119,9 @@ def test_only_the_files_that_are_asked_for_are_refused(tmp_path):
     manifest = fill(tmp_path, a=b"1", saved_model__b=b"22")
     (tmp_path / "a").write_bytes(b"x")
     refuse_damage(tmp_path / NAME, manifest, files_of_saved_model(manifest))
-    with pytest.raises(DataError, match="a has another checksum .*; remove the artifact, and run the task"):
+    with pytest.raises(
+        DataError, match="a has another checksum .*; remove the artifact, and run the task"
+    ):
         refuse_damage(tmp_path / NAME, manifest, manifest.files)
 
 
@@ -111,7 +130,9 @@ def test_an_input_is_the_one_that_was_planned_with_or_refused(tmp_path):
     entry = Input(uri=str(tmp_path / NAME), digest=manifest.digest)
     assert read_input(entry) == manifest
     fill(tmp_path, a=b"2")
-    with pytest.raises(DataError, match=f"but was {manifest.digest} when this job was planned; start a new run"):
+    with pytest.raises(
+        DataError, match=f"but was {manifest.digest} when this job was planned; start a new run"
+    ):
         read_input(entry)
 
 
@@ -123,20 +144,61 @@ def test_a_file_that_another_manifest_knows_is_not_read_again(tmp_path):
 
 def manifest_json(**changes) -> dict:
     """As it lies on the disk, with some changes of its first file."""
-    file = {"path": "a", "num_bytes": 1, "crc32c": "00000000", "sha256": "0" * 64, "num_examples": None, **changes}
-    return {"job": "train", "pipeline": "p", "fingerprint": FINGERPRINT.model_dump(), "fingerprint_digest": "", "files": [file]}
+    file = {
+        "path": "a",
+        "num_bytes": 1,
+        "crc32c": "00000000",
+        "sha256": "0" * 64,
+        "num_examples": None,
+        **changes,
+    }
+    return {
+        "job": "train",
+        "pipeline": "p",
+        "fingerprint": FINGERPRINT.model_dump(),
+        "fingerprint_digest": "",
+        "files": [file],
+    }
 
 
-@pytest.mark.parametrize("path", ["../../../dags/x.py", "/etc/passwd", "a/../b", "./a", "a//b", "", ".", "a\\b", "a\0b", "x" * 2000, NAME, SIGNATURE])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../../dags/x.py",
+        "/etc/passwd",
+        "a/../b",
+        "./a",
+        "a//b",
+        "",
+        ".",
+        "a\\b",
+        "a\0b",
+        "x" * 2000,
+        NAME,
+        SIGNATURE,
+    ],
+)
 def test_a_path_that_leaves_the_folder_is_refused_where_the_manifest_is_read(tmp_path, path):
     """F7: such a file was written outside by fetch, export and staging."""
     (tmp_path / NAME).write_text(json.dumps(manifest_json(path=path)))
-    with pytest.raises(DataError, match=rf"{NAME}: not a manifest of this version of Trainyard: files.0.path"):
+    with pytest.raises(
+        DataError, match=rf"{NAME}: not a manifest of this version of Trainyard: files.0.path"
+    ):
         read_manifest(tmp_path / NAME)
 
 
-@pytest.mark.parametrize("changes", [{"num_bytes": -1}, {"num_bytes": 1 << 70}, {"crc32c": "x"}, {"crc32c": "0" * 9}, {"sha256": "0" * 63},
-                                     {"crc32c": "00000000\n"}, {"num_examples": -1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_bytes": -1},
+        {"num_bytes": 1 << 70},
+        {"crc32c": "x"},
+        {"crc32c": "0" * 9},
+        {"sha256": "0" * 63},
+        {"crc32c": "00000000\n"},
+        {"num_examples": -1},
+    ],
+)
 def test_a_value_out_of_its_range_is_refused(changes):
     """F7."""
     with pytest.raises(DataError, match=f"there: not a manifest .*files.0.{next(iter(changes))}"):
@@ -190,8 +252,12 @@ def test_what_only_looks_like_the_file_by_its_crc32c_is_found(tmp_path):
     (tmp_path / "a").write_bytes(same_crc32c(b"a" * 8))
     assert (tmp_path / "a").read_bytes() != b"a" * 8
     assert google_crc32c.value(b"a" * 8) == google_crc32c.value((tmp_path / "a").read_bytes())
-    assert find_damage(tmp_path / NAME, manifest, checksums=True) == [f"{tmp_path}/a has another checksum than the manifest says"]
-    old = manifest.model_copy(update={"files": [manifest.files[0].model_copy(update={"sha256": None})]})
+    assert find_damage(tmp_path / NAME, manifest, checksums=True) == [
+        f"{tmp_path}/a has another checksum than the manifest says"
+    ]
+    old = manifest.model_copy(
+        update={"files": [manifest.files[0].model_copy(update={"sha256": None})]}
+    )
     assert find_damage(tmp_path / NAME, old, checksums=True) == []
 
 
@@ -207,13 +273,23 @@ def test_a_manifest_of_an_earlier_version_is_read_and_keeps_its_digest(tmp_path)
     del value["files"][0]["sha256"]
     manifest = parse_manifest(json.dumps(value).encode(), "there")
     assert manifest.files[0].sha256 is None
-    assert manifest.digest == digest_of([{"path": "a", "num_bytes": 1, "crc32c": "00000000", "num_examples": None}])
+    assert manifest.digest == digest_of(
+        [{"path": "a", "num_bytes": 1, "crc32c": "00000000", "num_examples": None}]
+    )
     write_manifest(tmp_path, manifest)
     assert read_manifest(tmp_path / NAME).digest == manifest.digest
 
 
-@pytest.mark.parametrize("uri", ["http://169.254.169.254/latest/manifest.json", "https://host/manifest.json", "ftp://host/manifest.json",
-                                 "simplecache::http://host/manifest.json", "s3://bucket::http://host/manifest.json"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://169.254.169.254/latest/manifest.json",
+        "https://host/manifest.json",
+        "ftp://host/manifest.json",
+        "simplecache::http://host/manifest.json",
+        "s3://bucket::http://host/manifest.json",
+    ],
+)
 def test_no_uri_makes_a_process_ask_a_web_server(uri):
     """F7, F9: the inputs of a manifest are URIs."""
     with pytest.raises(ConfigError, match="is no place of an artifact"):

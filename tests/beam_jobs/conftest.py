@@ -53,10 +53,14 @@ CONFIG = {
 def encode() -> Callable[..., bytes]:
     """An image file of random but repeatable content: `encode(height=8, width=8, channels=1, seed=0, kind=".png")`."""
 
-    def encode(height: int = 8, width: int = 8, channels: int = 1, seed: int = 0, kind: str = ".png") -> bytes:
+    def encode(
+        height: int = 8, width: int = 8, channels: int = 1, seed: int = 0, kind: str = ".png"
+    ) -> bytes:
         import cv2
 
-        image = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+        image = np.random.default_rng(seed).integers(
+            0, 256, (height, width, channels), dtype=np.uint8
+        )
         return cv2.imencode(kind, cv2.blur(image, (3, 3)))[1].tobytes()
 
     return encode
@@ -78,17 +82,27 @@ class Outcome:
     @property
     def shards(self) -> dict[str, str]:
         """Digests by name, without the quarantine's."""
-        return {file.name: hashlib.blake2b(file.read_bytes()).hexdigest()
-                for file in sorted(self.artifact.glob("*.tfrecord")) if file.name != QUARANTINE_SHARD}
+        return {
+            file.name: hashlib.blake2b(file.read_bytes()).hexdigest()
+            for file in sorted(self.artifact.glob("*.tfrecord"))
+            if file.name != QUARANTINE_SHARD
+        }
 
     @property
     def contents(self) -> dict[str, bytes]:
         """Of every file but the manifest, which tells how long the stages took."""
-        return {file.name: file.read_bytes() for file in sorted(self.artifact.iterdir()) if file.name != "manifest.json"}
+        return {
+            file.name: file.read_bytes()
+            for file in sorted(self.artifact.iterdir())
+            if file.name != "manifest.json"
+        }
 
     @property
     def quarantine(self) -> list[dict]:
-        return [json.loads(line) for line in (self.artifact / "quarantine.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in (self.artifact / "quarantine.jsonl").read_text().splitlines()
+        ]
 
     @property
     def progress(self) -> list:
@@ -103,7 +117,9 @@ class Pipeline:
         self.config_file = folder / "configs" / "tiny.yaml"
         self.config_file.parent.mkdir()
         self.raw.mkdir()
-        self.config_file.write_text(yaml.safe_dump(CONFIG | {"storage": {"root": "../root"}}, sort_keys=False))
+        self.config_file.write_text(
+            yaml.safe_dump(CONFIG | {"storage": {"root": "../root"}}, sort_keys=False)
+        )
 
     def add(self, name: str | bytes, content: bytes) -> None:
         path = os.path.join(os.fsencode(self.raw), os.fsencode(name))
@@ -134,7 +150,14 @@ class Pipeline:
         with open(attempt.log, "wb") as log:
             argv = [sys.executable, "-m", "beam_jobs.preprocess", "--request", str(attempt.request)]
             environment = os.environ | {ATTEMPT_VARIABLE: str(attempt.folder)}
-            return subprocess.Popen(argv, stdout=log, stderr=log, cwd=REPOSITORY, env=environment, start_new_session=True), attempt
+            return subprocess.Popen(
+                argv,
+                stdout=log,
+                stderr=log,
+                cwd=REPOSITORY,
+                env=environment,
+                start_new_session=True,
+            ), attempt
 
     def outcome(self, plan: JobPlan, attempt: Attempt) -> Outcome:
         status = read_status(attempt)
@@ -163,7 +186,9 @@ def large_animals(pipeline: Pipeline) -> Pipeline:
     import cv2
 
     for label in ("cat", "dog"):
-        image = cv2.resize(np.random.default_rng(len(label)).integers(0, 256, (8, 8), dtype=np.uint8), (3000, 3000))
+        image = cv2.resize(
+            np.random.default_rng(len(label)).integers(0, 256, (8, 8), dtype=np.uint8), (3000, 3000)
+        )
         pipeline.add(f"{label}/0.jpg", cv2.imencode(".jpg", image)[1].tobytes())
         for index in range(1, 100):
             os.link(pipeline.raw / label / "0.jpg", pipeline.raw / label / f"{index}.jpg")
@@ -183,7 +208,9 @@ def read_records() -> Callable[[Path], list[bytes]]:
         while data:
             length, crc = struct.unpack("<QI", data[:12])
             assert crc == masked(data[:8])
-            assert struct.unpack("<I", data[12 + length : 16 + length]) == (masked(data[12 : 12 + length]),)
+            assert struct.unpack("<I", data[12 + length : 16 + length]) == (
+                masked(data[12 : 12 + length]),
+            )
             records.append(data[12 : 12 + length])
             data = data[16 + length :]
         return records

@@ -20,14 +20,22 @@ CLASSES = ["a", "b"]
 
 
 def config(**deltas) -> Preprocess:
-    return Preprocess.model_validate({
-        "source": {"type": "image_folder", "path": "raw"}, "stages": [{"name": "decode"}], "shards": 4,
-        "split": {"train": 0.6, "validation": 0.2, "test": 0.2, "seed": 7}, "deltas": deltas})
+    return Preprocess.model_validate(
+        {
+            "source": {"type": "image_folder", "path": "raw"},
+            "stages": [{"name": "decode"}],
+            "shards": 4,
+            "split": {"train": 0.6, "validation": 0.2, "test": 0.2, "seed": 7},
+            "deltas": deltas,
+        }
+    )
 
 
 def record(number: int, content: str = "", label: str | None = None, **keys) -> Record:
     label = label or CLASSES[number % 2]
-    return Record(RawFile(f"{label}/{number}.png", 1000, content or f"content{number}"), label, **keys)
+    return Record(
+        RawFile(f"{label}/{number}.png", 1000, content or f"content{number}"), label, **keys
+    )
 
 
 def plan(records, base: Base | None, **deltas) -> Delta:
@@ -39,15 +47,34 @@ def base_after(delta: Delta) -> Base:
     entries = {entry.key: entry for entry in delta.unchanged}
     for shard in delta.shards:
         for position, member in enumerate(shard.records):
-            entries[member.key] = IndexEntry(member.key, member.file.digest, annotation_digest(member), shard.split, shard.name, position, 1)
+            entries[member.key] = IndexEntry(
+                member.key,
+                member.file.digest,
+                annotation_digest(member),
+                shard.split,
+                shard.name,
+                position,
+                1,
+            )
     return Base(entries, delta.linked, CLASSES)
 
 
 def readable(base: Base, delta: Delta) -> dict[str, tuple[str, str]]:
     """What a reader of the data set gets: content and annotation by key. Fails if something comes twice."""
-    slots = {(entry.shard, entry.position): (entry.key, entry.content, entry.annotation) for entry in base.entries.values()}
-    found = [content for (shard, position), content in slots.items() if shard in delta.linked and position not in delta.linked[shard]]
-    found += [(member.key, member.file.digest, annotation_digest(member)) for shard in delta.shards for member in shard.records]
+    slots = {
+        (entry.shard, entry.position): (entry.key, entry.content, entry.annotation)
+        for entry in base.entries.values()
+    }
+    found = [
+        content
+        for (shard, position), content in slots.items()
+        if shard in delta.linked and position not in delta.linked[shard]
+    ]
+    found += [
+        (member.key, member.file.digest, annotation_digest(member))
+        for shard in delta.shards
+        for member in shard.records
+    ]
     assert len({key for key, *_ in found}) == len(found)
     return {key: rest for key, *rest in found}
 
@@ -125,7 +152,10 @@ def test_too_many_generations_make_everything_anew(base):
     for number in range(200, 203):
         delta = plan([record(index) for index in range(number + 1)], base, max_generations=3)
         base = base_after(delta)
-    assert delta.reason == "everything anew: it would have 4 generations, more than preprocess.deltas.max_generations allows"
+    assert (
+        delta.reason
+        == "everything anew: it would have 4 generations, more than preprocess.deltas.max_generations allows"
+    )
 
 
 def test_everything_anew_is_what_a_first_run_would_make(base):
@@ -141,10 +171,17 @@ def test_a_max_fraction_of_0_makes_everything_anew_at_every_change(base):
 @pytest.mark.parametrize("seed", range(20))
 def test_after_any_number_of_changes_a_reader_gets_exactly_the_records_there_are(seed):
     """Random lives of a data set: records come, go, change and come back."""
-    chance, base, records = random.Random(seed), None, {number: record(number) for number in range(200)}
+    chance, base, records = (
+        random.Random(seed),
+        None,
+        {number: record(number) for number in range(200)},
+    )
     for _ in range(12):
         delta = plan(records.values(), base)
-        wanted = {member.key: [member.file.digest, annotation_digest(member)] for member in records.values()}
+        wanted = {
+            member.key: [member.file.digest, annotation_digest(member)]
+            for member in records.values()
+        }
         assert readable(base or Base({}, {}, CLASSES), delta) == wanted
         base = base_after(delta)
         for number in chance.sample(range(260), 8):
@@ -159,4 +196,8 @@ def test_a_plan_does_not_depend_on_the_order_of_the_records(base):
     records = [record(number) for number in range(5, 230)]
     shuffled = random.Random(3).sample(records, len(records))
     one, other = plan(records, base), plan(shuffled, base)
-    assert (one.shards, one.linked, {e.key for e in one.unchanged}) == (other.shards, other.linked, {e.key for e in other.unchanged})
+    assert (one.shards, one.linked, {e.key for e in one.unchanged}) == (
+        other.shards,
+        other.linked,
+        {e.key for e in other.unchanged},
+    )

@@ -16,7 +16,12 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.registry.registry import Registry
 
-ALLOW_ALL = {"new_classes": "allow", "missing_classes": "allow", "task": "allow", "channels": "allow"}
+ALLOW_ALL = {
+    "new_classes": "allow",
+    "missing_classes": "allow",
+    "task": "allow",
+    "channels": "allow",
+}
 
 
 def statistics(outcome) -> dict:
@@ -29,14 +34,45 @@ def publish_champion(pipeline, data_manifest) -> None:
     registry = Registry(config.registry)
 
     def manifest(job: str, inputs) -> Manifest:
-        fingerprint = Fingerprint(config={"of": str(data_manifest)}, inputs={}, code={}, versions={})
-        return Manifest(job=job, pipeline="tiny", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest, inputs=inputs, files=[])
+        fingerprint = Fingerprint(
+            config={"of": str(data_manifest)}, inputs={}, code={}, versions={}
+        )
+        return Manifest(
+            job=job,
+            pipeline="tiny",
+            fingerprint=fingerprint,
+            fingerprint_digest=fingerprint.digest,
+            inputs=inputs,
+            files=[],
+        )
 
     training = pipeline.folder / "training" / data_manifest.parent.name
     training.mkdir(parents=True)
-    write_manifest(training, manifest("train", {"preprocess": Input(uri=str(data_manifest), digest=read_manifest(data_manifest).digest)}))
-    version = registry.publish(f"training {data_manifest}", lambda folder, number: write_manifest(
-        folder, manifest("export", {"train": Input(uri=str(training / "manifest.json"), digest=f"training {data_manifest}")})))
+    write_manifest(
+        training,
+        manifest(
+            "train",
+            {
+                "preprocess": Input(
+                    uri=str(data_manifest), digest=read_manifest(data_manifest).digest
+                )
+            },
+        ),
+    )
+    version = registry.publish(
+        f"training {data_manifest}",
+        lambda folder, number: write_manifest(
+            folder,
+            manifest(
+                "export",
+                {
+                    "train": Input(
+                        uri=str(training / "manifest.json"), digest=f"training {data_manifest}"
+                    )
+                },
+            ),
+        ),
+    )
     registry.promote(version.number, "test")
 
 
@@ -50,19 +86,32 @@ def darken(animals) -> None:
 
 def test_statistics_are_those_of_the_images_by_split(animals):
     found = statistics(animals.run())
-    assert {split: entry["num_examples"] for split, entry in found["splits"].items()} == animals.run().manifest.figures["num_examples"]
-    brightness = [cv2.imread(str(file), cv2.IMREAD_GRAYSCALE).mean() for file in animals.raw.rglob("*.png")]
+    assert {
+        split: entry["num_examples"] for split, entry in found["splits"].items()
+    } == animals.run().manifest.figures["num_examples"]
+    brightness = [
+        cv2.imread(str(file), cv2.IMREAD_GRAYSCALE).mean() for file in animals.raw.rglob("*.png")
+    ]
     histograms = [entry["features"]["brightness"] for entry in found["splits"].values()]
-    assert sum(histogram["total"] for histogram in histograms) / 60 * 1e-6 == pytest.approx(np.mean(brightness), abs=1e-6)
+    assert sum(histogram["total"] for histogram in histograms) / 60 * 1e-6 == pytest.approx(
+        np.mean(brightness), abs=1e-6
+    )
     assert max(histogram["maximum"] for histogram in histograms) == pytest.approx(max(brightness))
-    assert found["splits"]["train"]["features"]["image_width"]["counts"] == [found["splits"]["train"]["num_examples"]] + [0] * 21
+    assert (
+        found["splits"]["train"]["features"]["image_width"]["counts"]
+        == [found["splits"]["train"]["num_examples"]] + [0] * 21
+    )
     assert len(found["edges"]["image_width"]) == 21
 
 
 def test_not_a_byte_of_statistics_and_page_depends_on_the_runner(animals):
     animals.add("cat/broken.png", b"no image")
     found = []
-    for runner in ({"mode": "in_memory"}, {"mode": "multi_threading", "workers": 2}, {"mode": "multi_processing", "workers": 2}):
+    for runner in (
+        {"mode": "in_memory"},
+        {"mode": "multi_threading", "workers": 2},
+        {"mode": "multi_processing", "workers": 2},
+    ):
         outcome = animals.run(runner=runner, rejects={"max_count": 1})
         found.append(outcome.contents)
         shutil.rmtree(outcome.artifact)
@@ -71,12 +120,20 @@ def test_not_a_byte_of_statistics_and_page_depends_on_the_runner(animals):
 
 
 def test_what_no_stage_has_decoded_is_not_measured_and_the_page_says_so(animals):
-    decoded, by_header = (animals.run(stages=[{"decode": {"channels": 1, "check": check}}]) for check in ("pixels", "header"))
+    decoded, by_header = (
+        animals.run(stages=[{"decode": {"channels": 1, "check": check}}])
+        for check in ("pixels", "header")
+    )
     assert by_header.shards == decoded.shards
-    features, all_features = ({name for entry in statistics(outcome)["splits"].values() for name in entry["features"]}
-                              for outcome in (by_header, decoded))
+    features, all_features = (
+        {name for entry in statistics(outcome)["splits"].values() for name in entry["features"]}
+        for outcome in (by_header, decoded)
+    )
     assert all_features - features == {"brightness", "contrast"}
-    assert "Brightness is known of 0 of 60 examples: no stage needed the pixels of the others." in by_header.contents["data.html"].decode()
+    assert (
+        "Brightness is known of 0 of 60 examples: no stage needed the pixels of the others."
+        in by_header.contents["data.html"].decode()
+    )
     assert "Brightness is known" not in decoded.contents["data.html"].decode()
 
 
@@ -84,9 +141,15 @@ def test_duplicates_are_found_within_and_across_splits(animals, encode):
     for index in range(12):
         animals.add(f"cat/copy{index}.png", encode(seed=1))
     duplicates = statistics(animals.run())["duplicates"]
-    assert (duplicates["num_groups"], duplicates["num_groups_across_splits"], duplicates["num_superfluous"]) == (1, 1, 12)
+    assert (
+        duplicates["num_groups"],
+        duplicates["num_groups_across_splits"],
+        duplicates["num_superfluous"],
+    ) == (1, 1, 12)
     [group] = duplicates["groups"]
-    assert group["keys"] == sorted(["cat/001.png", *(f"cat/copy{index}.png" for index in range(12))])
+    assert group["keys"] == sorted(
+        ["cat/001.png", *(f"cat/copy{index}.png" for index in range(12))]
+    )
     assert len(set(group["splits"])) > 1
 
 
@@ -102,7 +165,13 @@ def test_a_record_in_quarantine_is_no_duplicate(animals):
 def test_the_schema_is_inferred_on_the_first_run(animals):
     outcome = animals.run()
     assert json.loads((outcome.artifact / "schema.json").read_text()) == {
-        "task": "classification", "class_names": ["cat", "dog"], "channels": 1, "height": [8, 8], "width": [8, 8], "has_boxes": False}
+        "task": "classification",
+        "class_names": ["cat", "dog"],
+        "channels": 1,
+        "height": [8, 8],
+        "width": [8, 8],
+        "has_boxes": False,
+    }
     assert statistics(outcome)["comparison"] is None
 
 
@@ -126,12 +195,18 @@ def test_what_the_config_allows_is_reported(animals, encode):
     animals.run()
     add_birds(animals, encode)
     shutil.rmtree(animals.raw / "dog")
-    outcome = animals.run(schema=ALLOW_ALL, stages=["decode", {"resize": {"height": 8, "width": 8}}])
+    outcome = animals.run(
+        schema=ALLOW_ALL, stages=["decode", {"resize": {"height": 8, "width": 8}}]
+    )
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     violations = statistics(outcome)["comparison"]["schema_violations"]
-    assert [(violation["rule"], violation["text"], violation["fails"]) for violation in violations] == [
-        ("new_classes", "new classes: bird", False), ("missing_classes", "missing classes: dog", False),
-        ("channels", "images have 3 channels, had 1", False)]
+    assert [
+        (violation["rule"], violation["text"], violation["fails"]) for violation in violations
+    ] == [
+        ("new_classes", "new classes: bird", False),
+        ("missing_classes", "missing classes: dog", False),
+        ("channels", "images have 3 channels, had 1", False),
+    ]
 
 
 def test_a_missing_class_and_other_channels_fail(animals, encode):
@@ -185,7 +260,9 @@ def test_the_data_of_the_champion_itself_stays_cached(animals, encode):
     assert plan.request.inputs == second.manifest.inputs
 
 
-def test_another_reference_with_the_same_schema_is_the_same_question_where_drift_is_only_reported(animals, encode):
+def test_another_reference_with_the_same_schema_is_the_same_question_where_drift_is_only_reported(
+    animals, encode
+):
     first = animals.run()
     animals.add("cat/new.png", encode(seed=500))
     animals.run()
@@ -206,14 +283,19 @@ def test_without_a_rule_that_can_fail_the_reference_is_no_part_of_the_fingerprin
     assert set(plan.request.inputs) == {"previous_data", "base"}
 
 
-def test_another_champion_is_another_question_where_drift_can_fail_and_is_answered_without_building(animals, encode):
+def test_another_champion_is_another_question_where_drift_can_fail_and_is_answered_without_building(
+    animals, encode
+):
     drift = {"action": "fail", "js_above": 1.0, "linf_above": 1.0}
     first = animals.run(drift=drift)
     animals.add("cat/new.png", encode(seed=500))
     second = animals.run(drift=drift)
     animals.add("cat/newer.png", encode(seed=501))
     third = animals.run(drift=drift)
-    for champion, is_known in [(first, False), (second, True)]:  # of the second the third has been asked already
+    for champion, is_known in [
+        (first, False),
+        (second, True),
+    ]:  # of the second the third has been asked already
         publish_champion(animals, champion.artifact / "manifest.json")
         plan = animals.plan(drift=drift)
         assert plan.is_cached == is_known
@@ -222,7 +304,10 @@ def test_another_champion_is_another_question_where_drift_can_fail_and_is_answer
             outcome = animals.run(plan)
             assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
             assert outcome.manifest.inputs["base"].digest == third.manifest.digest
-            assert (outcome.shards, [moment for moment in outcome.progress if moment.phase == "preprocess"]) == (third.shards, [])
+            assert (
+                outcome.shards,
+                [moment for moment in outcome.progress if moment.phase == "preprocess"],
+            ) == (third.shards, [])
             assert animals.plan(drift=drift).is_cached
 
 
@@ -233,7 +318,9 @@ def test_a_damaged_data_set_is_no_reference(animals, encode):
     next(second.artifact.glob("*-g0002-*.tfrecord")).write_bytes(b"")
     plan = animals.plan()
     assert plan.damage
-    assert {name: entry.digest for name, entry in plan.request.inputs.items()} == dict.fromkeys(("previous_data", "base"), first.manifest.digest)
+    assert {name: entry.digest for name, entry in plan.request.inputs.items()} == dict.fromkeys(
+        ("previous_data", "base"), first.manifest.digest
+    )
 
 
 def test_a_reference_that_vanished_since_the_plan_is_named(animals, encode):
@@ -249,7 +336,12 @@ def test_a_reference_that_vanished_since_the_plan_is_named(animals, encode):
 def test_an_artifact_without_a_schema_is_no_reference(animals, encode):
     first = animals.run()
     manifest = first.manifest
-    write_manifest(first.artifact, manifest.model_copy(update={"files": [file for file in manifest.files if file.path != "schema.json"]}))
+    write_manifest(
+        first.artifact,
+        manifest.model_copy(
+            update={"files": [file for file in manifest.files if file.path != "schema.json"]}
+        ),
+    )
     animals.add("cat/new.png", encode(seed=500))
     assert set(animals.plan().request.inputs) == {"base"}
 
@@ -274,7 +366,9 @@ def test_a_drift_can_fail_the_task_with_features_and_numbers(animals):
     darken(animals)
     outcome = animals.run(drift={"action": "fail", "js_above": 0.5})
     assert outcome.exit_code is ExitCode.DATA
-    assert "brightness has drifted: Jensen-Shannon 1.000 (at most 0.5), L-infinity" in outcome.message
+    assert (
+        "brightness has drifted: Jensen-Shannon 1.000 (at most 0.5), L-infinity" in outcome.message
+    )
     assert "labels" not in outcome.message
 
 
@@ -305,7 +399,11 @@ def test_hostile_names_are_text_and_nothing_is_loaded(animals, encode):
     text = (animals.run(rejects={"max_count": 1}).artifact / "data.html").read_text()
     page = Page(text)
     assert not {"script", "iframe", "link", "object"} & set(page.tags)
-    assert all(value.startswith("data:image/png;base64,") for key, value in page.attributes if key in ("src", "href"))
+    assert all(
+        value.startswith("data:image/png;base64,")
+        for key, value in page.attributes
+        if key in ("src", "href")
+    )
     assert not [key for key, _ in page.attributes if key.startswith("on")]
     assert name in page.text
     assert "default-src 'none'" in text
@@ -323,5 +421,16 @@ def test_the_page_shows_what_is_left_of_a_truncated_image(animals, encode):
 def test_every_class_split_and_histogram_is_on_the_page(animals):
     outcome = animals.run()
     text = "\n".join(Page((outcome.artifact / "data.html").read_text()).text)
-    for wanted in ("60 examples", "cat", "dog", "Train", "Validation", "Test", "Brightness", "Contrast", "Image width", "Empty: every record became"):
+    for wanted in (
+        "60 examples",
+        "cat",
+        "dog",
+        "Train",
+        "Validation",
+        "Test",
+        "Brightness",
+        "Contrast",
+        "Image width",
+        "Empty: every record became",
+    ):
         assert wanted in text

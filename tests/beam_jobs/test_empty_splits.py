@@ -39,8 +39,7 @@ def split(**options) -> Split:
         (
             records(4),
             {"stratify": True},
-            "preprocess.split.test is 0.1 of 4 images, which rounds to none; add "
-            "images, or raise",
+            "preprocess.split.test is 0.1 of 4 images, which rounds to none; add images, or raise",
         ),
         (
             records(9),

@@ -12,7 +12,14 @@ import pytest
 
 from beam_jobs.output.quarantine import read_quarantine
 from beam_jobs.planning.index import read_index
-from pipeline_ops.artifacts.dataset import KEY, QUARANTINE_SHARD, SPLITS, DatasetFigures, removed_positions, shards_of
+from pipeline_ops.artifacts.dataset import (
+    KEY,
+    QUARANTINE_SHARD,
+    SPLITS,
+    DatasetFigures,
+    removed_positions,
+    shards_of,
+)
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.system.processes import group_members
@@ -23,14 +30,24 @@ def read_keys(read_records):
     """What a reader of a data set gets: the key of every example, by split."""
 
     def key_of(example: bytes) -> str:
-        return example.split(KEY.encode())[1].split(b".png")[0].split(b"\n")[-1][1:].decode() + ".png"
+        return (
+            example.split(KEY.encode())[1].split(b".png")[0].split(b"\n")[-1][1:].decode() + ".png"
+        )
 
     def read(outcome) -> dict[str, list[str]]:
         found = {}
         for split in SPLITS:
-            shards = zip(shards_of(outcome.manifest, split), removed_positions(outcome.manifest, split), strict=True)
-            found[split] = [key_of(example) for shard, removed in shards
-                            for position, example in enumerate(read_records(outcome.artifact / shard.path)) if position not in removed]
+            shards = zip(
+                shards_of(outcome.manifest, split),
+                removed_positions(outcome.manifest, split),
+                strict=True,
+            )
+            found[split] = [
+                key_of(example)
+                for shard, removed in shards
+                for position, example in enumerate(read_records(outcome.artifact / shard.path))
+                if position not in removed
+            ]
         return found
 
     return read
@@ -49,7 +66,9 @@ def run(pipeline, **overrides):
 
 
 def num_processed(outcome) -> int:
-    return max((moment.done or 0 for moment in outcome.progress if moment.phase == "preprocess"), default=0)
+    return max(
+        (moment.done or 0 for moment in outcome.progress if moment.phase == "preprocess"), default=0
+    )
 
 
 def change(pipeline, encode) -> None:
@@ -60,7 +79,9 @@ def change(pipeline, encode) -> None:
     (pipeline.raw / "dog" / "006.png").rename(pipeline.raw / "cat" / "006.png")
 
 
-def test_only_changed_files_are_processed_and_shards_that_stay_are_the_same_files(animals, encode, read_keys):
+def test_only_changed_files_are_processed_and_shards_that_stay_are_the_same_files(
+    animals, encode, read_keys
+):
     first = run(animals)
     change(animals, encode)
     second = run(animals)
@@ -69,21 +90,38 @@ def test_only_changed_files_are_processed_and_shards_that_stay_are_the_same_file
     assert sum(figures(second).num_examples.values()) == 60
     assert sum(map(len, figures(second).removed.values())) == 3
     later = {name for name in second.shards if "-g0002-" in name}
-    assert later and {name: second.shards[name] for name in second.shards.keys() - later} == first.shards
-    assert all((second.artifact / name).stat().st_ino == (first.artifact / name).stat().st_ino for name in first.shards)
-    wanted = {f"{label}/{path.name}" for label in ("cat", "dog") for path in (animals.raw / label).iterdir()}
+    assert (
+        later
+        and {name: second.shards[name] for name in second.shards.keys() - later} == first.shards
+    )
+    assert all(
+        (second.artifact / name).stat().st_ino == (first.artifact / name).stat().st_ino
+        for name in first.shards
+    )
+    wanted = {
+        f"{label}/{path.name}"
+        for label in ("cat", "dog")
+        for path in (animals.raw / label).iterdir()
+    }
     keys = [key for found in read_keys(second).values() for key in found]
     assert sorted(keys) == sorted(wanted)
 
 
 def said_of(outcome) -> tuple:
     """All that a data set says about itself, but what is about its generations, the time and its reference."""
-    return (figures(outcome).model_dump(exclude={"generation", "removed", "seconds_by_stage"}), described(outcome),
-            *(outcome.contents[name] for name in ("schema.json", "quarantine.jsonl", QUARANTINE_SHARD)))
+    return (
+        figures(outcome).model_dump(exclude={"generation", "removed", "seconds_by_stage"}),
+        described(outcome),
+        *(outcome.contents[name] for name in ("schema.json", "quarantine.jsonl", QUARANTINE_SHARD)),
+    )
 
 
 def described(outcome) -> dict:
-    return {name: value for name, value in json.loads(outcome.contents["statistics.json"]).items() if name != "comparison"}
+    return {
+        name: value
+        for name, value in json.loads(outcome.contents["statistics.json"]).items()
+        if name != "comparison"
+    }
 
 
 def assert_second_says_what_a_first_run_says(pipeline, **overrides) -> None:
@@ -97,7 +135,10 @@ def assert_second_says_what_a_first_run_says(pipeline, **overrides) -> None:
 
 
 def test_after_changes_figures_statistics_and_quarantine_are_those_of_a_first_run(animals, encode):
-    overrides = {"rejects": {"max_count": 3}, "stages": [{"decode": {"channels": 1}}, {"tile": {"height": 8, "width": 8}}]}
+    overrides = {
+        "rejects": {"max_count": 3},
+        "stages": [{"decode": {"channels": 1}}, {"tile": {"height": 8, "width": 8}}],
+    }
     animals.add("cat/broken.png", b"no image")
     animals.add("dog/truncated.png", encode(seed=9)[:-30])
     animals.add("cat/large.png", encode(16, 12, seed=5))
@@ -113,12 +154,22 @@ def test_after_changes_figures_statistics_and_quarantine_are_those_of_a_first_ru
 def test_after_changes_the_statistics_of_boxes_are_those_of_a_first_run(pipeline, encode):
     def add(number: int, seed: int) -> dict:
         pipeline.add(f"{number}.png", encode(20, 30, 1, seed))
-        boxes = [{"xmin": index / 7, "ymin": index, "xmax": 10.1 + seed % 9, "ymax": 12 + index / 3, "label": f"class {index % 2}"}
-                 for index in range(seed % 4)]
+        boxes = [
+            {
+                "xmin": index / 7,
+                "ymin": index,
+                "xmax": 10.1 + seed % 9,
+                "ymax": 12 + index / 3,
+                "label": f"class {index % 2}",
+            }
+            for index in range(seed % 4)
+        ]
         return {"path": f"{number}.png", "boxes": boxes}
 
     def annotate() -> None:
-        pipeline.add("boxes.jsonl", b"\n".join(json.dumps(line).encode() for line in lines.values()))
+        pipeline.add(
+            "boxes.jsonl", b"\n".join(json.dumps(line).encode() for line in lines.values())
+        )
 
     source = {"type": "jsonl", "path": "../raw", "manifest": "boxes.jsonl", "task": "detection"}
     overrides = {"source": source, "stages": [{"decode": {"channels": 1}}]}
@@ -151,7 +202,10 @@ def test_a_quarantine_that_cannot_be_taken_over_is_told(animals, encode):
     animals.add("cat/new.png", encode(seed=100))
     outcome = animals.run(**allowed)
     assert outcome.exit_code is ExitCode.DATA
-    assert f"{shard}: can't be read: the record at byte 0 has another checksum than its data" in outcome.message
+    assert (
+        f"{shard}: can't be read: the record at byte 0 has another checksum than its data"
+        in outcome.message
+    )
 
 
 def test_drift_after_a_removal_is_that_of_all_images(animals):
@@ -176,7 +230,9 @@ def test_a_reader_of_any_generation_finds_each_record_in_its_split(animals, enco
     assert counted == figures(outcome).num_examples
     index = read_index(outcome.artifact / "index.jsonl.gz")
     assert {split: sorted(keys) for split, keys in read_keys(outcome).items()} == {
-        split: sorted(entry.key for entry in index.values() if entry.split == split) for split in SPLITS}
+        split: sorted(entry.key for entry in index.values() if entry.split == split)
+        for split in SPLITS
+    }
 
 
 def test_a_removal_alone_builds_nothing(animals):
@@ -235,16 +291,26 @@ def test_another_config_goes_on_from_nothing(animals, encode):
     assert "base" not in animals.plan(stages__1__resize__height=9).request.inputs
 
 
-@pytest.mark.parametrize("rules", [
-    {"rejects": {"max_count": 5}}, {"schema": {"new_classes": "allow"}}, {"drift": {"action": "fail"}}, {"balance": "by_class"},
-    {"deltas": {"max_generations": 3}}], ids=str)
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"rejects": {"max_count": 5}},
+        {"schema": {"new_classes": "allow"}},
+        {"drift": {"action": "fail"}},
+        {"balance": "by_class"},
+        {"deltas": {"max_generations": 3}},
+    ],
+    ids=str,
+)
 def test_other_rules_are_checked_anew_and_no_shard_is_made(animals, rules):
     animals.add("cat/broken.png", b"no image")
     first = animals.run(rejects={"max_count": 1})
     outcome = animals.run(**({"rejects": {"max_count": 1}} | rules))
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     assert outcome.artifact != first.artifact
-    assert [(outcome.artifact / name).stat().st_ino for name in outcome.shards] == [(first.artifact / name).stat().st_ino for name in first.shards]
+    assert [(outcome.artifact / name).stat().st_ino for name in outcome.shards] == [
+        (first.artifact / name).stat().st_ino for name in first.shards
+    ]
     assert figures(outcome).num_rejected == 1
 
 
@@ -270,11 +336,24 @@ def test_everything_anew_has_the_bytes_of_a_first_run(animals, encode):
     compacted = run(animals)
     assert "base" in compacted.manifest.inputs
     assert figures(compacted).generation == 1
-    compares = {"statistics.json", "data.html"}  # they also say how far this is from the data set before
-    found = [(described(compacted), {name: content for name, content in compacted.contents.items() if name not in compares})]
+    compares = {
+        "statistics.json",
+        "data.html",
+    }  # they also say how far this is from the data set before
+    found = [
+        (
+            described(compacted),
+            {name: content for name, content in compacted.contents.items() if name not in compares},
+        )
+    ]
     shutil.rmtree(animals.folder / "root" / "artifacts")
     fresh = run(animals)
-    found.append((described(fresh), {name: content for name, content in fresh.contents.items() if name not in compares}))
+    found.append(
+        (
+            described(fresh),
+            {name: content for name, content in fresh.contents.items() if name not in compares},
+        )
+    )
     assert found[0] == found[1]
 
 
@@ -328,20 +407,27 @@ def test_equal_images_of_two_classes_count_as_rejects(animals):
     outcome = animals.run(duplicates="remove_exact")
     assert outcome.exit_code is ExitCode.DATA
     assert "2 of 61 raw files are unusable, and the budget is 0" in outcome.message
-    assert "cat/001.png: conflicting_labels (duplicates: equal to dog/copy.png, which is dog, while this is cat)" in outcome.message
+    assert (
+        "cat/001.png: conflicting_labels (duplicates: equal to dog/copy.png, which is dog, while this is cat)"
+        in outcome.message
+    )
 
 
 def test_images_that_contradict_one_another_are_kept_with_their_bytes(animals):
     content = (animals.raw / "cat" / "001.png").read_bytes()
     animals.add("dog/copy.png", content)
     outcome = run(animals, duplicates="remove_exact", rejects={"max_count": 2})
-    assert [(record["quarantine/key"], record["quarantine/content"]) for record in read_quarantine(outcome.artifact / QUARANTINE_SHARD)] == [
-        (b"cat/001.png", content), (b"dog/copy.png", content)]
+    assert [
+        (record["quarantine/key"], record["quarantine/content"])
+        for record in read_quarantine(outcome.artifact / QUARANTINE_SHARD)
+    ] == [(b"cat/001.png", content), (b"dog/copy.png", content)]
 
 
 def test_no_class_is_lost_because_all_its_images_contradict_others(animals):
     for index in range(2):
-        animals.add(f"bird/{index}.png", (animals.raw / "cat" / f"00{2 * index + 1}.png").read_bytes())
+        animals.add(
+            f"bird/{index}.png", (animals.raw / "cat" / f"00{2 * index + 1}.png").read_bytes()
+        )
     outcome = animals.run(duplicates="remove_exact", rejects={"max_fraction": 1.0})
     assert outcome.exit_code is ExitCode.DATA
     assert "no training example of bird" in outcome.message
@@ -381,8 +467,10 @@ def test_nearly_equal_images_are_removed(scenes, mode):
     outcome = run(scenes, duplicates="remove_near", runner={"mode": mode})
     assert examples_of(outcome) == 40
     assert [line["reason"] for line in outcome.quarantine] == ["duplicate"] * 2
-    assert {frozenset([line["key"].split(".")[0], line["detail"].split()[1].split(".")[0]]) for line in outcome.quarantine} == {
-        frozenset(["cat/001"]), frozenset(["dog/000"])}
+    assert {
+        frozenset([line["key"].split(".")[0], line["detail"].split()[1].split(".")[0]])
+        for line in outcome.quarantine
+    } == {frozenset(["cat/001"]), frozenset(["dog/000"])}
 
 
 def test_an_image_is_hashed_once_in_the_life_of_a_data_set(scenes):
@@ -392,7 +480,11 @@ def test_an_image_is_hashed_once_in_the_life_of_a_data_set(scenes):
     assert [moment.phase for moment in second.progress if moment.phase == "compare"] == []
     assert (examples_of(second), len(second.quarantine)) == (39, 2)
     os.rename(scenes.raw / "dog" / "038.png", scenes.raw / "cat" / "038.png")
-    assert [moment.phase for moment in run(scenes, duplicates="remove_near").progress if moment.phase == "compare"] == []
+    assert [
+        moment.phase
+        for moment in run(scenes, duplicates="remove_near").progress
+        if moment.phase == "compare"
+    ] == []
 
 
 @pytest.fixture
@@ -416,7 +508,12 @@ def half_way(large_animals, grown, wait_for):
 
     process, attempt = large_animals.start(grown)
     reader = ProgressReader(attempt.progress)
-    wait_for(lambda: process.poll() is not None or any(moment.phase == "preprocess" and moment.done for moment in reader.new()))
+    wait_for(
+        lambda: (
+            process.poll() is not None
+            or any(moment.phase == "preprocess" and moment.done for moment in reader.new())
+        )
+    )
     assert process.poll() is None, attempt.log.read_text()
     yield process
     if group_members(process.pid):
@@ -424,7 +521,9 @@ def half_way(large_animals, grown, wait_for):
     process.wait()
 
 
-def test_a_killed_run_and_a_retry_give_the_bytes_of_a_run_that_was_not_killed(large_animals, grown, half_way):
+def test_a_killed_run_and_a_retry_give_the_bytes_of_a_run_that_was_not_killed(
+    large_animals, grown, half_way
+):
     half_way.kill()
     half_way.wait()
     assert not grown.manifest.exists()
@@ -438,13 +537,17 @@ def test_a_killed_run_and_a_retry_give_the_bytes_of_a_run_that_was_not_killed(la
     assert large_animals.run(again).manifest.digest == digest
 
 
-def test_a_second_run_on_the_same_change_waits_while_the_first_one_works(large_animals, grown, half_way):
+def test_a_second_run_on_the_same_change_waits_while_the_first_one_works(
+    large_animals, grown, half_way
+):
     os.killpg(half_way.pid, signal.SIGSTOP)  # so that it is not done before the second one looks
     threading.Timer(2.0, os.killpg, (half_way.pid, signal.SIGCONT)).start()
     second = large_animals.run(grown)
     assert second.exit_code is ExitCode.SUCCESS, second.message
     assert second.message == "made by another run meanwhile"
-    [waited] = [moment for moment in ProgressReader(second.attempt.progress).new() if moment.phase == "wait"]
+    [waited] = [
+        moment for moment in ProgressReader(second.attempt.progress).new() if moment.phase == "wait"
+    ]
     assert f"is held by process {half_way.pid}" in waited.message
     assert half_way.wait(240) == 0
     assert grown.manifest.exists()

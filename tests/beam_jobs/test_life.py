@@ -21,7 +21,14 @@ from pipeline_ops.system.processes import ProcessIdentity, group_members
 
 
 def num_done(attempt) -> int:
-    return max((moment.done or 0 for moment in ProgressReader(attempt.progress).new() if moment.phase == "preprocess"), default=0)
+    return max(
+        (
+            moment.done or 0
+            for moment in ProgressReader(attempt.progress).new()
+            if moment.phase == "preprocess"
+        ),
+        default=0,
+    )
 
 
 @pytest.fixture
@@ -51,10 +58,14 @@ def test_a_killed_job_leaves_no_artifact_and_the_next_one_succeeds(large_animals
     assert read_status(attempt) is None
     outcome = large_animals.run(plan)
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
-    assert [path.name for path in outcome.artifact.parent.iterdir() if path.name.endswith(".staging")] == []
+    assert [
+        path.name for path in outcome.artifact.parent.iterdir() if path.name.endswith(".staging")
+    ] == []
 
 
-def test_what_a_killed_job_has_written_for_itself_goes_when_its_operator_reaps_it(temporary, started):
+def test_what_a_killed_job_has_written_for_itself_goes_when_its_operator_reaps_it(
+    temporary, started
+):
     _, process, attempt = started(runner={"mode": "multi_processing", "workers": 2})
     write_json(attempt.process, ProcessIdentity.of(process.pid).to_json())
     process.kill()
@@ -70,7 +81,10 @@ def test_while_it_runs_the_task_log_gets_elements_rate_and_eta(started):
     _, process, attempt = started()
     assert process.wait(240) == 0
     lines = [str(moment) for moment in ProgressReader(attempt.progress).new()]
-    assert any(re.fullmatch(r"preprocess \d+/200 images  [\d.]+ images/s  ETA \d+ s  rejected 0", line) for line in lines), lines
+    assert any(
+        re.fullmatch(r"preprocess \d+/200 images  [\d.]+ images/s  ETA \d+ s  rejected 0", line)
+        for line in lines
+    ), lines
     assert lines[-1].startswith("preprocess 200/200 images")
 
 
@@ -82,21 +96,29 @@ def test_a_second_job_for_the_same_artifact_waits_for_the_first(large_animals, s
     second = large_animals.run(plan)
     assert second.exit_code is ExitCode.SUCCESS, second.message
     assert second.message == "made by another run meanwhile"
-    [waited] = [moment for moment in ProgressReader(second.attempt.progress).new() if moment.phase == "wait"]
+    [waited] = [
+        moment for moment in ProgressReader(second.attempt.progress).new() if moment.phase == "wait"
+    ]
     assert f"is held by process {process.pid}" in waited.message
     assert process.wait(240) == 0
     assert plan.manifest.exists()
 
 
 @pytest.mark.parametrize("mode", ["in_memory", "multi_threading", "multi_processing"])
-def test_a_cancelled_job_ends_at_once_with_everything_it_started(large_animals, started, wait_for, mode):
+def test_a_cancelled_job_ends_at_once_with_everything_it_started(
+    large_animals, started, wait_for, mode
+):
     plan, process, attempt = started(runner={"mode": mode})
     os.killpg(process.pid, signal.SIGTERM)
     assert process.wait(60) == ExitCode.CANCELLED, attempt.log.read_text()
     assert read_status(attempt).exit_code is ExitCode.CANCELLED
     wait_for(lambda: not group_members(process.pid), 30)
     assert not plan.manifest.exists()
-    assert [path.name for path in plan.manifest.parent.parent.iterdir() if path.name.endswith(".staging")] == []
+    assert [
+        path.name
+        for path in plan.manifest.parent.parent.iterdir()
+        if path.name.endswith(".staging")
+    ] == []
 
 
 def test_a_dead_worker_process_is_noticed(large_animals, started, wait_for):
@@ -120,13 +142,19 @@ def test_workers_die_with_their_job(started, wait_for):
 def test_a_full_disk_is_a_reason_to_retry(pipeline, encode, mode):
     """A limit on the size of files stands for the full disk."""
     for index in range(20):
-        pipeline.add(f"{'cat' if index % 2 else 'dog'}/{index}.png", encode(300, 300, 3, seed=index))
+        pipeline.add(
+            f"{'cat' if index % 2 else 'dog'}/{index}.png", encode(300, 300, 3, seed=index)
+        )
     plan = pipeline.plan(stages=["decode"], shards=1, runner={"mode": mode})
     attempt = pipeline.request(plan)
     limit = (1_000_000, 1_000_000)
     with open(attempt.log, "wb") as log:
-        code = subprocess.call([sys.executable, "-m", "beam_jobs.preprocess", "--request", str(attempt.request)], stdout=log, stderr=log,
-                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+        code = subprocess.call(
+            [sys.executable, "-m", "beam_jobs.preprocess", "--request", str(attempt.request)],
+            stdout=log,
+            stderr=log,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+        )
     assert code == ExitCode.RETRY, attempt.log.read_text()
     assert "make room or mend the disk, then retry" in read_status(attempt).message
     assert not plan.manifest.exists()
@@ -134,8 +162,13 @@ def test_a_full_disk_is_a_reason_to_retry(pipeline, encode, mode):
 
 def test_the_log_is_short_and_ours(animals):
     """Beam warns of missing cloud libraries, and a worker process tells its life; neither is for the reader of a task log."""
-    process, attempt = animals.start(animals.plan(runner={"mode": "multi_processing", "workers": 2}))
+    process, attempt = animals.start(
+        animals.plan(runner={"mode": "multi_processing", "workers": 2})
+    )
     assert process.wait(240) == 0
     lines = attempt.log.read_text().splitlines()
-    assert [line.split(" ", 4)[-1] for line in lines] == ["60 files, 2 classes, 9 shards", lines[-1].split(" ", 4)[-1]], lines
+    assert [line.split(" ", 4)[-1] for line in lines] == [
+        "60 files, 2 classes, 9 shards",
+        lines[-1].split(" ", 4)[-1],
+    ], lines
     assert "0 kept out" in lines[-1]

@@ -7,7 +7,16 @@ import random
 
 import pytest
 
-from beam_jobs.planning.plan import Record, check_labels, class_names_of, num_shards_of, plan_data_set, plan_shards, planned_labels, task_of
+from beam_jobs.planning.plan import (
+    Record,
+    check_labels,
+    class_names_of,
+    num_shards_of,
+    plan_data_set,
+    plan_shards,
+    planned_labels,
+    task_of,
+)
 from beam_jobs.stages.stage import Box
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
@@ -15,13 +24,21 @@ from pipeline_ops.raw_data.raw_file import RawFile
 
 
 def records(count: int, num_bytes=lambda index: 1000) -> list[Record]:
-    return [Record(RawFile(f"class{index % 3}/{index}.png", num_bytes(index), ""), f"class{index % 3}") for index in range(count)]
+    return [
+        Record(RawFile(f"class{index % 3}/{index}.png", num_bytes(index), ""), f"class{index % 3}")
+        for index in range(count)
+    ]
 
 
 def config(**keys) -> Preprocess:
-    return Preprocess.model_validate({
-        "source": {"type": "image_folder", "path": "raw"}, "stages": [{"name": "decode"}],
-        "split": {"train": 0.8, "validation": 0.1, "test": 0.1, "seed": 7}, **keys})
+    return Preprocess.model_validate(
+        {
+            "source": {"type": "image_folder", "path": "raw"},
+            "stages": [{"name": "decode"}],
+            "split": {"train": 0.8, "validation": 0.1, "test": 0.1, "seed": 7},
+            **keys,
+        }
+    )
 
 
 def keys_of(plans) -> list[str]:
@@ -41,21 +58,31 @@ def test_every_record_is_in_exactly_one_shard(count, num_shards):
 def test_the_order_of_the_listing_changes_nothing():
     shuffled = records(500, lambda index: index * 37 % 1000)
     random.Random(1).shuffle(shuffled)
-    assert plan_shards({"train": shuffled}, 7, 8) == plan_shards({"train": records(500, lambda index: index * 37 % 1000)}, 7, 8)
+    assert plan_shards({"train": shuffled}, 7, 8) == plan_shards(
+        {"train": records(500, lambda index: index * 37 % 1000)}, 7, 8
+    )
 
 
 def test_the_number_of_shards_does_not_change_the_order():
-    assert keys_of(plan_shards({"train": records(300)}, 7, 1)) == keys_of(plan_shards({"train": records(300)}, 7, 8))
+    assert keys_of(plan_shards({"train": records(300)}, 7, 1)) == keys_of(
+        plan_shards({"train": records(300)}, 7, 8)
+    )
 
 
 def test_the_order_is_a_shuffle_over_the_whole_split():
-    places = {key: place for place, key in enumerate(keys_of(plan_shards({"train": records(2000)}, 7, 8)))}
+    places = {
+        key: place for place, key in enumerate(keys_of(plan_shards({"train": records(2000)}, 7, 8)))
+    }
     moved = [abs(places[record.key] - place) for place, record in enumerate(records(2000))]
-    assert sum(moved) / len(moved) == pytest.approx(2000 / 3, rel=0.05)  # what a uniform permutation has
+    assert sum(moved) / len(moved) == pytest.approx(
+        2000 / 3, rel=0.05
+    )  # what a uniform permutation has
 
 
 def test_another_seed_gives_another_order():
-    assert keys_of(plan_shards({"train": records(300)}, 7, 1)) != keys_of(plan_shards({"train": records(300)}, 8, 1))
+    assert keys_of(plan_shards({"train": records(300)}, 7, 1)) != keys_of(
+        plan_shards({"train": records(300)}, 8, 1)
+    )
 
 
 def test_shards_of_equal_records_differ_by_at_most_one_record():
@@ -79,34 +106,55 @@ def test_shards_are_within_a_tenth_of_each_other_in_bytes(sizes, count, num_shar
 
 
 def test_a_record_larger_than_all_others_together_has_a_shard_for_itself():
-    plans = plan_shards({"train": records(50, lambda index: 10_000_000 if index == 20 else 1000)}, 7, 3)
-    assert [record.file.num_bytes for plan in plans if len(plan.records) == 1 for record in plan.records] == [10_000_000]
+    plans = plan_shards(
+        {"train": records(50, lambda index: 10_000_000 if index == 20 else 1000)}, 7, 3
+    )
+    assert [
+        record.file.num_bytes for plan in plans if len(plan.records) == 1 for record in plan.records
+    ] == [10_000_000]
     assert sorted(len(plan.records) for plan in plans) == [1, 24, 25]
 
 
 def test_a_small_split_has_fewer_shards_and_none_is_empty():
     plans = plan_shards({"train": records(100), "test": records(3), "validation": []}, 7, 8)
-    assert [plan.name for plan in plans if plan.split != "train"] == [f"test-{index:05d}-of-00003.tfrecord" for index in range(3)]
+    assert [plan.name for plan in plans if plan.split != "train"] == [
+        f"test-{index:05d}-of-00003.tfrecord" for index in range(3)
+    ]
     assert all(plan.records for plan in plans)
 
 
 def test_shards_of_a_later_generation_say_so():
-    assert [plan.name for plan in plan_shards({"train": records(9)}, 7, 2, 3)] == ["train-g0003-00000-of-00002.tfrecord",
-                                                                                   "train-g0003-00001-of-00002.tfrecord"]
+    assert [plan.name for plan in plan_shards({"train": records(9)}, 7, 2, 3)] == [
+        "train-g0003-00000-of-00002.tfrecord",
+        "train-g0003-00001-of-00002.tfrecord",
+    ]
 
 
-@pytest.mark.parametrize("count, megabytes, wanted", [(1000, None, 4), (1000, 1.0, 4), (10_000, 1.0, 12), (10_000, 0.5, 23)])
-def test_a_target_size_gives_as_many_shards_as_it_takes_and_never_fewer_than_asked_for(count, megabytes, wanted):
+@pytest.mark.parametrize(
+    "count, megabytes, wanted",
+    [(1000, None, 4), (1000, 1.0, 4), (10_000, 1.0, 12), (10_000, 0.5, 23)],
+)
+def test_a_target_size_gives_as_many_shards_as_it_takes_and_never_fewer_than_asked_for(
+    count, megabytes, wanted
+):
     assert num_shards_of(records(count), config(shards=4, shard_megabytes=megabytes)) == wanted
 
 
 def test_a_train_split_too_small_for_its_shards_is_told():
-    with pytest.raises(DataError, match="the train split has 3 records, too few for 4 shards; add images, or lower preprocess.shards"):
-        plan_data_set({"train": records(3), "validation": records(3), "test": records(3)}, config(shards=4))
+    with pytest.raises(
+        DataError,
+        match="the train split has 3 records, too few for 4 shards; add images, or lower preprocess.shards",
+    ):
+        plan_data_set(
+            {"train": records(3), "validation": records(3), "test": records(3)}, config(shards=4)
+        )
 
 
 def test_a_detector_needs_one_class_and_its_boxes_are_counted():
-    boxed = [dataclasses.replace(record, label="", boxes=(Box(0, 0, 1, 1, "cell"),) * (index % 3)) for index, record in enumerate(records(60))]
+    boxed = [
+        dataclasses.replace(record, label="", boxes=(Box(0, 0, 1, 1, "cell"),) * (index % 3))
+        for index, record in enumerate(records(60))
+    ]
     assert (task_of(boxed), class_names_of(boxed)) == ("detection", ["cell"])
     labels = planned_labels({"train": boxed[:40], "validation": boxed[40:50], "test": boxed[50:]})
     assert sum(counts["cell"] for counts in labels.values()) == 60
@@ -117,8 +165,15 @@ def test_a_detector_needs_one_class_and_its_boxes_are_counted():
 
 def test_one_class_is_no_classification():
     one = [record for record in records(100) if record.label == "class1"]
-    with pytest.raises(DataError, match="two classes or more, found class1; put the images of each class into a folder of its own"):
-        check_labels(planned_labels({"train": one, "validation": one, "test": one}), class_names_of(one), "raw")
+    with pytest.raises(
+        DataError,
+        match="two classes or more, found class1; put the images of each class into a folder of its own",
+    ):
+        check_labels(
+            planned_labels({"train": one, "validation": one, "test": one}),
+            class_names_of(one),
+            "raw",
+        )
 
 
 def test_a_class_without_training_examples_is_named():
@@ -129,5 +184,8 @@ def test_a_class_without_training_examples_is_named():
 
 def test_an_empty_split_is_named_with_what_to_do():
     labels = {"train": {"a": 5, "b": 5}, "validation": {}, "test": {"a": 1}}
-    with pytest.raises(DataError, match="the validation split has no example; add images, or raise preprocess.split.validation"):
+    with pytest.raises(
+        DataError,
+        match="the validation split has no example; add images, or raise preprocess.split.validation",
+    ):
         check_labels(labels, ["a", "b"], "raw")

@@ -19,10 +19,16 @@ from pipeline_ops.raw_data.raw_file import RawFile
 
 def records() -> tuple[Record, ...]:
     file = RawFile("a/ü%20.png", 12, "d" * 32, "1.2")
-    packed = PackedImage("x:3", 7, "e" * 32, RawFile("x.tfrecord", 99, "f" * 32), 40, "image/encoded")
+    packed = PackedImage(
+        "x:3", 7, "e" * 32, RawFile("x.tfrecord", 99, "f" * 32), 40, "image/encoded"
+    )
     box = Box(0.1, 1e-17, 1 / 3, np.float32(7.25), "cat", is_crowd=True)
-    return (Record(file, "a"), Record(file), Record(packed, boxes=()),
-            Record(packed, boxes=(box, box), split="test", group="patient 1", frame=(1.0, 1.0)))
+    return (
+        Record(file, "a"),
+        Record(file),
+        Record(packed, boxes=()),
+        Record(packed, boxes=(box, box), split="test", group="patient 1", frame=(1.0, 1.0)),
+    )
 
 
 def test_a_plan_reads_back_as_it_was_written(tmp_path):
@@ -62,8 +68,18 @@ def test_a_pickle_in_the_place_of_a_plan_or_of_an_error_is_not_loaded(tmp_path):
     assert not victim.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"[1, 2, 3]", b'["a", "b", [[]]]', b"[" * 9999,
-                                     b'["a", "b", [[["k", 1, "d"], "", null, null, null, null]]]'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"[1, 2, 3]",
+        b'["a", "b", [[]]]',
+        b"[" * 9999,
+        b'["a", "b", [[["k", 1, "d"], "", null, null, null, null]]]',
+    ],
+)
 def test_a_damaged_plan_is_a_failure_of_the_machine_that_names_the_file(tmp_path, content):
     (tmp_path / "a.plan").write_bytes(content)
     with pytest.raises(MachineError, match="a.plan is not a plan"):
@@ -72,7 +88,9 @@ def test_a_damaged_plan_is_a_failure_of_the_machine_that_names_the_file(tmp_path
         read_plan(tmp_path / "none.plan")
 
 
-@pytest.mark.parametrize("error", [ConfigError("a"), DataError("b"), MachineError("c"), TrainyardError("d")])
+@pytest.mark.parametrize(
+    "error", [ConfigError("a"), DataError("b"), MachineError("c"), TrainyardError("d")]
+)
 def test_the_driver_raises_what_the_worker_has_met(tmp_path, error):
     (tmp_path / TALLY).write_bytes(b"")
     give_up("train-0", error, tmp_path)

@@ -9,11 +9,15 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.system.processes import group_members
 
 
-@pytest.mark.parametrize("runner", [
-    {"mode": "in_memory"},
-    {"mode": "multi_threading", "workers": 2},
-    {"mode": "multi_processing", "workers": 2},
-], ids=lambda runner: runner["mode"])
+@pytest.mark.parametrize(
+    "runner",
+    [
+        {"mode": "in_memory"},
+        {"mode": "multi_threading", "workers": 2},
+        {"mode": "multi_processing", "workers": 2},
+    ],
+    ids=lambda runner: runner["mode"],
+)
 def test_the_embedded_runner_opens_no_port(animals, runner):
     """F5: Beam's gRPC servers listen on all interfaces and hand out any file."""
     plan = animals.plan(runner=runner)

@@ -35,7 +35,9 @@ def test_every_file_becomes_an_example_and_the_manifest_says_so(animals):
     assert figures.class_names == ["cat", "dog"]
     assert figures.image_shape == (8, 8, 1)
     assert sum(figures.num_examples.values()) == 60
-    assert {split: sum(counts.values()) for split, counts in figures.labels.items()} == figures.num_examples
+    assert {
+        split: sum(counts.values()) for split, counts in figures.labels.items()
+    } == figures.num_examples
     assert set(figures.seconds_by_stage) == {"read", "decode", "resize", "measure", "write"}
     assert outcome.quarantine == []
     assert outcome.manifest.seeds == {"split": 3}
@@ -43,7 +45,11 @@ def test_every_file_becomes_an_example_and_the_manifest_says_so(animals):
 
 def test_the_manifest_counts_the_examples_of_every_shard(animals, read_records):
     outcome = animals.run()
-    counted = {file.path: file.num_examples for file in outcome.manifest.files if file.num_examples is not None}
+    counted = {
+        file.path: file.num_examples
+        for file in outcome.manifest.files
+        if file.num_examples is not None
+    }
     assert counted == {name: len(read_records(outcome.artifact / name)) for name in outcome.shards}
     assert len(counted) == 9
     assert sum(counted.values()) == 60
@@ -77,8 +83,11 @@ def test_unusable_files_are_kept_out_counted_and_named(animals, encode):
     outcome = animals.run(rejects={"max_count": 4})
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     assert [(line["key"], line["stage"], line["reason"]) for line in outcome.quarantine] == [
-        ("cat/text.png", "decode", "not_image"), ("cat/truncated.png", "decode", "truncated"),
-        ("dog/empty.png", "decode", "empty"), ("notes.txt", "source", "no_label")]
+        ("cat/text.png", "decode", "not_image"),
+        ("cat/truncated.png", "decode", "truncated"),
+        ("dog/empty.png", "decode", "empty"),
+        ("notes.txt", "source", "no_label"),
+    ]
     figures = DatasetFigures.model_validate(outcome.manifest.figures)
     assert figures.num_rejected == 4
     assert figures.rejected_by_reason == {"empty": 1, "no_label": 1, "not_image": 1, "truncated": 1}
@@ -127,14 +136,20 @@ def test_a_file_name_that_is_no_text_works(animals, encode, read_records):
 def test_an_empty_source_says_where_images_belong(pipeline):
     outcome = pipeline.run()
     assert outcome.exit_code is ExitCode.DATA
-    assert "there are no files; put the images of each class into a folder of its own there" in outcome.message
+    assert (
+        "there are no files; put the images of each class into a folder of its own there"
+        in outcome.message
+    )
 
 
 def test_files_without_class_folders_are_no_data_set(pipeline, encode):
     pipeline.add("1.png", encode())
     outcome = pipeline.run()
     assert outcome.exit_code is ExitCode.DATA
-    assert "its 1 files lie in no folder; put the images of each class into a folder of its own" in outcome.message
+    assert (
+        "its 1 files lie in no folder; put the images of each class into a folder of its own"
+        in outcome.message
+    )
 
 
 def test_a_class_of_which_nothing_is_usable_is_named(animals):
@@ -142,22 +157,30 @@ def test_a_class_of_which_nothing_is_usable_is_named(animals):
         animals.add(f"bird/{index}.png", b"no image")
     outcome = animals.run(rejects={"max_count": 100})
     assert outcome.exit_code is ExitCode.DATA
-    assert "every record of bird is unusable; no budget allows for the loss of a class" in outcome.message
+    assert (
+        "every record of bird is unusable; no budget allows for the loss of a class"
+        in outcome.message
+    )
     assert not outcome.artifact.exists()
 
 
 def test_a_split_without_examples_is_named(animals):
     outcome = animals.run(split={"train": 0.998, "validation": 0.001, "test": 0.001})
     assert outcome.exit_code is ExitCode.DATA
-    assert ("the validation split has no example; preprocess.split.validation is 0.001 of 60 images, which rounds to none; "
-            "add images, or raise preprocess.split.validation") in outcome.message
+    assert (
+        "the validation split has no example; preprocess.split.validation is 0.001 of 60 images, which rounds to none; "
+        "add images, or raise preprocess.split.validation"
+    ) in outcome.message
 
 
 def test_a_wrong_parameter_is_the_configs_fault(animals):
     outcome = animals.run(stages=["decode", {"resize": {"heigth": 8, "width": 8}}])
     assert outcome.exit_code is ExitCode.CONFIG
     assert f"{animals.config_file}" in outcome.message
-    assert "preprocess.stages.1.resize.heigth: unknown parameter; the nearest valid name is 'height'" in outcome.message
+    assert (
+        "preprocess.stages.1.resize.heigth: unknown parameter; the nearest valid name is 'height'"
+        in outcome.message
+    )
 
 
 def test_raw_files_that_changed_since_the_plan_are_a_reason_to_retry(animals, encode):
@@ -171,24 +194,37 @@ def test_raw_files_that_changed_since_the_plan_are_a_reason_to_retry(animals, en
 def test_a_split_of_few_records_has_a_shard_for_each(animals, read_records):
     outcome = animals.run(shards=20)
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
-    assert {len(read_records(outcome.artifact / name)) for name in outcome.shards if not name.startswith("train")} == {1}
+    assert {
+        len(read_records(outcome.artifact / name))
+        for name in outcome.shards
+        if not name.startswith("train")
+    } == {1}
     assert len([name for name in outcome.shards if name.startswith("train")]) == 20
 
 
 def test_a_target_size_makes_as_many_shards_as_it_takes(animals):
     sizes = []
     for megabytes in (1.0, 0.002):
-        trains = [file.num_bytes for file in animals.run(shard_megabytes=megabytes).manifest.files if file.path.startswith("train")]
+        trains = [
+            file.num_bytes
+            for file in animals.run(shard_megabytes=megabytes).manifest.files
+            if file.path.startswith("train")
+        ]
         sizes.append(sum(trains) / len(trains))
     assert sizes[1] < 2500 < sizes[0]
 
 
 def test_folders_that_belong_together_lie_in_one_split(pipeline, encode):
     for index in range(120):
-        pipeline.add(f"{'cat' if index % 2 else 'dog'}/scene{index % 12}/{index}.png", encode(seed=index))
+        pipeline.add(
+            f"{'cat' if index % 2 else 'dog'}/scene{index % 12}/{index}.png", encode(seed=index)
+        )
     outcome = pipeline.run(split__group_by="parent_folder", split__stratify=True, shards=1)
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
-    found = [set(re.findall(rb"scene\d+", (outcome.artifact / name).read_bytes())) for name in outcome.shards]
+    found = [
+        set(re.findall(rb"scene\d+", (outcome.artifact / name).read_bytes()))
+        for name in outcome.shards
+    ]
     assert [len(scenes) for scenes in found] == [2, 8, 2]  # test, train, validation
     assert len(set.union(*found)) == 12
 
@@ -202,16 +238,35 @@ def test_a_train_split_too_small_for_its_shards_is_told(animals):
 def test_progress_tells_what_is_done_and_what_was_rejected(animals):
     animals.add("cat/broken.png", b"no image")
     moments = animals.run(rejects={"max_count": 1}).progress
-    assert [moment.phase for moment in moments if moment.phase != "preprocess"] == ["list", "list", "plan"]
-    assert (moments[-1].done, moments[-1].total, moments[-1].unit, moments[-1].metrics) == (61, 61, "images", {"rejected": 1})
+    assert [moment.phase for moment in moments if moment.phase != "preprocess"] == [
+        "list",
+        "list",
+        "plan",
+    ]
+    assert (moments[-1].done, moments[-1].total, moments[-1].unit, moments[-1].metrics) == (
+        61,
+        61,
+        "images",
+        {"rejected": 1},
+    )
 
 
-def test_a_stage_of_ones_own_is_a_function_and_a_line_in_the_catalogue(animals, monkeypatch, read_records):
-    monkeypatch.setitem(CATALOGUE, "blacken", Stage(Nothing, lambda example, _: example.with_image(example.image * 0)))
+def test_a_stage_of_ones_own_is_a_function_and_a_line_in_the_catalogue(
+    animals, monkeypatch, read_records
+):
+    monkeypatch.setitem(
+        CATALOGUE,
+        "blacken",
+        Stage(Nothing, lambda example, _: example.with_image(example.image * 0)),
+    )
     outcome = animals.run(stages=[{"decode": {"channels": 1}}, "blacken"])
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     black = encode_png(np.zeros((8, 8, 1), np.uint8))
-    assert all(black in record for name in outcome.shards for record in read_records(outcome.artifact / name))
+    assert all(
+        black in record
+        for name in outcome.shards
+        for record in read_records(outcome.artifact / name)
+    )
     assert "blacken" in outcome.manifest.figures["seconds_by_stage"]
 
 
@@ -229,15 +284,33 @@ def test_a_bug_in_a_stage_is_told_in_one_line(animals, monkeypatch, mode):
 def test_nothing_but_the_data_set_is_left(animals):
     outcome = animals.run()
     assert {file.name for file in outcome.artifact.iterdir()} == {
-        *outcome.shards, "manifest.json", "quarantine.jsonl", QUARANTINE_SHARD, "index.jsonl.gz", "statistics.json", "schema.json", "data.html"}
-    assert {file.name for file in outcome.attempt.folder.iterdir()} == {"request.json", "status.json", "progress.jsonl"}
-    assert [file.name for file in outcome.artifact.parent.iterdir() if file.name.endswith(".staging")] == []
+        *outcome.shards,
+        "manifest.json",
+        "quarantine.jsonl",
+        QUARANTINE_SHARD,
+        "index.jsonl.gz",
+        "statistics.json",
+        "schema.json",
+        "data.html",
+    }
+    assert {file.name for file in outcome.attempt.folder.iterdir()} == {
+        "request.json",
+        "status.json",
+        "progress.jsonl",
+    }
+    assert [
+        file.name for file in outcome.artifact.parent.iterdir() if file.name.endswith(".staging")
+    ] == []
 
 
 def test_tensorflow_reads_what_was_written(animals, tmp_path: Path):
     """In a process of its own, because TensorFlow takes seconds to import and stays."""
     outcome = animals.run(stages=["decode", {"resize": {"height": 5, "width": 6}}])
-    paths = [path for split in ("train", "validation", "test") for path in shard_paths(outcome.artifact / "manifest.json", outcome.manifest, split)]
+    paths = [
+        path
+        for split in ("train", "validation", "test")
+        for path in shard_paths(outcome.artifact / "manifest.json", outcome.manifest, split)
+    ]
     code = """
 import sys, tensorflow as tf
 from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
@@ -247,8 +320,13 @@ for encoded, label, key in zip(batch[ENCODED].numpy(), batch[LABEL].numpy(), bat
     assert tf.io.decode_image(encoded, channels=3).shape == (5, 6, 3)
     print(key.decode(), label)
 """
-    printed = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
-    wanted = [f"{'cat' if index % 2 else 'dog'}/{index:03d}.png {0 if index % 2 else 1}" for index in range(60)]
+    printed = subprocess.run(
+        [sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True
+    ).stdout.split("\n")[:-1]
+    wanted = [
+        f"{'cat' if index % 2 else 'dog'}/{index:03d}.png {0 if index % 2 else 1}"
+        for index in range(60)
+    ]
     assert sorted(printed) == sorted(wanted)
 
 
@@ -257,7 +335,10 @@ def test_a_config_elsewhere_means_its_own_folder(animals, tmp_path: Path):
     here = os.getcwd()
     os.chdir(tmp_path.parent)
     try:
-        assert yaml.safe_load(animals.config_file.read_text())["preprocess"]["source"]["path"] == "../raw"
+        assert (
+            yaml.safe_load(animals.config_file.read_text())["preprocess"]["source"]["path"]
+            == "../raw"
+        )
         assert animals.run().exit_code is ExitCode.SUCCESS
     finally:
         os.chdir(here)

@@ -7,7 +7,13 @@ import json
 
 import pytest
 
-from beam_jobs.output.quarantine import MAX_BYTES, FragmentWriter, lost_classes, read_quarantine, write_quarantine
+from beam_jobs.output.quarantine import (
+    MAX_BYTES,
+    FragmentWriter,
+    lost_classes,
+    read_quarantine,
+    write_quarantine,
+)
 from beam_jobs.planning.plan import Record
 from beam_jobs.stages import bind_stages
 from beam_jobs.stages.stage import Box
@@ -26,17 +32,32 @@ def written(folder) -> list[dict]:
     return list(read_quarantine(folder / QUARANTINE_SHARD))
 
 
-def test_bad_records_of_all_shards_and_of_the_source_are_in_one_shard_with_their_bytes(animals, encode, read_records):
+def test_bad_records_of_all_shards_and_of_the_source_are_in_one_shard_with_their_bytes(
+    animals, encode, read_records
+):
     truncated = encode(seed=99)[:-30]
-    contents = {"cat/truncated.png": truncated, "dog/empty.png": b"", "dog/text.png": b"no image", "stray.txt": b"shopping list"}
+    contents = {
+        "cat/truncated.png": truncated,
+        "dog/empty.png": b"",
+        "dog/text.png": b"no image",
+        "stray.txt": b"shopping list",
+    }
     for name, content in contents.items():
         animals.add(name, content)
     outcome = animals.run(rejects={"max_count": 4})
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     found = written(outcome.artifact)
-    assert {record["quarantine/source"].decode(): record["quarantine/content"] for record in found} == contents
-    assert [record["quarantine/key"].decode() for record in found] == [line["key"] for line in outcome.quarantine] == sorted(contents)
-    assert [record["quarantine/reason"].decode() for record in found] == [line["reason"] for line in outcome.quarantine]
+    assert {
+        record["quarantine/source"].decode(): record["quarantine/content"] for record in found
+    } == contents
+    assert (
+        [record["quarantine/key"].decode() for record in found]
+        == [line["key"] for line in outcome.quarantine]
+        == sorted(contents)
+    )
+    assert [record["quarantine/reason"].decode() for record in found] == [
+        line["reason"] for line in outcome.quarantine
+    ]
     assert {record["quarantine/stage"] for record in found} == {b"decode", b"source"}
     assert found[0]["quarantine/num_bytes"] == len(truncated)
     assert len(read_records(outcome.artifact / QUARANTINE_SHARD)) == 4
@@ -56,7 +77,11 @@ def test_the_shard_has_the_same_bytes_whichever_worker_met_which_record(tmp_path
                 for key in shard:
                     fragment.add(rejected(key), key, key.encode() * 9)
         write_quarantine(folder, [rejected(key) for key in "abcd"], folder)
-        digests.add(hashlib.blake2b((folder / QUARANTINE_SHARD).read_bytes() + (folder / QUARANTINE).read_bytes()).digest())
+        digests.add(
+            hashlib.blake2b(
+                (folder / QUARANTINE_SHARD).read_bytes() + (folder / QUARANTINE).read_bytes()
+            ).digest()
+        )
     assert len(digests) == 1
 
 
@@ -75,9 +100,19 @@ def test_a_fragment_is_there_only_if_a_record_was_bad(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("rejects", "num_records", "budget"), [
-    (Rejects(), 999, 0), (Rejects(), 1000, 1), (Rejects(), 1_000_000, 1000), (Rejects(max_count=5), 1000, 5), (Rejects(max_fraction=0), 10**6, 0)])
-def test_the_budget_is_one_in_a_thousand_unless_the_config_says_otherwise(rejects, num_records, budget):
+@pytest.mark.parametrize(
+    ("rejects", "num_records", "budget"),
+    [
+        (Rejects(), 999, 0),
+        (Rejects(), 1000, 1),
+        (Rejects(), 1_000_000, 1000),
+        (Rejects(max_count=5), 1000, 5),
+        (Rejects(max_fraction=0), 10**6, 0),
+    ],
+)
+def test_the_budget_is_one_in_a_thousand_unless_the_config_says_otherwise(
+    rejects, num_records, budget
+):
     assert rejects.budget(num_records) == budget
 
 
@@ -86,7 +121,10 @@ def test_no_budget_allows_for_the_loss_of_a_class(animals):
     animals.add("bird/2.png", b"")
     outcome = animals.run(rejects={"max_fraction": 1.0})
     assert outcome.exit_code is ExitCode.DATA
-    assert "every record of bird is unusable; no budget allows for the loss of a class" in outcome.message
+    assert (
+        "every record of bird is unusable; no budget allows for the loss of a class"
+        in outcome.message
+    )
     assert "bird/1.png: not_image" in outcome.message
     full_list = (outcome.attempt.folder / "rejected.jsonl").read_text().splitlines()
     assert [json.loads(line)["key"] for line in full_list] == ["bird/1.png", "bird/2.png"]
@@ -108,10 +146,22 @@ def test_a_class_of_boxes_is_lost_with_the_last_image_that_has_one():
 
 
 def test_a_class_is_lost_under_the_name_that_it_has_after_the_stages():
-    records = [Record(RawFile(key, 1, key), label) for key, label in [("1", "cat"), ("2", "kitten"), ("3", "dog"), ("4", "plant")]]
-    stages = bind_stages([StageConfig(name="decode"), StageConfig(name="map_classes", parameters={"rename": {"kitten": "cat"}, "drop": ["plant"]})])
+    records = [
+        Record(RawFile(key, 1, key), label)
+        for key, label in [("1", "cat"), ("2", "kitten"), ("3", "dog"), ("4", "plant")]
+    ]
+    stages = bind_stages(
+        [
+            StageConfig(name="decode"),
+            StageConfig(
+                name="map_classes", parameters={"rename": {"kitten": "cat"}, "drop": ["plant"]}
+            ),
+        ]
+    )
     assert lost_classes(labels_of(records), [rejected("2"), rejected("4")], stages) == []
-    assert lost_classes(labels_of(records), [rejected("1"), rejected("2"), rejected("3")], stages) == ["cat", "dog"]
+    assert lost_classes(
+        labels_of(records), [rejected("1"), rejected("2"), rejected("3")], stages
+    ) == ["cat", "dog"]
 
 
 def voc(label: str, xmin: int) -> bytes:
@@ -131,20 +181,44 @@ def write_source(kind: str, pipeline, encode, bad_labels: set[str]) -> dict:
             pipeline.add(f"Annotations/{index}.xml", voc(label, 7 if is_bad else 1))
         rows.append(f"{index}.png,{7 if is_bad else 1},1,5,6,{label}")
         images.append({"id": index, "file_name": f"{index}.png"})
-        annotations.append({"id": index, "image_id": index, "category_id": 1 + (label == "plate"), "bbox": [1, 1, 4, 5]})
-    categories = [{"id": 1, "name": "cell"}, {"id": 2, "name": "plate"}, {"id": 3, "name": "never used"}]
+        annotations.append(
+            {
+                "id": index,
+                "image_id": index,
+                "category_id": 1 + (label == "plate"),
+                "bbox": [1, 1, 4, 5],
+            }
+        )
+    categories = [
+        {"id": 1, "name": "cell"},
+        {"id": 2, "name": "plate"},
+        {"id": 3, "name": "never used"},
+    ]
     pipeline.add("boxes.csv", "\n".join(rows).encode())
-    pipeline.add("coco.json", json.dumps({"images": images, "categories": categories, "annotations": annotations}).encode())
-    return {"voc": {"image_sets": None}, "csv": {"manifest": "boxes.csv", "images": "JPEGImages", "task": "detection"},
-            "coco": {"parts": [{"annotations": "coco.json", "images": "JPEGImages"}]}}[kind] | {"type": kind, "path": "../raw"}
+    pipeline.add(
+        "coco.json",
+        json.dumps(
+            {"images": images, "categories": categories, "annotations": annotations}
+        ).encode(),
+    )
+    return {
+        "voc": {"image_sets": None},
+        "csv": {"manifest": "boxes.csv", "images": "JPEGImages", "task": "detection"},
+        "coco": {"parts": [{"annotations": "coco.json", "images": "JPEGImages"}]},
+    }[kind] | {"type": kind, "path": "../raw"}
 
 
 @pytest.mark.parametrize("kind", ["voc", "csv", "coco"])
-def test_a_class_that_the_source_refuses_entirely_is_lost_on_the_first_run_already(pipeline, encode, kind):
+def test_a_class_that_the_source_refuses_entirely_is_lost_on_the_first_run_already(
+    pipeline, encode, kind
+):
     source = write_source(kind, pipeline, encode, bad_labels={"plate"})
     outcome = pipeline.run(source=source, rejects={"max_count": 10})
     assert outcome.exit_code is ExitCode.DATA
-    assert "every record of plate is unusable; no budget allows for the loss of a class" in outcome.message
+    assert (
+        "every record of plate is unusable; no budget allows for the loss of a class"
+        in outcome.message
+    )
 
 
 def test_a_class_that_no_annotation_has_is_not_lost(pipeline, encode):

@@ -10,7 +10,7 @@ import pytest
 
 from beam_jobs.io.example import _TrainExample
 from beam_jobs.io.raw import PackedImage, digest_image, read_raw
-from beam_jobs.io.tfrecord import frame
+from beam_jobs.io.tfrecord_writer import frame
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.local import list_raw_files
 
@@ -45,7 +45,16 @@ def test_equal_images_have_equal_digests_wherever_they_are(second, folder, tmp_p
     assert list_raw_files(folder, tmp_path / "listings").files[1].digest == second.digest
 
 
-@pytest.mark.parametrize("change", [{"offset": 3}, {"offset": 0}, {"offset": 10_000}, {"feature": "label"}, {"digest": digest_image(b"other")}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"offset": 3},
+        {"offset": 0},
+        {"offset": 10_000},
+        {"feature": "label"},
+        {"digest": digest_image(b"other")},
+    ],
+)
 def test_what_is_not_the_image_any_more_is_a_reason_to_retry(second, folder, change):
     with pytest.raises(MachineError, match="2 has changed since the run started; retry"):
         read_raw(dataclasses.replace(second, **change), folder)
@@ -75,7 +84,9 @@ def wait_until_settled(path) -> None:
 def test_a_file_that_was_written_to_is_noticed_without_reading_it_twice(settled, folder):
     assert read_raw(dataclasses.replace(settled, digest="not looked at"), folder) == b"content"
     (folder / "a.jpg").write_bytes(b"CONTENT")
-    os.utime(folder / "a.jpg", ns=(0, int(settled.version.split(".")[0])))  # the mtime can be set back, as cp -p does; the ctime can't
+    os.utime(
+        folder / "a.jpg", ns=(0, int(settled.version.split(".")[0]))
+    )  # the mtime can be set back, as cp -p does; the ctime can't
     with pytest.raises(MachineError, match="a.jpg has changed since the run started; retry"):
         read_raw(settled, folder)
 

@@ -21,20 +21,33 @@ README = (ROOT / "beam_jobs" / "README.md").read_text()
 def repository(tmp_path: Path) -> Path:
     """As much of this repository as a stage needs, with what the README tells to write."""
     for folder in ("beam_jobs", "pipeline_ops"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     stage, test = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     stages = tmp_path / "beam_jobs" / "stages"
     (stages / "bright_enough.py").write_text(stage)
-    (stages / "__init__.py").write_text(add_to_catalogue((stages / "__init__.py").read_text(), "bright_enough"))
+    (stages / "__init__.py").write_text(
+        add_to_catalogue((stages / "__init__.py").read_text(), "bright_enough")
+    )
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_bright_enough.py").write_text(test)
     return tmp_path
 
 
 def test_what_the_readme_tells_to_write_passes_its_test_and_the_linter(repository):
-    for words in (["pytest", "-q", "-p", "no:cacheprovider", "tests"], ["ruff", "check", "--no-cache", "."]):
-        done = subprocess.run([sys.executable, "-m", *words], cwd=repository, capture_output=True, text=True, env={"PYTHONPATH": str(repository)})
+    for words in (
+        ["pytest", "-q", "-p", "no:cacheprovider", "tests"],
+        ["ruff", "check", "--no-cache", "."],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=repository,
+            capture_output=True,
+            text=True,
+            env={"PYTHONPATH": str(repository)},
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -62,17 +62,30 @@ def succeeded(outcome):
     return outcome
 
 
-@pytest.mark.parametrize("runner", [{"mode": "in_memory"}, {"mode": "multi_processing", "workers": 2}])
+@pytest.mark.parametrize(
+    "runner", [{"mode": "in_memory"}, {"mode": "multi_processing", "workers": 2}]
+)
 def test_the_same_shards_from_a_local_folder_and_from_s3(remote, encode, runner):
     animals, store = remote
-    for name, content in (("cat/50% off+ä.png", encode(seed=70)), ("dog/broken.png", b"no image"), (".hidden/x.png", b"x"), ("notes.txt", b"list")):
+    for name, content in (
+        ("cat/50% off+ä.png", encode(seed=70)),
+        ("dog/broken.png", b"no image"),
+        (".hidden/x.png", b"x"),
+        ("notes.txt", b"list"),
+    ):
         animals.add(name, content)
         store.put(name, content)
-    local, far = succeeded(animals.run(rejects={"max_count": 2})), succeeded(run(remote, rejects={"max_count": 2}, runner=runner))
+    local, far = (
+        succeeded(animals.run(rejects={"max_count": 2})),
+        succeeded(run(remote, rejects={"max_count": 2}, runner=runner)),
+    )
     assert local.artifact != far.artifact
     assert far.shards == local.shards
     assert far.quarantine == local.quarantine
-    assert far.contents["quarantine-00000-of-00001.tfrecord"] == local.contents["quarantine-00000-of-00001.tfrecord"]
+    assert (
+        far.contents["quarantine-00000-of-00001.tfrecord"]
+        == local.contents["quarantine-00000-of-00001.tfrecord"]
+    )
     ours, theirs = (json.loads(outcome.contents["statistics.json"]) for outcome in (far, local))
     assert (ours["splits"], ours["duplicates"]) == (theirs["splits"], theirs["duplicates"])
 
@@ -86,9 +99,13 @@ def test_only_new_changed_and_removed_objects_make_work(remote, encode):
     store.remove("dog/002.png")
     store.put("dog/004.png", encode(seed=4))  # the same again
     second = succeeded(run(remote))
-    built = {file.path: file.num_examples for file in second.manifest.files if "-g0002-" in file.path}
+    built = {
+        file.path: file.num_examples for file in second.manifest.files if "-g0002-" in file.path
+    }
     assert sum(built.values()) == 2
-    assert {name: digest for name, digest in second.shards.items() if name not in built}.items() <= first.shards.items()
+    assert {
+        name: digest for name, digest in second.shards.items() if name not in built
+    }.items() <= first.shards.items()
     assert sum(second.manifest.figures["num_examples"].values()) == 60
 
 
@@ -97,11 +114,27 @@ def test_annotations_and_images_of_voc_and_manifests_are_read_from_s3(pipeline, 
     lines = []
     for index in range(40):
         store.put(f"photos/{index}.png", encode(seed=index))
-        lines.append(json.dumps({"path": f"{index}.png", "boxes": [{"xmin": 1, "ymin": 1, "xmax": 5, "ymax": 6, "label": "cell"}]}))
+        lines.append(
+            json.dumps(
+                {
+                    "path": f"{index}.png",
+                    "boxes": [{"xmin": 1, "ymin": 1, "xmax": 5, "ymax": 6, "label": "cell"}],
+                }
+            )
+        )
         store.put(f"voc/JPEGImages/{index}.png", encode(seed=index))
-        store.put(f"voc/Annotations/{index}.xml", b"<annotation><object><name>cell</name>" + box + b"</object></annotation>")
+        store.put(
+            f"voc/Annotations/{index}.xml",
+            b"<annotation><object><name>cell</name>" + box + b"</object></annotation>",
+        )
     store.put("boxes.jsonl", "\n".join(lines).encode())
-    manifest = {"type": "jsonl", "path": store.uri, "manifest": "boxes.jsonl", "images": "photos", "task": "detection"}
+    manifest = {
+        "type": "jsonl",
+        "path": store.uri,
+        "manifest": "boxes.jsonl",
+        "images": "photos",
+        "task": "detection",
+    }
     for source in (manifest, {"type": "voc", "path": f"{store.uri}/voc", "image_sets": None}):
         figures = succeeded(pipeline.run(source=source)).manifest.figures
         assert sum(counts["cell"] for counts in figures["labels"].values()) == 40
@@ -111,19 +144,30 @@ def test_equal_objects_are_duplicates(remote, encode):
     animals, store = remote
     store.put("cat/copy.png", encode(seed=1))
     outcome = succeeded(run(remote, duplicates="remove_exact"))
-    assert [(line["key"], line["reason"]) for line in outcome.quarantine if line["reason"] == "duplicate"] in (
-        [("cat/copy.png", "duplicate")], [("cat/001.png", "duplicate")])
+    assert [
+        (line["key"], line["reason"])
+        for line in outcome.quarantine
+        if line["reason"] == "duplicate"
+    ] in ([("cat/copy.png", "duplicate")], [("cat/001.png", "duplicate")])
 
 
 def test_objects_are_fetched_a_few_ahead_and_some_may_be_left_out(remote):
     files = remote[1].folder.list_files()
     assert len(files) == 60
     reader = RawReader(files, remote[1].folder)
-    assert [reader.read(file) for file in files[::7]] == [remote[1].files.cat_file(f"{remote[1].uri}/{file.key}") for file in files[::7]]
+    assert [reader.read(file) for file in files[::7]] == [
+        remote[1].files.cat_file(f"{remote[1].uri}/{file.key}") for file in files[::7]
+    ]
 
 
 def test_a_name_is_taken_as_it_is_and_an_object_may_be_empty(store):
-    contents = {"a[1].png": b"brackets", "a1.png": b"one", "b*?.png": b"star", "empty.png": b"", "per%20cent+.png": b"signs"}
+    contents = {
+        "a[1].png": b"brackets",
+        "a1.png": b"one",
+        "b*?.png": b"star",
+        "empty.png": b"",
+        "per%20cent+.png": b"signs",
+    }
     for name, content in contents.items():
         store.put(name, content)
     files = store.folder.list_files()
@@ -141,7 +185,10 @@ def test_an_object_that_was_written_anew_since_the_listing_is_a_reason_to_retry(
     store.remove("cat/003.png")
     with pytest.raises(MachineError, match="cat/001.png has changed since the run started; retry"):
         store.folder.read(files[:1])
-    with pytest.raises(MachineError, match="cat/003.png could not be read: it was there when the run started, so retry"):
+    with pytest.raises(
+        MachineError,
+        match="cat/003.png could not be read: it was there when the run started, so retry",
+    ):
         store.folder.read(files[1:2])
 
 
@@ -151,20 +198,27 @@ def test_an_object_in_parts_has_no_md5_and_is_asked_for_once_more(store):
     [large] = store.folder.list_files()
     assert "-" in large.version
     assert store.folder.read([large]) == [bytes(6 << 20)]
-    store.put("large.bin", bytes(6 << 20))  # the same content in one part: another mark, so another object
+    store.put(
+        "large.bin", bytes(6 << 20)
+    )  # the same content in one part: another mark, so another object
     with pytest.raises(MachineError, match="large.bin has changed"):
         store.folder.read([large])
 
 
 def test_a_bucket_that_is_not_there_is_named(store):
-    with pytest.raises(DataError, match="s3://no-such-bucket/raw: .*it is named by preprocess.source.path"):
+    with pytest.raises(
+        DataError, match="s3://no-such-bucket/raw: .*it is named by preprocess.source.path"
+    ):
         RemoteFolder("s3://no-such-bucket/raw").list_files()
 
 
 def test_an_empty_place_says_where_images_belong(animals, store):
     outcome = animals.run(source__path=f"{store.uri}/nothing")
     assert outcome.exit_code is ExitCode.DATA
-    assert f"{store.uri}/nothing: there are no files; put the images of each class into a folder of its own there" in outcome.message
+    assert (
+        f"{store.uri}/nothing: there are no files; put the images of each class into a folder of its own there"
+        in outcome.message
+    )
 
 
 def test_a_store_that_does_not_answer_is_a_reason_to_retry(store, monkeypatch):
@@ -186,10 +240,20 @@ try:
 except ConfigError as error:
     print(error)
 """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {
-        "AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"], "AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nonexistent"}
-    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
-    assert "s3://trainyard/raw: Unable to locate credentials; the driver looks for them in the environment and in its own files" in said
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("AWS_")
+    } | {
+        "AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"],
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "HOME": "/nonexistent",
+    }
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert (
+        "s3://trainyard/raw: Unable to locate credentials; the driver looks for them in the environment and in its own files"
+        in said
+    )
 
 
 def test_a_driver_that_is_not_installed_is_named():
@@ -197,11 +261,28 @@ def test_a_driver_that_is_not_installed_is_named():
         RemoteFolder("gs://bucket/raw").list_files()
 
 
-@pytest.mark.parametrize(("source", "rule"), [
-    ({"type": "image_folder", "path": "s4://bucket/raw"}, "must be a local folder, or a URI of an object store such as s3://bucket/folder, got s4://bucket/raw"),
-    ({"type": "tfrecord", "path": "s3://b/raw", "task": "detection", "parts": [{"files": "*"}]}, "TFRecords are read from local folders only, got s3://b/raw"),
-    ({"type": "tfds", "path": "s3://b/raw", "builder": "voc", "parts": [{"name": "train"}]}, "TFRecords are read from local folders only, got s3://b/raw"),
-])
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        (
+            {"type": "image_folder", "path": "s4://bucket/raw"},
+            "must be a local folder, or a URI of an object store such as s3://bucket/folder, got s4://bucket/raw",
+        ),
+        (
+            {
+                "type": "tfrecord",
+                "path": "s3://b/raw",
+                "task": "detection",
+                "parts": [{"files": "*"}],
+            },
+            "TFRecords are read from local folders only, got s3://b/raw",
+        ),
+        (
+            {"type": "tfds", "path": "s3://b/raw", "builder": "voc", "parts": [{"name": "train"}]},
+            "TFRecords are read from local folders only, got s3://b/raw",
+        ),
+    ],
+)
 def test_what_is_not_read_from_there_is_refused_with_the_config(pipeline, source, rule):
     with pytest.raises(ConfigError, match=rule):
         load_config(pipeline.config_file, {"preprocess.source": source})

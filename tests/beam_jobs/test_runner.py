@@ -20,7 +20,13 @@ def job_server() -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    argv = [sys.executable, "-m", "apache_beam.runners.portability.local_job_service_main", "--port", str(port)]
+    argv = [
+        sys.executable,
+        "-m",
+        "apache_beam.runners.portability.local_job_service_main",
+        "--port",
+        str(port),
+    ]
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     yield f"localhost:{port}"
     process.kill()
@@ -33,21 +39,33 @@ def is_listening(endpoint: str) -> bool:
         return client.connect_ex((host, int(port))) == 0
 
 
-def test_not_a_byte_depends_on_whether_the_runner_is_embedded_or_portable(animals, job_server, wait_for):
+def test_not_a_byte_depends_on_whether_the_runner_is_embedded_or_portable(
+    animals, job_server, wait_for
+):
     wait_for(lambda: is_listening(job_server))
     animals.add("cat/broken.png", b"no image")
     embedded = animals.run(rejects={"max_count": 1})
     wanted = embedded.contents
     shutil.rmtree(embedded.artifact)
-    options = {"job_endpoint": job_server, "environment_type": "LOOPBACK", "sdk_worker_parallelism": 2}
-    portable = animals.run(rejects={"max_count": 1}, runner={"name": "portable", "options": options})
+    options = {
+        "job_endpoint": job_server,
+        "environment_type": "LOOPBACK",
+        "sdk_worker_parallelism": 2,
+    }
+    portable = animals.run(
+        rejects={"max_count": 1}, runner={"name": "portable", "options": options}
+    )
     assert portable.exit_code is ExitCode.SUCCESS, portable.message
     assert portable.artifact == embedded.artifact
     assert portable.contents == wanted
 
 
 def test_an_endpoint_where_nobody_listens_is_a_reason_to_retry(animals):
-    options = {"job_endpoint": "localhost:1", "environment_type": "LOOPBACK", "job_server_timeout": 2}
+    options = {
+        "job_endpoint": "localhost:1",
+        "environment_type": "LOOPBACK",
+        "job_server_timeout": 2,
+    }
     outcome = animals.run(runner={"name": "portable", "options": options})
     assert outcome.exit_code is ExitCode.RETRY
     assert "the runner portable failed" in outcome.message
@@ -55,16 +73,33 @@ def test_an_endpoint_where_nobody_listens_is_a_reason_to_retry(animals):
 
 
 def test_an_option_that_beam_does_not_take_is_the_configs_fault(animals):
-    outcome = animals.run(runner={"name": "portable", "options": {"environment_type": "LOOPBACK", "job_server_timeout": "soon"}})
+    outcome = animals.run(
+        runner={
+            "name": "portable",
+            "options": {"environment_type": "LOOPBACK", "job_server_timeout": "soon"},
+        }
+    )
     assert outcome.exit_code is ExitCode.CONFIG
     assert "preprocess.runner.options: Beam does not take" in outcome.message
 
 
-@pytest.mark.parametrize(("runner", "rule"), [
-    ({"options": {"parallelism": 2}}, "options (parallelism) are for the other runners; embedded has mode and workers"),
-    ({"name": "flink", "workers": 2}, "mode and workers are for the runner embedded; flink has options"),
-    ({"name": "spark", "options": {"runner": "FlinkRunner"}}, "the option runner is what name is for"),
-])
+@pytest.mark.parametrize(
+    ("runner", "rule"),
+    [
+        (
+            {"options": {"parallelism": 2}},
+            "options (parallelism) are for the other runners; embedded has mode and workers",
+        ),
+        (
+            {"name": "flink", "workers": 2},
+            "mode and workers are for the runner embedded; flink has options",
+        ),
+        (
+            {"name": "spark", "options": {"runner": "FlinkRunner"}},
+            "the option runner is what name is for",
+        ),
+    ],
+)
 def test_what_does_not_belong_together_is_said(animals, runner, rule):
     with pytest.raises(ConfigError, match=rule.replace("(", r"\(").replace(")", r"\)")):
         animals.plan(runner=runner)

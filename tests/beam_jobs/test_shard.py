@@ -22,7 +22,12 @@ class Bench:
         self.target.mkdir()
         self.listing = list_raw_files(self.raw, folder / "listings")
         self.tally = ProgressCounter(self.notes)
-        order = ShardBuildSpec(self.raw, self.target, (StageConfig(name="decode", parameters={"channels": 1}),), ("cat", "dog"))
+        order = ShardBuildSpec(
+            self.raw,
+            self.target,
+            (StageConfig(name="decode", parameters={"channels": 1}),),
+            ("cat", "dog"),
+        )
         self.builder = ShardBuilder(order, self.notes, folder)
 
     def build(self):
@@ -66,7 +71,9 @@ def test_a_file_that_changed_since_the_listing_is_a_reason_to_retry(raw, encode)
 def test_a_file_that_vanished_since_the_listing_is_a_reason_to_retry(raw):
     bench = Bench(raw.parent)
     (raw / "cat" / "2.png").unlink()
-    with pytest.raises(MachineError, match="cat/2.png could not be read: No such file or directory"):
+    with pytest.raises(
+        MachineError, match="cat/2.png could not be read: No such file or directory"
+    ):
         bench.build()
     assert list(bench.target.iterdir()) == []
 

@@ -30,7 +30,11 @@ def records(count: int) -> list[Record]:
 
 def splits(records, split: Split) -> dict[str, str]:
     """By key."""
-    return {record.key: name for name, members in split_records(records, split).items() for record in members}
+    return {
+        record.key: name
+        for name, members in split_records(records, split).items()
+        for record in members
+    }
 
 
 @pytest.mark.parametrize("split", [PLAIN, STRATIFIED])
@@ -51,7 +55,9 @@ def test_a_key_keeps_its_split_over_versions_of_this_code():
     found = [split_of(f"cat/{index}.png", PLAIN) for index in range(24)]
     assert [index for index, split in enumerate(found) if split == "validation"] == [1, 6, 10, 20]
     assert [index for index, split in enumerate(found) if split == "test"] == [4, 5, 7, 16, 17]
-    assert [splits([record(f"cat/{index}.png")], PLAIN)[f"cat/{index}.png"] for index in range(24)] == found
+    assert [
+        splits([record(f"cat/{index}.png")], PLAIN)[f"cat/{index}.png"] for index in range(24)
+    ] == found
 
 
 def test_splits_have_about_their_shares():
@@ -63,19 +69,32 @@ def test_another_seed_gives_other_splits():
     assert splits(records(300), PLAIN) != splits(records(300), Split(**SHARES, seed=8))
 
 
-@pytest.mark.parametrize("split, label", [(BY_FOLDER, ""), (BY_FOLDER.model_copy(update={"stratify": True}), "")])
+@pytest.mark.parametrize(
+    "split, label", [(BY_FOLDER, ""), (BY_FOLDER.model_copy(update={"stratify": True}), "")]
+)
 def test_a_folder_is_never_torn_apart(split, label):
     found = splits([record(f"cat/{index % 40}/{index}.png") for index in range(1000)], split)
     by_folder = {}
     for key, name in found.items():
         by_folder.setdefault(key.rpartition("/")[0], set()).add(name)
     assert all(len(names) == 1 for names in by_folder.values())
-    assert {name for names in by_folder.values() for name in names} == {"train", "validation", "test"}
+    assert {name for names in by_folder.values() for name in names} == {
+        "train",
+        "validation",
+        "test",
+    }
 
 
 def test_a_group_is_what_the_brackets_of_the_regex_find():
     split = Split(**SHARES, seed=7, group_by="regex", group_regex=r"(patient\d+)_")
-    found = splits([record(f"{label}/patient{index % 30}_{index}.png", label) for label in ("a", "b") for index in range(300)], split)
+    found = splits(
+        [
+            record(f"{label}/patient{index % 30}_{index}.png", label)
+            for label in ("a", "b")
+            for index in range(300)
+        ],
+        split,
+    )
     by_patient = {}
     for key, name in found.items():
         by_patient.setdefault(key.split("/")[1].split("_")[0], set()).add(name)
@@ -85,19 +104,30 @@ def test_a_group_is_what_the_brackets_of_the_regex_find():
 
 def test_a_key_without_a_group_is_named():
     split = Split(**SHARES, group_by="regex", group_regex=r"(patient\d+)_")
-    with pytest.raises(DataError, match=r"^cat/7.png: preprocess.split.group_regex .* finds no group in this key"):
+    with pytest.raises(
+        DataError, match=r"^cat/7.png: preprocess.split.group_regex .* finds no group in this key"
+    ):
         split_records([record("cat/patient1_1.png"), record("cat/7.png")], split)
 
 
 def test_a_group_of_the_source_comes_before_the_folder():
-    found = splits([record(f"cat/{index}.png", group=f"scene{index % 20}") for index in range(400)], BY_FOLDER)
-    assert all(len({found[f"cat/{index}.png"] for index in range(scene, 400, 20)}) == 1 for scene in range(20))
+    found = splits(
+        [record(f"cat/{index}.png", group=f"scene{index % 20}") for index in range(400)], BY_FOLDER
+    )
+    assert all(
+        len({found[f"cat/{index}.png"] for index in range(scene, 400, 20)}) == 1
+        for scene in range(20)
+    )
     assert len(set(found.values())) == 3
 
 
 @pytest.mark.parametrize("counts", [{"a": 10, "b": 1000}, {"a": 17, "b": 33, "c": 5}])
 def test_stratified_shares_hold_for_each_class_within_one_record(counts):
-    every = [record(f"{label}/{index}.png", label) for label, count in counts.items() for index in range(count)]
+    every = [
+        record(f"{label}/{index}.png", label)
+        for label, count in counts.items()
+        for index in range(count)
+    ]
     for name, members in split_records(every, STRATIFIED).items():
         found = Counter(member.label for member in members)
         for label, count in counts.items():
@@ -115,32 +145,61 @@ def test_images_with_boxes_are_stratified_by_their_most_frequent_class():
     def boxes(label):
         return (Box(0, 0, 1, 1, label), Box(0, 0, 2, 2, label), Box(0, 0, 1, 1, "z"))
 
-    every = [record(f"{index}.png", "", boxes=boxes("rare" if index % 10 == 0 else "common")) for index in range(200)]
+    every = [
+        record(f"{index}.png", "", boxes=boxes("rare" if index % 10 == 0 else "common"))
+        for index in range(200)
+    ]
     every.append(record("empty.png", "", boxes=()))
     for name, members in split_records(every, STRATIFIED).items():
-        assert abs(sum(bool(member.boxes) and member.boxes[0].label == "rare" for member in members) - SHARES[name] * 20) <= 1
+        assert (
+            abs(
+                sum(bool(member.boxes) and member.boxes[0].label == "rare" for member in members)
+                - SHARES[name] * 20
+            )
+            <= 1
+        )
 
 
 def test_a_given_split_wins_and_takes_its_group_along():
-    every = [record("cat/1/a.png", split="test"), record("cat/1/b.png"), record("cat/2/a.png", split="validation")]
+    every = [
+        record("cat/1/a.png", split="test"),
+        record("cat/1/b.png"),
+        record("cat/2/a.png", split="validation"),
+    ]
     for split in (BY_FOLDER, BY_FOLDER.model_copy(update={"stratify": True})):
-        assert splits(every, split) == {"cat/1/a.png": "test", "cat/1/b.png": "test", "cat/2/a.png": "validation"}
+        assert splits(every, split) == {
+            "cat/1/a.png": "test",
+            "cat/1/b.png": "test",
+            "cat/2/a.png": "validation",
+        }
 
 
 def test_a_group_with_two_given_splits_is_refused():
     every = [record("cat/1/a.png", split="test"), record("cat/1/b.png", split="train")]
-    with pytest.raises(DataError, match="cat/1/a.png is given the split test and cat/1/b.png the split train, but both are of the group cat/1"):
+    with pytest.raises(
+        DataError,
+        match="cat/1/a.png is given the split test and cat/1/b.png the split train, but both are of the group cat/1",
+    ):
         split_records(every, BY_FOLDER)
 
 
 def test_a_given_split_that_there_is_not_is_named():
-    with pytest.raises(DataError, match="cat/1.png: the source gives it the split 'trainval'; splits are train, validation, test"):
+    with pytest.raises(
+        DataError,
+        match="cat/1.png: the source gives it the split 'trainval'; splits are train, validation, test",
+    ):
         split_records([record("cat/1.png", split="trainval")], PLAIN)
 
 
-@pytest.mark.parametrize("keys, message", [
-    ({"group_by": "regex"}, "belong together"), ({"group_regex": "(a)"}, "belong together"),
-    ({"group_by": "regex", "group_regex": "a("}, "one pair of brackets"), ({"group_by": "regex", "group_regex": "abc"}, "with 0")])
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ({"group_by": "regex"}, "belong together"),
+        ({"group_regex": "(a)"}, "belong together"),
+        ({"group_by": "regex", "group_regex": "a("}, "one pair of brackets"),
+        ({"group_by": "regex", "group_regex": "abc"}, "with 0"),
+    ],
+)
 def test_a_regex_that_names_no_group_is_refused(keys, message):
     with pytest.raises(ValueError, match=message):
         Split(**SHARES, **keys)
@@ -156,5 +215,8 @@ def test_a_share_of_0_is_none_whatever_the_others_add_up_to(train, stratify):
 def test_an_exponential_group_regex_ends_with_a_message_about_itself():
     """F19: one key of 40 letters would take years."""
     split = Split(**SHARES, group_by="regex", group_regex="^(?:a+)+(b)")
-    with pytest.raises(ConfigError, match=r"group_regex .* took more than 0.5 s; write it without a repetition inside"):
+    with pytest.raises(
+        ConfigError,
+        match=r"group_regex .* took more than 0.5 s; write it without a repetition inside",
+    ):
         split_records([record("a" * 40)], split, max_search_seconds=0.5)

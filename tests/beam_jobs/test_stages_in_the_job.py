@@ -30,13 +30,21 @@ def three_kinds(animals, encode):
 
 
 def test_merged_classes_are_one_class_in_figures_and_shards(three_kinds, read_records):
-    figures = figures_of(three_kinds.run(stages=[DECODE, {"map_classes": {"rename": {"kitten": "cat"}}}]))
+    figures = figures_of(
+        three_kinds.run(stages=[DECODE, {"map_classes": {"rename": {"kitten": "cat"}}}])
+    )
     assert figures.class_names == ["cat", "dog"]
     assert sum(counts["cat"] for counts in figures.labels.values()) == 50
     assert sum(counts["dog"] for counts in figures.labels.values()) == 30
 
 
-@pytest.mark.parametrize("stage, name", [({"map_classes": {"drop": ["kitten"]}}, "map_classes"), ({"filter": {"classes": ["cat", "dog"]}}, "filter")])
+@pytest.mark.parametrize(
+    "stage, name",
+    [
+        ({"map_classes": {"drop": ["kitten"]}}, "map_classes"),
+        ({"filter": {"classes": ["cat", "dog"]}}, "filter"),
+    ],
+)
 def test_examples_that_are_not_wanted_are_counted_and_take_no_budget(three_kinds, stage, name):
     outcome = three_kinds.run(stages=[DECODE, stage])
     figures = figures_of(outcome)
@@ -47,7 +55,9 @@ def test_examples_that_are_not_wanted_are_counted_and_take_no_budget(three_kinds
 
 
 def test_two_classes_that_became_one_are_too_few(animals):
-    outcome = animals.run(stages=[DECODE, {"map_classes": {"rename": {"cat": "pet", "dog": "pet"}}}])
+    outcome = animals.run(
+        stages=[DECODE, {"map_classes": {"rename": {"cat": "pet", "dog": "pet"}}}]
+    )
     assert outcome.exit_code is ExitCode.DATA
     assert "needs two classes or more, found pet" in outcome.message
 
@@ -59,10 +69,19 @@ def test_tiles_are_examples_and_progress_counts_files(animals, encode, read_reco
     assert figures.image_shape == (8, 8, 1)
     assert sum(figures.num_examples.values()) == 64
     assert sum(figures.labels[split]["cat"] for split in figures.labels) == 34
-    counted = {file.path: file.num_examples for file in outcome.manifest.files if file.path in outcome.shards}
+    counted = {
+        file.path: file.num_examples
+        for file in outcome.manifest.files
+        if file.path in outcome.shards
+    }
     assert counted == {name: len(read_records(outcome.artifact / name)) for name in outcome.shards}
     keys = [f"cat/large.png#{place}".encode() for place in ("0,0", "4,0", "0,8", "4,8")]
-    assert [sum(key in record for record in records_of(outcome, read_records)) for key in keys] == [1, 1, 1, 1]
+    assert [sum(key in record for record in records_of(outcome, read_records)) for key in keys] == [
+        1,
+        1,
+        1,
+        1,
+    ]
     assert (outcome.progress[-1].done, outcome.progress[-1].total) == (61, 61)
 
 
@@ -71,26 +90,46 @@ def test_copies_are_made_of_training_examples_only(animals, read_records):
     outcome = animals.run(stages=[DECODE, {"augment": {"copies": 3, "brightness": 0.2}}])
     figures = figures_of(outcome)
     assert figures.num_examples == alone.num_examples | {"train": 4 * alone.num_examples["train"]}
-    assert {name.split("-")[0] for name in outcome.shards if b"#copy" in (outcome.artifact / name).read_bytes()} == {"train"}
+    assert {
+        name.split("-")[0]
+        for name in outcome.shards
+        if b"#copy" in (outcome.artifact / name).read_bytes()
+    } == {"train"}
 
 
 def test_not_a_byte_of_tiles_copies_and_jpegs_depends_on_the_runner(animals):
-    stages = [{"decode": {"channels": 3}}, {"tile": {"height": 6, "width": 6, "overlap": 2}}, {"filter": {"max_aspect": 3.0}},
-              {"augment": {"copies": 2, "crop": 0.5, "rotate90": True, "contrast": 0.3}}, {"resize": {"height": 9, "width": 7, "mode": "letterbox"}},
-              {"encode": {"format": "jpeg"}}]
+    stages = [
+        {"decode": {"channels": 3}},
+        {"tile": {"height": 6, "width": 6, "overlap": 2}},
+        {"filter": {"max_aspect": 3.0}},
+        {"augment": {"copies": 2, "crop": 0.5, "rotate90": True, "contrast": 0.3}},
+        {"resize": {"height": 9, "width": 7, "mode": "letterbox"}},
+        {"encode": {"format": "jpeg"}},
+    ]
     found = []
     for mode, workers in [("in_memory", 1), ("multi_threading", 3), ("multi_processing", 2)]:
-        outcome = animals.run(animals.plan(stages=stages, runner__mode=mode, runner__workers=workers))
+        outcome = animals.run(
+            animals.plan(stages=stages, runner__mode=mode, runner__workers=workers)
+        )
         assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
         found.append(outcome.shards)
         shutil.rmtree(outcome.artifact)
     assert found[1:] == found[:1] * 2
 
 
-@pytest.mark.parametrize("stage, complaint", [
-    ({"filter": {"classes": ["cat", "dgo"]}}, "stages.1.filter: there is no class 'dgo' before this stage; the nearest valid name is 'dog'"),
-    ({"clip_boxes": {}}, "stages.1.clip_boxes: is for detection, and the source gives labels without boxes; remove the stage"),
-])
+@pytest.mark.parametrize(
+    "stage, complaint",
+    [
+        (
+            {"filter": {"classes": ["cat", "dgo"]}},
+            "stages.1.filter: there is no class 'dgo' before this stage; the nearest valid name is 'dog'",
+        ),
+        (
+            {"clip_boxes": {}},
+            "stages.1.clip_boxes: is for detection, and the source gives labels without boxes; remove the stage",
+        ),
+    ],
+)
 def test_a_stage_that_cannot_work_on_this_data_is_the_configs_fault(animals, stage, complaint):
     outcome = animals.run(stages=[DECODE, stage])
     assert outcome.exit_code is ExitCode.CONFIG

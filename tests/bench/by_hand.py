@@ -43,7 +43,9 @@ def check(data: bytes) -> bytes | None:
 
 
 def resize(data: bytes, encoding: str) -> bytes:
-    image = cv2.resize(simplejpeg.decode_jpeg(data, "RGB"), (WIDTH, HEIGHT), interpolation=cv2.INTER_AREA)
+    image = cv2.resize(
+        simplejpeg.decode_jpeg(data, "RGB"), (WIDTH, HEIGHT), interpolation=cv2.INTER_AREA
+    )
     if encoding == "jpeg":
         return simplejpeg.encode_jpeg(np.ascontiguousarray(image), 90, "RGB", "420")
     return cv2.imencode(".png", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [16, 1])[1].tobytes()
@@ -54,7 +56,9 @@ def masked(data: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def build(out: Path, chain: str, encoding: str, shard: tuple[int, list[tuple[str, bytes, int]]]) -> int:
+def build(
+    out: Path, chain: str, encoding: str, shard: tuple[int, list[tuple[str, bytes, int]]]
+) -> int:
     index, records = shard
     final, count = out / f"train-{index:05d}-of-{NUM_SHARDS:05d}.tfrecord", 0
     with open(final.with_suffix(".tmp"), "wb", buffering=1 << 20) as file:
@@ -64,7 +68,9 @@ def build(out: Path, chain: str, encoding: str, shard: tuple[int, list[tuple[str
                 continue
             if chain == "resize":
                 data = resize(data, encoding)
-            record = pack({"image/encoded": data, "image/key": key.encode(), "image/class/label": label})
+            record = pack(
+                {"image/encoded": data, "image/key": key.encode(), "image/class/label": label}
+            )
             length = struct.pack("<Q", len(record))
             file.write(b"".join((length, masked(length), record, masked(record))))
             count += 1
@@ -75,13 +81,25 @@ def build(out: Path, chain: str, encoding: str, shard: tuple[int, list[tuple[str
 def main(raw: Path, out: Path, chain: str, encoding: str, workers: int) -> None:
     cv2.setNumThreads(1)
     labels = sorted(folder.name for folder in raw.iterdir())
-    records = [(f"{label}/{entry.name}", os.fsencode(entry.path), number) for number, label in enumerate(labels) for entry in os.scandir(raw / label)]
+    records = [
+        (f"{label}/{entry.name}", os.fsencode(entry.path), number)
+        for number, label in enumerate(labels)
+        for entry in os.scandir(raw / label)
+    ]
     records.sort(key=lambda record: hashlib.blake2b(record[0].encode(), digest_size=8).digest())
-    shards = [(index, records[index * len(records) // NUM_SHARDS : (index + 1) * len(records) // NUM_SHARDS]) for index in range(NUM_SHARDS)]
+    shards = [
+        (
+            index,
+            records[index * len(records) // NUM_SHARDS : (index + 1) * len(records) // NUM_SHARDS],
+        )
+        for index in range(NUM_SHARDS)
+    ]
     out.mkdir(parents=True)
     start = time.monotonic()
     with multiprocessing.get_context("fork").Pool(workers) as pool:
-        images = sum(pool.imap_unordered(functools.partial(build, out, chain, encoding), shards, chunksize=1))
+        images = sum(
+            pool.imap_unordered(functools.partial(build, out, chain, encoding), shards, chunksize=1)
+        )
     print(json.dumps({"images": images, "running_seconds": time.monotonic() - start}))
 
 

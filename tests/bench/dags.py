@@ -55,15 +55,25 @@ _IDLE_SECONDS = 30.0
 def write_pipelines(folder: Path, count: int, raw: Path) -> Path:
     """As many pipelines as asked for, which differ by name; the folder that they are in."""
     values = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
-    values["storage"]["root"], values["preprocess"]["source"]["path"] = str(folder / "storage"), str(raw)
+    values["storage"]["root"], values["preprocess"]["source"]["path"] = (
+        str(folder / "storage"),
+        str(raw),
+    )
     values["train"] |= {"epochs": 2, "early_stopping": None}
     values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.1}]
-    values["notify"] = [{"notifier": "airflow.providers.smtp.notifications.smtp.SmtpNotifier", "arguments": {"to": "team@example.org"},
-                         "events": ["failed"]}]
+    values["notify"] = [
+        {
+            "notifier": "airflow.providers.smtp.notifications.smtp.SmtpNotifier",
+            "arguments": {"to": "team@example.org"},
+            "events": ["failed"],
+        }
+    ]
     pipelines = folder / f"{count}-pipelines"
     pipelines.mkdir()
     for index in range(count):
-        (pipelines / f"digits-{index:03}.yaml").write_text(yaml.safe_dump(values | {"pipeline": f"digits-{index:03}"}, sort_keys=False))
+        (pipelines / f"digits-{index:03}.yaml").write_text(
+            yaml.safe_dump(values | {"pipeline": f"digits-{index:03}"}, sort_keys=False)
+        )
     return pipelines
 
 
@@ -72,36 +82,60 @@ def print_cost_of_reading(folder: Path, count: int, raw: Path) -> None:
     costs = {}
     for number in (1, count):
         pipelines = write_pipelines(folder, number, raw)
-        found = [json.loads(subprocess.run([sys.executable, "-c", _READ, str(pipelines)], check=True, capture_output=True, text=True).stdout
-                            .splitlines()[-1]) for _ in range(3)]
+        found = [
+            json.loads(
+                subprocess.run(
+                    [sys.executable, "-c", _READ, str(pipelines)],
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                ).stdout.splitlines()[-1]
+            )
+            for _ in range(3)
+        ]
         costs[number] = [statistics.median(column) for column in zip(*found, strict=True)]
         assert costs[number][4] == number + 1, "one DAG is missing"
     sdk, imports, _, _, _ = costs[count]
-    print(f"SDK {sdk:.2f} s CPU; on top of it: imports {imports:.2f} s (once for each file that is read)")
+    print(
+        f"SDK {sdk:.2f} s CPU; on top of it: imports {imports:.2f} s (once for each file that is read)"
+    )
     for number, (_, _, made, serialized, _) in costs.items():
-        print(f"{number:4} pipelines: DAGs made in {made:.2f} s, {1e3 * made / number:.1f} ms each; serialized by Airflow in {serialized:.2f} s, "
-              f"{1e3 * serialized / number:.1f} ms each")
+        print(
+            f"{number:4} pipelines: DAGs made in {made:.2f} s, {1e3 * made / number:.1f} ms each; serialized by Airflow in {serialized:.2f} s, "
+            f"{1e3 * serialized / number:.1f} ms each"
+        )
 
 
 def print_life_in_airflow(folder: Path, count: int, num_runs: int) -> None:
     home, pipelines = Home(folder / "airflow"), folder / f"{count}-pipelines"
     begin = time.monotonic()
-    with (embedded_airflow(home, [pipelines], print) as server, AirflowApi(server.url, USER, server.password) as api):
+    with (
+        embedded_airflow(home, [pipelines], print) as server,
+        AirflowApi(server.url, USER, server.password) as api,
+    ):
         wait_until_healthy(api, home, server)
         healthy = time.monotonic() - begin
         dag = wait_for_dag(api, home, server, "digits-000", since=0.0)
-        print(f"start: API and all programs up after {healthy:.1f} s, DAGs listed after {time.monotonic() - begin:.1f} s (with a new database)")
+        print(
+            f"start: API and all programs up after {healthy:.1f} s, DAGs listed after {time.monotonic() - begin:.1f} s (with a new database)"
+        )
         api.pause("digits-000", paused=False)
         runs = [run_once(api) for _ in range(num_runs)]
         time.sleep(10)  # so that nothing of a run is in memory any more
         idle = cpu_share(server.process.pid, _IDLE_SECONDS)
         shared, own = memory_mib(server.process.pid)
-        print(f"with nothing to do: {shared:.0f} MiB PSS, {own:.0f} MiB of them private, of {len(descendants(server.process.pid)) + 1} processes; "
-              f"{idle:.1%} of a core")
+        print(
+            f"with nothing to do: {shared:.0f} MiB PSS, {own:.0f} MiB of them private, of {len(descendants(server.process.pid)) + 1} processes; "
+            f"{idle:.1%} of a core"
+        )
         dag = api.dag("digits-000") or dag
-        print(f"the DAG processor takes {dag['last_parse_duration']:.2f} s for the file of {count} pipelines, in a fork of itself")
+        print(
+            f"the DAG processor takes {dag['last_parse_duration']:.2f} s for the file of {count} pipelines, in a fork of itself"
+        )
     for number, (first, gaps) in enumerate(runs, 1):
-        print(f"run {number}: first task {first:.2f} s after the trigger, gaps {' '.join(f'{gap:.2f}' for gap in gaps)} s")
+        print(
+            f"run {number}: first task {first:.2f} s after the trigger, gaps {' '.join(f'{gap:.2f}' for gap in gaps)} s"
+        )
     print(f"largest gap {max(gap for _, gaps in runs for gap in gaps):.2f} s")
 
 
@@ -114,8 +148,13 @@ def run_once(api: AirflowApi) -> tuple[float, list[float]]:
         time.sleep(0.2)
     tasks = {task["task_id"]: task for task in api.tasks("digits-000", run_id)}
     assert state == "success", {name: task["state"] for name, task in tasks.items()}
-    starts, ends = ([datetime.fromisoformat(tasks[name][field]).timestamp() for name in _TASKS] for field in ("start_date", "end_date"))
-    return starts[0] - triggered, [start - end for end, start in zip(ends, starts[1:], strict=False)]
+    starts, ends = (
+        [datetime.fromisoformat(tasks[name][field]).timestamp() for name in _TASKS]
+        for field in ("start_date", "end_date")
+    )
+    return starts[0] - triggered, [
+        start - end for end, start in zip(ends, starts[1:], strict=False)
+    ]
 
 
 def memory_mib(root: int) -> tuple[float, float]:

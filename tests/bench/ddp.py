@@ -22,8 +22,18 @@ _WARM_UP_STEPS = 30
 
 
 def make_net() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
-                         nn.Flatten(), nn.Linear(5 * 5 * 64, 64), nn.ReLU(), nn.Linear(64, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(5 * 5 * 64, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
 
 
 def train(rank: int, workers: int, batch: int, steps: int, port: int, results) -> None:
@@ -33,10 +43,15 @@ def train(rank: int, workers: int, batch: int, steps: int, port: int, results) -
     torch.manual_seed(1)
     model = make_net()
     if workers > 1:
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=workers)
+        dist.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=workers
+        )
         model = nn.parallel.DistributedDataParallel(model)
     optimizer, loss_of = torch.optim.Adam(model.parameters(), 1e-3), nn.CrossEntropyLoss()
-    images, labels = torch.randint(0, 256, (4096, 1, 28, 28), dtype=torch.uint8), torch.randint(0, 10, (4096,))
+    images, labels = (
+        torch.randint(0, 256, (4096, 1, 28, 28), dtype=torch.uint8),
+        torch.randint(0, 10, (4096,)),
+    )
     for step in range(_WARM_UP_STEPS + steps):
         if step == _WARM_UP_STEPS:
             start, start_cpu = time.monotonic(), time.process_time()

@@ -50,8 +50,12 @@ def bench_listing(folder: Path, num_files: int) -> None:
     time.sleep(2.5)  # files that were just written are read again
     for what in ("first time", "unchanged"):
         argv = [sys.executable, "-c", _LIST, str(folder / "tiny"), str(folder / "index")]
-        count, seconds, cpu, gigabytes = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
-        print(f"list {int(count):>9,} files, {what:<11} {float(seconds):7.2f} s wall {float(cpu):7.2f} s CPU {float(gigabytes):.2f} GB")
+        count, seconds, cpu, gigabytes = subprocess.run(
+            argv, check=True, capture_output=True, text=True
+        ).stdout.split()
+        print(
+            f"list {int(count):>9,} files, {what:<11} {float(seconds):7.2f} s wall {float(cpu):7.2f} s CPU {float(gigabytes):.2f} GB"
+        )
     print("=> goal for 1,000,000 unchanged files: 30 s, 1 GB")
     shutil.rmtree(folder / "tiny")
 
@@ -62,12 +66,23 @@ class Bench:
     def __init__(self, folder: Path):
         self.folder, self.raw, self._runs = folder, folder / "raw", 0
         self.config_file = folder / "bench.yaml"
-        self.config_file.write_text(yaml.safe_dump({
-            "pipeline": "bench", "storage": {"root": "root"},
-            "preprocess": {"source": {"type": "image_folder", "path": "raw"}, "shards": 16,
-                           "stages": ["decode", {"resize": {"height": 320, "width": 320}}],
-                           "split": {"train": 0.8, "validation": 0.1, "test": 0.1}},
-            "train": {"model": "digits_cnn"}, "evaluate": {"gate": [{"metric": "accuracy", "at_least": 0.5}]}, "export": {"model": "bench"}}))
+        self.config_file.write_text(
+            yaml.safe_dump(
+                {
+                    "pipeline": "bench",
+                    "storage": {"root": "root"},
+                    "preprocess": {
+                        "source": {"type": "image_folder", "path": "raw"},
+                        "shards": 16,
+                        "stages": ["decode", {"resize": {"height": 320, "width": 320}}],
+                        "split": {"train": 0.8, "validation": 0.1, "test": 0.1},
+                    },
+                    "train": {"model": "digits_cnn"},
+                    "evaluate": {"gate": [{"metric": "accuracy", "at_least": 0.5}]},
+                    "export": {"model": "bench"},
+                }
+            )
+        )
 
     def photograph(self, index: int) -> None:
         """About 40 kB; the class follows from the number."""
@@ -76,10 +91,16 @@ class Bench:
 
         generator = np.random.default_rng(index)
         coarse = generator.integers(0, 256, (9, 12, 3), dtype=np.uint8)
-        image = cv2.resize(coarse, (500, 375), interpolation=cv2.INTER_CUBIC) + generator.normal(0, 6, (375, 500, 3))
+        image = cv2.resize(coarse, (500, 375), interpolation=cv2.INTER_CUBIC) + generator.normal(
+            0, 6, (375, 500, 3)
+        )
         file = self.raw / f"class_{index % 20:02d}" / f"{index:06d}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(cv2.imencode(".jpg", np.clip(image, 0, 255).astype(np.uint8), [cv2.IMWRITE_JPEG_QUALITY, 80])[1].tobytes())
+        file.write_bytes(
+            cv2.imencode(
+                ".jpg", np.clip(image, 0, 255).astype(np.uint8), [cv2.IMWRITE_JPEG_QUALITY, 80]
+            )[1].tobytes()
+        )
 
     def plan(self) -> JobPlan:
         return plan_job("preprocess", load_config(self.config_file), "bench", {})
@@ -92,7 +113,11 @@ class Bench:
         attempt = Attempt(self.folder / "attempts" / str(self._runs))
         write_request(attempt, plan.request)
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        subprocess.run([sys.executable, "-m", "beam_jobs.preprocess", "--request", str(attempt.request)], stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(
+            [sys.executable, "-m", "beam_jobs.preprocess", "--request", str(attempt.request)],
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
         after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - start
         status = read_status(attempt)
         assert status.exit_code is ExitCode.SUCCESS, status
@@ -125,8 +150,12 @@ def bench_changes(folder: Path, num_images: int, rounds: int) -> None:
         assert bench.plan().is_cached
         nothing.append(time.monotonic() - start)
     for what, costs in (("one file gone", gone), ("one file new", one), ("1 % new", small)):
-        print(f"{what:<18} {statistics.median(wall for wall, _ in costs):7.2f} s wall {statistics.median(cpu for _, cpu in costs):7.2f} s CPU")
-    print(f"nothing changed    {statistics.median(nothing):7.2f} s wall, listing and all; goal 1 s for 12,000 images")
+        print(
+            f"{what:<18} {statistics.median(wall for wall, _ in costs):7.2f} s wall {statistics.median(cpu for _, cpu in costs):7.2f} s CPU"
+        )
+    print(
+        f"nothing changed    {statistics.median(nothing):7.2f} s wall, listing and all; goal 1 s for 12,000 images"
+    )
     start_up = statistics.median(cpu for _, cpu in one)
     share = (statistics.median(cpu for _, cpu in small) - start_up) / (full[1] - start_up)
     print(f"1 % new is {share:.1%} of the full run's work beyond start-up, by CPU; goal 3 %")

@@ -36,7 +36,10 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=10, help="of the curve")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        overrides = {key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in arguments.set)}
+        overrides = {
+            key: yaml.safe_load(value)
+            for key, _, value in (each.partition("=") for each in arguments.set)
+        }
         config = load_config(arguments.config, overrides | {"storage.root": folder})
         kept = Path(folder) / "kept"
         kept.mkdir()
@@ -52,7 +55,9 @@ def run_jobs(config: PipelineConfig, kept: Path) -> dict[str, str]:
         attempt = Attempt(Layout(config.root, config.pipeline).attempts("bench", job) / "attempt-1")
         write_request(attempt, plan.request)
         with Keeper(config.root, kept):
-            cost = measure([sys.executable, "-m", KINDS[job].module, "--request", str(attempt.request)])
+            cost = measure(
+                [sys.executable, "-m", KINDS[job].module, "--request", str(attempt.request)]
+            )
         manifests[job] = str(read_status(attempt).manifest)
         print(f"{job:12} {cost.wall:7.1f} s wall {cost.cpu:7.1f} s CPU", flush=True)
     print_figures(config, manifests)
@@ -84,9 +89,16 @@ def print_figures(config: PipelineConfig, manifests: dict[str, str]) -> None:
     training = TrainingFigures.model_validate(read_manifest(manifests["train"]).figures)
     evaluation = read_manifest(manifests["evaluate"]).figures
     num_images = training.steps * config.train.global_batch
-    print(f"training      {training.num_parameters:,} parameters, {num_images:,} images in {training.seconds:.1f} s: "
-          f"{num_images / training.seconds:.1f} a second")
-    print("test          " + ", ".join(f"{name} {value:.4f}" for name, value in evaluation["challenger"]["metrics"].items()))
+    print(
+        f"training      {training.num_parameters:,} parameters, {num_images:,} images in {training.seconds:.1f} s: "
+        f"{num_images / training.seconds:.1f} a second"
+    )
+    print(
+        "test          "
+        + ", ".join(
+            f"{name} {value:.4f}" for name, value in evaluation["challenger"]["metrics"].items()
+        )
+    )
 
 
 def print_curve(config: PipelineConfig, dataset: str, files: list[Path], count: int) -> None:
@@ -103,23 +115,37 @@ def print_curve(config: PipelineConfig, dataset: str, files: list[Path], count: 
     figures = DatasetFigures.model_validate(manifest.figures)
     shape, names = figures.image_shape, figures.class_names
     scenes = list(read_true_boxes(shard_paths(dataset, manifest, "test")))
-    model, head = build_model(config.train, shape, len(names), config.file.parent, for_training=False), make_head(config.train, shape, len(names))
+    model, head = (
+        build_model(config.train, shape, len(names), config.file.parent, for_training=False),
+        make_head(config.train, shape, len(names)),
+    )
     detect = tf.function(lambda images: head.detect(model(images, training=False))._asdict())
 
     def answers_to(images: np.ndarray) -> list:
-        parts = [detect(images[start:start + 16]) for start in range(0, len(images), 16)]
-        return [answer for part in parts for answer in _answers({name: value.numpy() for name, value in part.items()})]
+        parts = [detect(images[start : start + 16]) for start in range(0, len(images), 16)]
+        return [
+            answer
+            for part in parts
+            for answer in _answers({name: value.numpy() for name, value in part.items()})
+        ]
 
-    images = np.stack([tf.io.decode_image(scene.image, shape[-1]).numpy() for scene in scenes]).astype(np.float32)
+    images = np.stack(
+        [tf.io.decode_image(scene.image, shape[-1]).numpy() for scene in scenes]
+    ).astype(np.float32)
     begin = min(file.stat().st_mtime for file in files)
     for index in np.unique(np.linspace(0, len(files) - 1, count).astype(int)):
         model.set_weights(read_arrays(files[index]))
         found = _evaluate(scenes, answers_to(images), shape[:2], names)
-        classes = ", ".join(f"{each.name} {each.average_precision_50:.3f}" for each in found.classes)
+        classes = ", ".join(
+            f"{each.name} {each.average_precision_50:.3f}" for each in found.classes
+        )
         minutes = (files[index].stat().st_mtime - begin) / 60
         figures_of_epoch = f"mAP@0.5 {found.metrics['ap_50']:.4f}, mAP {found.metrics['ap']:.4f}"
         epoch = int(files[index].stem.removeprefix("best-")) + 1
-        print(f"{minutes:5.1f} min after the first: epoch {epoch:4}  {figures_of_epoch}  by class at 0.5: {classes}", flush=True)
+        print(
+            f"{minutes:5.1f} min after the first: epoch {epoch:4}  {figures_of_epoch}  by class at 0.5: {classes}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

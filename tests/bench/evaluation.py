@@ -31,7 +31,14 @@ from pipeline_ops.input.tensorflow_start import import_tensorflow
 BATCH, SHAPE, CLASSES, TOP_K = 256, (28, 28, 1), 10, 5
 
 
-def in_turn(name: str, unit: str, count: int, rounds: int, ours: Callable[[], float], other: Callable[[], float]) -> float:
+def in_turn(
+    name: str,
+    unit: str,
+    count: int,
+    rounds: int,
+    ours: Callable[[], float],
+    other: Callable[[], float],
+) -> float:
     """Runs both once to warm up and then in turn; prints each round and returns the median ratio. Both must give the same figure."""
     assert abs(ours() - other()) < 1e-9, "the two programs don't agree"
     ratios = []
@@ -42,8 +49,14 @@ def in_turn(name: str, unit: str, count: int, rounds: int, ours: Callable[[], fl
             program()
             seconds.append(time.perf_counter() - begin)
         ratios.append(seconds[0] / seconds[1])
-        print(f"{name} {number + 1}/{rounds}: other {count / seconds[0]:8.0f} {unit}/s, ours {count / seconds[1]:8.0f} {unit}/s", flush=True)
-    print(f"=> {name}: {statistics.median(ratios):.2f} times as fast ({' '.join(f'{ratio:.2f}' for ratio in ratios)})\n", flush=True)
+        print(
+            f"{name} {number + 1}/{rounds}: other {count / seconds[0]:8.0f} {unit}/s, ours {count / seconds[1]:8.0f} {unit}/s",
+            flush=True,
+        )
+    print(
+        f"=> {name}: {statistics.median(ratios):.2f} times as fast ({' '.join(f'{ratio:.2f}' for ratio in ratios)})\n",
+        flush=True,
+    )
     return statistics.median(ratios)
 
 
@@ -55,15 +68,29 @@ def write_examples(path: Path, count: int) -> None:
     digits, generator = load_digits(), np.random.default_rng(1)
 
     def feature(**value):
-        return tf.train.Feature(**{f"{kind}_list": getattr(tf.train, f"{kind.capitalize()}List")(value=[v]) for kind, v in value.items()})
+        return tf.train.Feature(
+            **{
+                f"{kind}_list": getattr(tf.train, f"{kind.capitalize()}List")(value=[v])
+                for kind, v in value.items()
+            }
+        )
 
     with tf.io.TFRecordWriter(str(path)) as writer:
         for i in range(count):
             image = np.kron(digits.images[i % len(digits.images)] * 15, np.ones((4, 4)))[2:30, 2:30]
-            png = tf.io.encode_png(np.clip(image + generator.integers(0, 16, image.shape), 0, 255).astype(np.uint8)[..., None]).numpy()
-            features = {"image/encoded": feature(bytes=png), "image/key": feature(bytes=f"{i % 7}/{i:06d}.png".encode()),
-                        "image/class/label": feature(int64=int(digits.target[i % len(digits.target)]))}
-            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+            png = tf.io.encode_png(
+                np.clip(image + generator.integers(0, 16, image.shape), 0, 255).astype(np.uint8)[
+                    ..., None
+                ]
+            ).numpy()
+            features = {
+                "image/encoded": feature(bytes=png),
+                "image/key": feature(bytes=f"{i % 7}/{i:06d}.png".encode()),
+                "image/class/label": feature(int64=int(digits.target[i % len(digits.target)])),
+            }
+            writer.write(
+                tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+            )
 
 
 def make_model():
@@ -80,14 +107,27 @@ def save_as_served(model, folder: Path) -> Path:
     from pipeline_ops.training.saved_model_export import ServedClassifier
 
     served = ServedClassifier(model, SHAPE)
-    import_tensorflow().saved_model.save(served, str(folder), signatures={"serving_default": served.serving_default, "images": served.images})
+    import_tensorflow().saved_model.save(
+        served,
+        str(folder),
+        signatures={"serving_default": served.serving_default, "images": served.images},
+    )
     return folder
 
 
 def by_us(model: ServedModel, shard: str, count: int, scratch: Path) -> float:
     """Everything that the job finds out of one model. Returns its accuracy."""
     names = [str(c) for c in range(CLASSES)]
-    answers = ask([model], read_encoded([shard], BATCH), count, CLASSES, [Slice(by="folder")], 24, scratch, lambda done: None)
+    answers = ask(
+        [model],
+        read_encoded([shard], BATCH),
+        count,
+        CLASSES,
+        [Slice(by="folder")],
+        24,
+        scratch,
+        lambda done: None,
+    )
     evaluation, _ = evaluate_model(answers.labels, answers.models[0], names, TOP_K, 15)
     whole_group(answers.labels, answers.models, [evaluation], TOP_K, Bootstrap()).intervals()
     slice_groups(answers.labels, answers.models, answers.slices, names, TOP_K, Bootstrap())
@@ -106,13 +146,23 @@ def by_hand(model, shard: str) -> float:
     )
 
     tf = import_tensorflow()
-    wanted = {"image/encoded": tf.io.FixedLenFeature([], tf.string), "image/class/label": tf.io.FixedLenFeature([], tf.int64)}
+    wanted = {
+        "image/encoded": tf.io.FixedLenFeature([], tf.string),
+        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+    }
 
     def parse(record):
         example = tf.io.parse_single_example(record, wanted)
-        return tf.cast(tf.ensure_shape(tf.io.decode_png(example["image/encoded"], 1), SHAPE), tf.float32), example["image/class/label"]
+        return tf.cast(
+            tf.ensure_shape(tf.io.decode_png(example["image/encoded"], 1), SHAPE), tf.float32
+        ), example["image/class/label"]
 
-    batches = tf.data.TFRecordDataset(shard).map(parse, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH).prefetch(tf.data.AUTOTUNE)
+    batches = (
+        tf.data.TFRecordDataset(shard)
+        .map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+        .batch(BATCH)
+        .prefetch(tf.data.AUTOTUNE)
+    )
     logits, labels = [], []
     for images_BHWC, labels_B in batches:
         logits.append(model.predict(images_BHWC, verbose=0))
@@ -134,15 +184,29 @@ def make_scenes(count: int) -> tuple[Truths, DetectionTable]:
     num_truths, num_detections = 4 * count, 30 * count
 
     def boxes(number: int) -> np.ndarray:
-        corner, extent = generator.uniform(0, 100, (number, 2)), generator.uniform(8, 40, (number, 2))
+        corner, extent = (
+            generator.uniform(0, 100, (number, 2)),
+            generator.uniform(8, 40, (number, 2)),
+        )
         return np.concatenate([corner, corner + extent], axis=1)
 
-    truths = Truths(np.repeat(np.arange(count), 4), boxes(num_truths), generator.integers(0, CLASSES, num_truths), np.zeros(num_truths, bool))
+    truths = Truths(
+        np.repeat(np.arange(count), 4),
+        boxes(num_truths),
+        generator.integers(0, CLASSES, num_truths),
+        np.zeros(num_truths, bool),
+    )
     near = generator.integers(0, num_truths, num_detections)
     moved = truths.boxes[near] + generator.normal(0, 6, (num_detections, 4))
     moved[:, 2:] = np.maximum(moved[:, 2:], moved[:, :2] + 1.0)
-    classes = np.where(generator.random(num_detections) < 0.4, generator.integers(0, CLASSES, num_detections), truths.classes[near])
-    return truths, DetectionTable(truths.images[near], moved, classes, generator.random(num_detections))
+    classes = np.where(
+        generator.random(num_detections) < 0.4,
+        generator.integers(0, CLASSES, num_detections),
+        truths.classes[near],
+    )
+    return truths, DetectionTable(
+        truths.images[near], moved, classes, generator.random(num_detections)
+    )
 
 
 def by_pycocotools(truths: Truths, detections: DetectionTable, count: int) -> float:
@@ -151,15 +215,40 @@ def by_pycocotools(truths: Truths, detections: DetectionTable, count: int) -> fl
     from pycocotools.cocoeval import COCOeval
 
     def as_xywh(boxes: np.ndarray) -> list[list[float]]:
-        return np.stack([boxes[:, 1], boxes[:, 0], boxes[:, 3] - boxes[:, 1], boxes[:, 2] - boxes[:, 0]], axis=1).tolist()
+        return np.stack(
+            [boxes[:, 1], boxes[:, 0], boxes[:, 3] - boxes[:, 1], boxes[:, 2] - boxes[:, 0]], axis=1
+        ).tolist()
 
-    columns = zip(truths.images.tolist(), truths.classes.tolist(), as_xywh(truths.boxes), strict=True)
+    columns = zip(
+        truths.images.tolist(), truths.classes.tolist(), as_xywh(truths.boxes), strict=True
+    )
     gt = COCO()
-    gt.dataset = {"images": [{"id": i} for i in range(count)], "categories": [{"id": i, "name": str(i)} for i in range(CLASSES)],
-                  "annotations": [{"id": i, "image_id": image, "category_id": category, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
-                                  for i, (image, category, box) in enumerate(columns, 1)]}
-    columns = zip(detections.images.tolist(), detections.classes.tolist(), as_xywh(detections.boxes), detections.scores.tolist(), strict=True)
-    found = [{"image_id": image, "category_id": category, "bbox": box, "score": score} for image, category, box, score in columns]
+    gt.dataset = {
+        "images": [{"id": i} for i in range(count)],
+        "categories": [{"id": i, "name": str(i)} for i in range(CLASSES)],
+        "annotations": [
+            {
+                "id": i,
+                "image_id": image,
+                "category_id": category,
+                "bbox": box,
+                "area": box[2] * box[3],
+                "iscrowd": 0,
+            }
+            for i, (image, category, box) in enumerate(columns, 1)
+        ],
+    }
+    columns = zip(
+        detections.images.tolist(),
+        detections.classes.tolist(),
+        as_xywh(detections.boxes),
+        detections.scores.tolist(),
+        strict=True,
+    )
+    found = [
+        {"image_id": image, "category_id": category, "bbox": box, "score": score}
+        for image, category, box, score in columns
+    ]
     with contextlib.redirect_stdout(io.StringIO()):
         gt.createIndex()
         evaluation = COCOeval(gt, gt.loadRes(found), "bbox")
@@ -170,7 +259,9 @@ def by_pycocotools(truths: Truths, detections: DetectionTable, count: int) -> fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=18_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scenes", type=int, default=2400)
@@ -179,13 +270,28 @@ def main() -> None:
         shard = str(Path(folder) / "test.tfrecord")
         write_examples(Path(shard), arguments.images)
         model = make_model()
-        served = ServedModel(save_as_served(model, Path(folder) / "saved_model"), "the model", CLASSES)
-        in_turn("prediction", "images", arguments.images, arguments.rounds,
-                lambda: by_us(served, shard, arguments.images, Path(folder)), lambda: by_hand(model, shard))
+        served = ServedModel(
+            save_as_served(model, Path(folder) / "saved_model"), "the model", CLASSES
+        )
+        in_turn(
+            "prediction",
+            "images",
+            arguments.images,
+            arguments.rounds,
+            lambda: by_us(served, shard, arguments.images, Path(folder)),
+            lambda: by_hand(model, shard),
+        )
     truths, detections = make_scenes(arguments.scenes)
-    in_turn("COCO figures", "scenes", arguments.scenes, arguments.rounds,
-            lambda: evaluate_detections(truths, detections, arguments.scenes, [str(c) for c in range(CLASSES)]).metrics["ap"],
-            lambda: by_pycocotools(truths, detections, arguments.scenes))
+    in_turn(
+        "COCO figures",
+        "scenes",
+        arguments.scenes,
+        arguments.rounds,
+        lambda: evaluate_detections(
+            truths, detections, arguments.scenes, [str(c) for c in range(CLASSES)]
+        ).metrics["ap"],
+        lambda: by_pycocotools(truths, detections, arguments.scenes),
+    )
 
 
 if __name__ == "__main__":

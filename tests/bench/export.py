@@ -29,13 +29,24 @@ OTHERS = ("tflite", "tflite_int8", "onnx")
 
 def load(root: Path, raw: Path, epochs: int, formats: list[str], run: int) -> PipelineConfig:
     """Every run has a tolerance of its own, so that no export is found made."""
-    return load_config(DIGITS, {"storage.root": str(root), "preprocess.source.path": str(raw), "train.epochs": epochs, "export.formats": formats,
-                                "export.tolerance": 1e-3 + run * 1e-9, "evaluate.gate": [{"metric": "accuracy", "at_least": 0.5}]})
+    return load_config(
+        DIGITS,
+        {
+            "storage.root": str(root),
+            "preprocess.source.path": str(raw),
+            "train.epochs": epochs,
+            "export.formats": formats,
+            "export.tolerance": 1e-3 + run * 1e-9,
+            "evaluate.gate": [{"metric": "accuracy", "at_least": 0.5}],
+        },
+    )
 
 
 def run_job(job: str, config: PipelineConfig, run: int, manifests: dict[str, str]) -> Cost:
     plan = plan_job(job, config, f"bench-{run}", manifests)
-    attempt = Attempt(Layout(config.root, config.pipeline).attempts(f"bench-{run}", job) / "attempt-1")
+    attempt = Attempt(
+        Layout(config.root, config.pipeline).attempts(f"bench-{run}", job) / "attempt-1"
+    )
     write_request(attempt, plan.request)
     cost = measure([sys.executable, "-m", KINDS[job].module, "--request", str(attempt.request)])
     status = read_status(attempt)
@@ -48,20 +59,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--raw", type=Path, default=DIGITS.parents[1] / ".trainyard" / "raw" / "digits")
+    parser.add_argument(
+        "--raw", type=Path, default=DIGITS.parents[1] / ".trainyard" / "raw" / "digits"
+    )
     arguments = parser.parse_args()
-    kinds = {"saved_model": ["saved_model"]} | {name: ["saved_model", name] for name in OTHERS} | {"all": ["saved_model", *OTHERS]}
+    kinds = (
+        {"saved_model": ["saved_model"]}
+        | {name: ["saved_model", name] for name in OTHERS}
+        | {"all": ["saved_model", *OTHERS]}
+    )
     costs: dict[str, list[Cost]] = {name: [] for name in kinds}
     found: dict[str, list[FormatFigures]] = {}
     with tempfile.TemporaryDirectory() as folder:
         root, manifests = Path(folder), {}
         for job in JOBS[:-1]:
-            run_job(job, load(root, arguments.raw.resolve(), arguments.epochs, kinds["saved_model"], 0), 0, manifests)
+            run_job(
+                job,
+                load(root, arguments.raw.resolve(), arguments.epochs, kinds["saved_model"], 0),
+                0,
+                manifests,
+            )
         for turn in range(arguments.rounds):
             for index, (name, formats) in enumerate(kinds.items()):
                 run = 1 + turn * len(kinds) + index
-                costs[name].append(run_job("export", load(root, arguments.raw.resolve(), arguments.epochs, formats, run), run, manifests))
-                for each in ModelFigures.model_validate(read_manifest(manifests["export"]).figures).formats:
+                costs[name].append(
+                    run_job(
+                        "export",
+                        load(root, arguments.raw.resolve(), arguments.epochs, formats, run),
+                        run,
+                        manifests,
+                    )
+                )
+                for each in ModelFigures.model_validate(
+                    read_manifest(manifests["export"]).figures
+                ).formats:
                     found.setdefault(each.name, []).append(each)
     report(costs, found)
 
@@ -70,12 +101,18 @@ def report(costs: dict[str, list[Cost]], found: dict[str, list[FormatFigures]]) 
     wall = {name: statistics.median(cost.wall for cost in each) for name, each in costs.items()}
     cpu = {name: statistics.median(cost.cpu for cost in each) for name, each in costs.items()}
     for name in costs:
-        more = "" if name == "saved_model" else f"  (+{wall[name] - wall['saved_model']:.2f} s wall, +{cpu[name] - cpu['saved_model']:.2f} s CPU)"
+        more = (
+            ""
+            if name == "saved_model"
+            else f"  (+{wall[name] - wall['saved_model']:.2f} s wall, +{cpu[name] - cpu['saved_model']:.2f} s CPU)"
+        )
         print(f"export of {name:12} {wall[name]:6.2f} s wall {cpu[name]:6.2f} s CPU{more}")
     for name, each in found.items():
-        print(f"{name:12} {each[0].num_bytes:9,} bytes, {1000 * statistics.median(f.latency_seconds for f in each):7.3f} ms an image, "
-              f"difference {max(f.max_difference for f in each):.2g}, top-1 agreement {min(f.top1_agreement for f in each):.1%} "
-              f"of {each[0].num_checked}, made in {statistics.median(f.seconds for f in each):.2f} s")
+        print(
+            f"{name:12} {each[0].num_bytes:9,} bytes, {1000 * statistics.median(f.latency_seconds for f in each):7.3f} ms an image, "
+            f"difference {max(f.max_difference for f in each):.2g}, top-1 agreement {min(f.top1_agreement for f in each):.1%} "
+            f"of {each[0].num_checked}, made in {statistics.median(f.seconds for f in each):.2f} s"
+        )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,10 @@ from nets import build_cnn, build_dense
 from pipeline_ops.artifacts.dataset import ENCODED, LABEL, DatasetFigures, shard_paths
 from pipeline_ops.artifacts.manifest import read_manifest
 
-FEATURES = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64)}
+FEATURES = {
+    ENCODED: tf.io.FixedLenFeature([], tf.string),
+    LABEL: tf.io.FixedLenFeature([], tf.int64),
+}
 
 
 class Clock(keras.callbacks.Callback):
@@ -41,14 +44,23 @@ def cpu_seconds() -> float:
 
 def batches(paths: list[str], image_shape: tuple[int, int, int], batch: int) -> tf.data.Dataset:
     """As the guides have it: parse, decode, keep in memory, shuffle, batch, prefetch."""
+
     def parse(serialized):
         features = tf.io.parse_single_example(serialized, FEATURES)
-        image = tf.ensure_shape(tf.io.decode_image(features[ENCODED], channels=image_shape[-1], expand_animations=False), image_shape)
+        image = tf.ensure_shape(
+            tf.io.decode_image(
+                features[ENCODED], channels=image_shape[-1], expand_animations=False
+            ),
+            image_shape,
+        )
         return image, features[LABEL]
 
     dataset = tf.data.TFRecordDataset(paths).map(parse, num_parallel_calls=tf.data.AUTOTUNE).cache()
     dataset = dataset.shuffle(20_000).batch(batch, drop_remainder=True)
-    return dataset.map(lambda images, labels: (tf.cast(images, tf.float32), labels), num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    return dataset.map(
+        lambda images, labels: (tf.cast(images, tf.float32), labels),
+        num_parallel_calls=tf.data.AUTOTUNE,
+    ).prefetch(tf.data.AUTOTUNE)
 
 
 def main(manifest_uri: str, net: str, global_batch: int, epochs: int) -> None:
@@ -56,8 +68,13 @@ def main(manifest_uri: str, net: str, global_batch: int, epochs: int) -> None:
     figures = DatasetFigures.model_validate(manifest.figures)
     build = {"cnn": build_cnn, "dense": build_dense}[net]
     model = build(figures.image_shape, len(figures.class_names))
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    train, validation = (batches(shard_paths(manifest_uri, manifest, split), figures.image_shape, global_batch) for split in ("train", "validation"))
+    model.compile(
+        "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+    )
+    train, validation = (
+        batches(shard_paths(manifest_uri, manifest, split), figures.image_shape, global_batch)
+        for split in ("train", "validation")
+    )
     clock = Clock()
     model.fit(train, validation_data=validation, epochs=epochs, verbose=0, callbacks=[clock])
     (start, start_cpu), (end, end_cpu) = clock.times[0], clock.times[-1]

@@ -52,7 +52,11 @@ def photograph(index: int) -> bytes:
     for number in range(int(random.integers(1, 8))):
         _draw_object(image, random, (index + number) % NUM_CLASSES)
     noisy = image + random.normal(0, random.uniform(2, 9), image.shape)
-    return cv2.imencode(".jpg", np.clip(noisy, 0, 255).astype(np.uint8), [cv2.IMWRITE_JPEG_QUALITY, int(random.integers(72, 88))])[1].tobytes()
+    return cv2.imencode(
+        ".jpg",
+        np.clip(noisy, 0, 255).astype(np.uint8),
+        [cv2.IMWRITE_JPEG_QUALITY, int(random.integers(72, 88))],
+    )[1].tobytes()
 
 
 @functools.cache
@@ -65,22 +69,48 @@ def _photographs() -> list[np.ndarray]:
 def _background(random: np.random.Generator, height: int, width: int) -> np.ndarray:
     scale = random.uniform(0.9, 1.4)
     photo = cv2.resize(_photographs()[int(random.integers(2))], None, fx=scale, fy=scale)
-    top, left = int(random.integers(photo.shape[0] - min(height, photo.shape[0]) + 1)), int(random.integers(photo.shape[1] - width + 1))
+    top, left = (
+        int(random.integers(photo.shape[0] - min(height, photo.shape[0]) + 1)),
+        int(random.integers(photo.shape[1] - width + 1)),
+    )
     crop = cv2.resize(photo[top : top + height, left : left + width], (width, height))
     if random.random() < 0.5:
         crop = crop[:, ::-1]
-    return np.clip((crop.astype(np.float32) - 128) * random.uniform(0.7, 1.3) + 128 + random.uniform(-30, 30), 0, 255).astype(np.uint8)
+    return np.clip(
+        (crop.astype(np.float32) - 128) * random.uniform(0.7, 1.3) + 128 + random.uniform(-30, 30),
+        0,
+        255,
+    ).astype(np.uint8)
 
 
 def _draw_object(image: np.ndarray, random: np.random.Generator, label: int) -> None:
     side = int(random.integers(25, min(image.shape[:2]) // 2))
-    left, top = int(random.integers(image.shape[1] - side)), int(random.integers(image.shape[0] - side))
-    color, thickness = tuple(int(value) for value in random.integers(0, 256, 3)), -1 if label % 2 else 5
+    left, top = (
+        int(random.integers(image.shape[1] - side)),
+        int(random.integers(image.shape[0] - side)),
+    )
+    color, thickness = (
+        tuple(int(value) for value in random.integers(0, 256, 3)),
+        -1 if label % 2 else 5,
+    )
     if label % 3 == 0:
         cv2.rectangle(image, (left, top), (left + side, top + side), color, thickness)
     elif label % 3 == 1:
-        cv2.ellipse(image, (left + side // 2, top + side // 2), (side // 2, side // 3), 0, 0, 360, color, thickness)
+        cv2.ellipse(
+            image,
+            (left + side // 2, top + side // 2),
+            (side // 2, side // 3),
+            0,
+            0,
+            360,
+            color,
+            thickness,
+        )
     else:
-        corners = (np.random.default_rng(label).random((7, 2)) * side + (left, top)).astype(np.int32)
+        corners = (np.random.default_rng(label).random((7, 2)) * side + (left, top)).astype(
+            np.int32
+        )
         cv2.polylines(image, [corners], True, color, 5)
-    cv2.putText(image, f"{label}", (left, top + 20), cv2.FONT_HERSHEY_SIMPLEX, 0.7, (255, 255, 255), 2)
+    cv2.putText(
+        image, f"{label}", (left, top + 20), cv2.FONT_HERSHEY_SIMPLEX, 0.7, (255, 255, 255), 2
+    )

@@ -15,7 +15,13 @@ from pathlib import Path
 import tensorflow_datasets as tfds
 from by_hand import HEIGHT, WIDTH, check, read, resize
 
-RAW, OUT, KIND, ENCODING, NUM_IMAGES = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5])
+RAW, OUT, KIND, ENCODING, NUM_IMAGES = (
+    Path(sys.argv[1]),
+    sys.argv[2],
+    sys.argv[3],
+    sys.argv[4],
+    int(sys.argv[5]),
+)
 
 
 def record_of(path: str) -> tuple[str, dict]:
@@ -32,7 +38,11 @@ class Photographs(tfds.core.GeneratorBasedBuilder):
         labels = sorted(folder.name for folder in RAW.iterdir())
         image = tfds.features.Image(shape=(HEIGHT, WIDTH, 3), encoding_format=ENCODING)
         return tfds.core.DatasetInfo(
-            builder=self, features=tfds.features.FeaturesDict({"image": image, "label": tfds.features.ClassLabel(names=labels)}))
+            builder=self,
+            features=tfds.features.FeaturesDict(
+                {"image": image, "label": tfds.features.ClassLabel(names=labels)}
+            ),
+        )
 
     def _split_generators(self, dl_manager) -> dict:
         return {"train": self._generate_examples()}
@@ -52,10 +62,23 @@ def main() -> None:
     if KIND != "generator":
         from apache_beam.options.pipeline_options import PipelineOptions
 
-        options = PipelineOptions(["--runner=FnApiRunner", f"--direct_running_mode={KIND}", "--direct_num_workers=2"])
+        options = PipelineOptions(
+            ["--runner=FnApiRunner", f"--direct_running_mode={KIND}", "--direct_num_workers=2"]
+        )
     start = time.monotonic()
-    builder.download_and_prepare(download_config=tfds.download.DownloadConfig(beam_options=options, beam_runner="FnApiRunner" if options else None))
-    print(json.dumps({"images": builder.info.splits["train"].num_examples, "running_seconds": time.monotonic() - start}))
+    builder.download_and_prepare(
+        download_config=tfds.download.DownloadConfig(
+            beam_options=options, beam_runner="FnApiRunner" if options else None
+        )
+    )
+    print(
+        json.dumps(
+            {
+                "images": builder.info.splits["train"].num_examples,
+                "running_seconds": time.monotonic() - start,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

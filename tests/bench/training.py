@@ -38,7 +38,12 @@ from pipeline_ops.planning.plan import KINDS, plan_job
 
 HERE = Path(__file__).resolve().parent
 NUM_IMAGES = 24_000
-QUIET = {"early_stopping": None, "reduce_learning_rate": None, "best_checkpoint": None, "checkpoint_every_steps": 100_000}
+QUIET = {
+    "early_stopping": None,
+    "reduce_learning_rate": None,
+    "best_checkpoint": None,
+    "checkpoint_every_steps": 100_000,
+}
 """Of the train section: nothing but steps, as the peers do."""
 MODELS = {"cnn": "nets:build_cnn", "dense": "nets:build_dense"}
 
@@ -52,10 +57,12 @@ def make_images(folder: Path) -> Path:
         digits = load_digits()
         for number in range(NUM_IMAGES):
             random, source = np.random.default_rng(number), number % len(digits.images)
-            image = cv2.resize(digits.images[source] * 15.9, (22, 22), interpolation=cv2.INTER_CUBIC)
+            image = cv2.resize(
+                digits.images[source] * 15.9, (22, 22), interpolation=cv2.INTER_CUBIC
+            )
             top, left = random.integers(0, 7, 2)
             canvas = random.normal(8, 8, (28, 28))
-            canvas[top:top + 22, left:left + 22] += image
+            canvas[top : top + 22, left : left + 22] += image
             place = folder / str(digits.target[source]) / f"{number:05d}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
             cv2.imwrite(str(place), np.clip(canvas, 0, 255).astype(np.uint8))
@@ -70,10 +77,18 @@ class Bench:
         self._cache = cache
         raw = make_images(cache / "digits-28")
         self._yaml = {
-            "pipeline": "bench", "storage": {"root": str(cache / "root")},
-            "preprocess": {"source": {"type": "image_folder", "path": str(raw)}, "stages": [{"decode": {"channels": 1}}], "shards": 8,
-                           "split": {"train": 0.97, "validation": 0.015, "test": 0.015}},
-            "train": {"model": "digits_cnn"}, "evaluate": {"gate": [{"metric": "accuracy", "at_least": 0.5}]}, "export": {"model": "bench"}}
+            "pipeline": "bench",
+            "storage": {"root": str(cache / "root")},
+            "preprocess": {
+                "source": {"type": "image_folder", "path": str(raw)},
+                "stages": [{"decode": {"channels": 1}}],
+                "shards": 8,
+                "split": {"train": 0.97, "validation": 0.015, "test": 0.015},
+            },
+            "train": {"model": "digits_cnn"},
+            "evaluate": {"gate": [{"metric": "accuracy", "at_least": 0.5}]},
+            "export": {"model": "bench"},
+        }
         with tempfile.TemporaryDirectory() as folder:
             self.dataset = self._preprocess(Path(folder))
 
@@ -81,7 +96,12 @@ class Bench:
         plan = plan_job("preprocess", self._config(folder, {}), "bench", {})
         if not plan.is_cached:
             attempt = self._attempt(folder, plan)
-            subprocess.run(self._argv("preprocess", attempt), check=True, env=environment(), capture_output=True)
+            subprocess.run(
+                self._argv("preprocess", attempt),
+                check=True,
+                env=environment(),
+                capture_output=True,
+            )
         return str(plan.manifest)
 
     def _config(self, folder: Path, train: dict):
@@ -91,7 +111,11 @@ class Bench:
 
     def _attempt(self, folder: Path, plan) -> Attempt:
         attempt = Attempt(folder / "attempt")
-        request = plan.request.model_copy(update={"artifact": str(folder / "artifact")}) if plan.request.job == "train" else plan.request
+        request = (
+            plan.request.model_copy(update={"artifact": str(folder / "artifact")})
+            if plan.request.job == "train"
+            else plan.request
+        )
         write_request(attempt, request)
         return attempt
 
@@ -102,18 +126,28 @@ class Bench:
     def training(self, train: dict, cores: Sequence[int] = ()) -> Iterator[Training]:
         """A train job that has just been started."""
         with tempfile.TemporaryDirectory() as folder:
-            plan = plan_job("train", self._config(Path(folder), train), "bench", {"preprocess": self.dataset})
+            plan = plan_job(
+                "train", self._config(Path(folder), train), "bench", {"preprocess": self.dataset}
+            )
             attempt = self._attempt(Path(folder), plan)
             pin = ["taskset", "-c", ",".join(map(str, cores))] if cores else []
             with open(attempt.log, "wb") as log:
-                process = subprocess.Popen([*pin, *self._argv("train", attempt)], env=environment(), stdout=log, stderr=log, start_new_session=True)
+                process = subprocess.Popen(
+                    [*pin, *self._argv("train", attempt)],
+                    env=environment(),
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
             training = Training(process, attempt)
             try:
                 yield training
                 process.wait()
                 status = read_status(attempt)
                 if status is None or status.exit_code is not ExitCode.SUCCESS:
-                    raise SystemExit(f"the training ended with {status}:\n{attempt.log.read_text()[-3000:]}")
+                    raise SystemExit(
+                        f"the training ended with {status}:\n{attempt.log.read_text()[-3000:]}"
+                    )
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -141,10 +175,14 @@ class Training:
         """The chief's first moment after a time for which it holds."""
         while True:
             self._seen += self._reader.new()
-            if found := next((moment for moment in self._seen if moment.time > after and wanted(moment)), None):
+            if found := next(
+                (moment for moment in self._seen if moment.time > after and wanted(moment)), None
+            ):
                 return found
             if self.process.poll() is not None:
-                raise SystemExit(f"the training ended early:\n{self.attempt.log.read_text()[-3000:]}")
+                raise SystemExit(
+                    f"the training ended early:\n{self.attempt.log.read_text()[-3000:]}"
+                )
             time.sleep(0.01)
 
     def wait_for_new_step_after(self, act: Callable[[], None]) -> float:
@@ -152,7 +190,12 @@ class Training:
         acted, done = time.time(), max(moment.done for moment in self._seen if is_step(moment))
         act()
         restarted = self.wait_for(lambda moment: moment.phase == "joining", after=acted)
-        return self.wait_for(lambda moment: is_step(moment) and moment.done > done, after=restarted.time).time - acted
+        return (
+            self.wait_for(
+                lambda moment: is_step(moment) and moment.done > done, after=restarted.time
+            ).time
+            - acted
+        )
 
     def worker_pids(self) -> dict[str, int]:
         """By the name of its log."""
@@ -215,7 +258,13 @@ class Rate:
 
 def config_of(net: str, workers: int, global_batch: int, epochs: int) -> dict:
     strategy = "one_device" if workers == 1 else "multi_worker_mirrored"
-    return QUIET | {"model": MODELS[net], "strategy": strategy, "workers": workers, "global_batch": global_batch, "epochs": epochs}
+    return QUIET | {
+        "model": MODELS[net],
+        "strategy": strategy,
+        "workers": workers,
+        "global_batch": global_batch,
+        "epochs": epochs,
+    }
 
 
 def rate_with_validation(bench: Bench, net: str, global_batch: int, epochs: int) -> Rate:
@@ -224,10 +273,14 @@ def rate_with_validation(bench: Bench, net: str, global_batch: int, epochs: int)
         first = training.wait_for(ends_epoch(1))
         start_cpu = training.cpu_seconds()
         last = training.wait_for(ends_epoch(epochs))
-        return Rate(last.done - first.done, last.time - first.time, training.cpu_seconds() - start_cpu)
+        return Rate(
+            last.done - first.done, last.time - first.time, training.cpu_seconds() - start_cpu
+        )
 
 
-def rate_of_steps(bench: Bench, workers: int, global_batch: int, epochs: int, cores: Sequence[int] = ()) -> Rate:
+def rate_of_steps(
+    bench: Bench, workers: int, global_batch: int, epochs: int, cores: Sequence[int] = ()
+) -> Rate:
     """Of the CNN's steps alone, with a core for each worker: from the second epoch on a part in the middle of each, so that nothing is in it but
     steps, as with `ddp.py`."""
     num_steps = int(0.6 * NUM_IMAGES / global_batch)
@@ -236,9 +289,15 @@ def rate_of_steps(bench: Bench, workers: int, global_batch: int, epochs: int, co
         for epoch in range(1, epochs):
             before = training.wait_for(ends_epoch(epoch)).done
             training.pin()
-            first = training.wait_for(lambda moment, before=before: is_step(moment) and moment.done > before)
+            first = training.wait_for(
+                lambda moment, before=before: is_step(moment) and moment.done > before
+            )
             start_cpu = training.cpu_seconds()
-            last = training.wait_for(lambda moment, first=first: is_step(moment) and moment.done >= first.done + num_steps)
+            last = training.wait_for(
+                lambda moment, first=first: (
+                    is_step(moment) and moment.done >= first.done + num_steps
+                )
+            )
             cpu_seconds += training.cpu_seconds() - start_cpu
             steps, seconds = steps + last.done - first.done, seconds + last.time - first.time
     return Rate(steps, seconds, cpu_seconds)
@@ -246,7 +305,9 @@ def rate_of_steps(bench: Bench, workers: int, global_batch: int, epochs: int, co
 
 def said_by(argv: Sequence[object]) -> dict:
     """The JSON that a program prints as its last line."""
-    done = subprocess.run(list(map(str, argv)), env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        list(map(str, argv)), env=environment(), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{argv} ended with {done.returncode}:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -259,54 +320,94 @@ def measure_start(bench: Bench, rounds: int) -> None:
     """The first step of a worker that was forked, and of one whose process imports TensorFlow first."""
     forked, fresh = [], []
     for _ in range(rounds):
-        with bench.training(QUIET | {"workers": 1, "strategy": "one_device", "global_batch": 64, "epochs": 1}) as training:
+        with bench.training(
+            QUIET | {"workers": 1, "strategy": "one_device", "global_batch": 64, "epochs": 1}
+        ) as training:
             fresh.append(training.wait_for(is_step).time - training.started)
             joined = training.wait_for(lambda moment: moment.phase == "joining").time
             forked.append(training.wait_for(is_step).time - joined)
-    print(f"=> first step: {statistics.median(forked):.2f} s after the fork, {statistics.median(fresh):.2f} s after the start of a fresh process "
-          f"({statistics.median(f / g for f, g in zip(forked, fresh, strict=True)):.2f} of it)\n", flush=True)
+    print(
+        f"=> first step: {statistics.median(forked):.2f} s after the fork, {statistics.median(fresh):.2f} s after the start of a fresh process "
+        f"({statistics.median(f / g for f, g in zip(forked, fresh, strict=True)):.2f} of it)\n",
+        flush=True,
+    )
 
 
 def measure_kill(bench: Bench, rounds: int) -> None:
     """`kill -9` of one of two workers of the digits CNN: seconds to the first step that had not been done before."""
     seconds = []
     for _ in range(rounds):
-        config = QUIET | {"model": "digits_cnn", "workers": 2, "strategy": "multi_worker_mirrored", "global_batch": 64, "epochs": 4,
-                          "checkpoint_every_steps": 50}
+        config = QUIET | {
+            "model": "digits_cnn",
+            "workers": 2,
+            "strategy": "multi_worker_mirrored",
+            "global_batch": 64,
+            "epochs": 4,
+            "checkpoint_every_steps": 50,
+        }
         with bench.training(config) as training:
             training.wait_for(lambda moment: is_step(moment) and moment.done >= 200)
-            seconds.append(training.wait_for_new_step_after(lambda: os.kill(training.worker_pids()["worker-1.log"], signal.SIGKILL)))
-    print(f"=> kill -9 to the next new step: {statistics.median(seconds):.2f} s ({' '.join(f'{s:.2f}' for s in seconds)})\n", flush=True)
+            seconds.append(
+                training.wait_for_new_step_after(
+                    lambda: os.kill(training.worker_pids()["worker-1.log"], signal.SIGKILL)
+                )
+            )
+    print(
+        f"=> kill -9 to the next new step: {statistics.median(seconds):.2f} s ({' '.join(f'{s:.2f}' for s in seconds)})\n",
+        flush=True,
+    )
 
 
 def measure_fit(bench: Bench, rounds: int) -> None:
     for net, epochs in (("cnn", 3), ("dense", 12)):
         pairs = []
         for _ in range(rounds):
-            theirs = Rate(**said_by([sys.executable, HERE / "fit.py", bench.dataset, net, 64, epochs]))
+            theirs = Rate(
+                **said_by([sys.executable, HERE / "fit.py", bench.dataset, net, 64, epochs])
+            )
             pairs.append((rate_with_validation(bench, net, 64, epochs), theirs))
             print(f"{net}\n  fit  {pairs[-1][1]}\n  ours {pairs[-1][0]}", flush=True)
         ratios = [ours.per_second / theirs.per_second for ours, theirs in pairs]
-        print(f"=> steps per second, {net}: {spread(ratios)} of fit's; CPU per step "
-              f"{spread(ours.cpu_ms / theirs.cpu_ms for ours, theirs in pairs)}\n", flush=True)
+        print(
+            f"=> steps per second, {net}: {spread(ratios)} of fit's; CPU per step "
+            f"{spread(ours.cpu_ms / theirs.cpu_ms for ours, theirs in pairs)}\n",
+            flush=True,
+        )
 
 
 def measure_scaling(bench: Bench, rounds: int, torch: Path | None) -> None:
     """One core for each worker. Weak: 32 examples each. Strong: 64 together."""
     one_core, measured = sorted(os.sched_getaffinity(0))[:1], []
     for _ in range(rounds):
-        ours = [rate_of_steps(bench, 1, 32, 2, one_core), rate_of_steps(bench, 1, 64, 2, one_core), rate_of_steps(bench, 2, 64, 3)]
-        theirs = [Rate(**said_by([torch, HERE / "ddp.py", workers, batch, 300])) for workers, batch in ((1, 32), (1, 64), (2, 32))] if torch else []
+        ours = [
+            rate_of_steps(bench, 1, 32, 2, one_core),
+            rate_of_steps(bench, 1, 64, 2, one_core),
+            rate_of_steps(bench, 2, 64, 3),
+        ]
+        theirs = (
+            [
+                Rate(**said_by([torch, HERE / "ddp.py", workers, batch, 300]))
+                for workers, batch in ((1, 32), (1, 64), (2, 32))
+            ]
+            if torch
+            else []
+        )
         measured.append((ours, theirs))
         for name, rates in (("ours", ours), ("DDP ", theirs)):
             for label, rate in zip(("1 x 32", "1 x 64", "2 x 32"), rates, strict=False):
                 print(f"  {name} {label}: {rate}", flush=True)
     for name, place in (("ours", 0), ("DDP", 1)):
         if rounds_of := [sides[place] for sides in measured if sides[place]]:
-            print(f"=> {name}: weak scaling {spread(two.per_second / small.per_second for small, _, two in rounds_of)}, "
-                  f"strong scaling {spread(two.per_second / large.per_second for _, large, two in rounds_of)} of two workers", flush=True)
+            print(
+                f"=> {name}: weak scaling {spread(two.per_second / small.per_second for small, _, two in rounds_of)}, "
+                f"strong scaling {spread(two.per_second / large.per_second for _, large, two in rounds_of)} of two workers",
+                flush=True,
+            )
     if torch:
-        print(f"=> CPU per step of two workers: {spread(ours[2].cpu_ms / theirs[2].cpu_ms for ours, theirs in measured)} of DDP's\n", flush=True)
+        print(
+            f"=> CPU per step of two workers: {spread(ours[2].cpu_ms / theirs[2].cpu_ms for ours, theirs in measured)} of DDP's\n",
+            flush=True,
+        )
     else:
         print("PyTorch was not run: name an interpreter that has it with --torch\n", flush=True)
 
@@ -314,19 +415,30 @@ def measure_scaling(bench: Bench, rounds: int, torch: Path | None) -> None:
 def spread(ratios: Iterable[float]) -> str:
     """The median, and what each round gave."""
     all_ratios = list(ratios)
-    return f"{statistics.median(all_ratios):.2f} ({' '.join(f'{ratio:.2f}' for ratio in all_ratios)})"
+    return (
+        f"{statistics.median(all_ratios):.2f} ({' '.join(f'{ratio:.2f}' for ratio in all_ratios)})"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cache", type=Path, default=Path(".trainyard/bench"), help="where images and shards are kept")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path(".trainyard/bench"),
+        help="where images and shards are kept",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--torch", type=Path, help="an interpreter with PyTorch")
     parser.add_argument("--only", nargs="+", default=("start", "kill", "fit", "scale"))
     arguments = parser.parse_args()
     bench = Bench(arguments.cache.resolve())
-    measures = {"start": measure_start, "kill": measure_kill, "fit": measure_fit,
-                "scale": lambda bench, rounds: measure_scaling(bench, rounds, arguments.torch)}
+    measures = {
+        "start": measure_start,
+        "kill": measure_kill,
+        "fit": measure_fit,
+        "scale": lambda bench, rounds: measure_scaling(bench, rounds, arguments.torch),
+    }
     for name in arguments.only:
         measures[name](bench, arguments.rounds)
 

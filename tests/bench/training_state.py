@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from pipeline_ops.input.tensorflow_start import import_tensorflow  # noqa: E402
+from pipeline_ops.input.tensorflow_start import import_tensorflow
 
 tf = import_tensorflow()
 
@@ -29,9 +29,9 @@ from sklearn.datasets import load_digits  # noqa: E402
 
 from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL  # noqa: E402
 from pipeline_ops.config.train import Train  # noqa: E402
-from pipeline_ops.input.dataset import training_batches
+from pipeline_ops.input.dataset import training_batches  # noqa: E402
 from pipeline_ops.input.sources import EncodedSource, MemorySource  # noqa: E402
-from pipeline_ops.input.split import BatchSlice, SplitShards
+from pipeline_ops.input.split import BatchSlice, SplitShards  # noqa: E402
 from pipeline_ops.models import build_model  # noqa: E402
 from pipeline_ops.models.classification import Classification  # noqa: E402
 from pipeline_ops.training.checkpointing.checkpoints import Checkpoints  # noqa: E402
@@ -52,7 +52,10 @@ def make_loop(**config) -> SynchronousLoop:
 
 def batches_in_memory():
     rng = np.random.default_rng(0)
-    batch = tf.constant(rng.integers(0, 255, [BATCH, *SHAPE], np.uint8)), tf.constant(rng.integers(0, 10, BATCH))
+    batch = (
+        tf.constant(rng.integers(0, 255, [BATCH, *SHAPE], np.uint8)),
+        tf.constant(rng.integers(0, 10, BATCH)),
+    )
     return iter(tf.data.Dataset.from_tensors(batch).repeat())
 
 
@@ -78,11 +81,18 @@ def write_digits(folder: Path) -> SplitShards:
     digits, path = load_digits(), folder / "train.tfrecord"
     with tf.io.TFRecordWriter(str(path)) as writer:
         for number, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
-            png = tf.io.encode_png(tf.cast(tf.image.resize(image[..., None] * 15, SHAPE[:2]), tf.uint8)).numpy()
+            png = tf.io.encode_png(
+                tf.cast(tf.image.resize(image[..., None] * 15, SHAPE[:2]), tf.uint8)
+            ).numpy()
             features = {ENCODED: [png], KEY: [str(number).encode()]}
-            feature = {name: tf.train.Feature(bytes_list=tf.train.BytesList(value=value)) for name, value in features.items()}
+            feature = {
+                name: tf.train.Feature(bytes_list=tf.train.BytesList(value=value))
+                for name, value in features.items()
+            }
             feature[LABEL] = tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))
-            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+            writer.write(
+                tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+            )
     return SplitShards((str(path),), len(digits.images), path.stat().st_size)
 
 
@@ -96,7 +106,11 @@ def halves(split: SplitShards, cached: bool, **model) -> tuple[float, float]:
     """Medians of batches a second of the input alone, and of steps a second of the loop alone."""
     parse = Classification(SHAPE).parse
     source = MemorySource(split, parse) if cached else EncodedSource(split, parse)
-    iterator, loop, ready = iter(training_batches(split, source, BATCH, BatchSlice(0, BATCH), 1, 0)), make_loop(**model), batches_in_memory()
+    iterator, loop, ready = (
+        iter(training_batches(split, source, BATCH, BatchSlice(0, BATCH), 1, 0)),
+        make_loop(**model),
+        batches_in_memory(),
+    )
 
     def drain(count: int) -> None:
         for _ in range(count):
@@ -108,24 +122,38 @@ def halves(split: SplitShards, cached: bool, **model) -> tuple[float, float]:
 
     drain(20), train(20)
     pairs = [(rate(drain, 200), rate(train, 100)) for _ in range(ROUNDS)]
-    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
+    return statistics.median(pair[0] for pair in pairs), statistics.median(
+        pair[1] for pair in pairs
+    )
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for name, model in (("digits CNN", {"model": "digits_cnn"}),
-                            ("dense, 6 million", {"model": "dense", "model_parameters": {"units": 2048, "hidden_layers": 2}})):
+        for name, model in (
+            ("digits CNN", {"model": "digits_cnn"}),
+            (
+                "dense, 6 million",
+                {"model": "dense", "model_parameters": {"units": 2048, "hidden_layers": 2}},
+            ),
+        ):
             (place := Path(folder) / name).mkdir()
             background, synchronous = checkpoint_seconds(make_loop(**model), place)
-            print(f"checkpoint  {name:<17} blocks {background * 1e3:8.2f} ms   synchronous {synchronous * 1e3:8.2f} ms   "
-                  f"ratio {background / synchronous:.2f}  (at most 0.2)")
+            print(
+                f"checkpoint  {name:<17} blocks {background * 1e3:8.2f} ms   synchronous {synchronous * 1e3:8.2f} ms   "
+                f"ratio {background / synchronous:.2f}  (at most 0.2)"
+            )
         split = write_digits(Path(folder))
-        for name, model in (("digits CNN", {"model": "digits_cnn"}), ("small dense net", {"model": "dense", "model_parameters": {"units": 64}})):
+        for name, model in (
+            ("digits CNN", {"model": "digits_cnn"}),
+            ("small dense net", {"model": "dense", "model_parameters": {"units": 64}}),
+        ):
             for cached in (False, True):
                 batches, steps = halves(split, cached, **model)
                 kind = "cached (default)" if cached else "decoded"
-                print(f"input       {name:<17} {kind:<16} {batches:8.0f} batches/s   {steps:8.0f} steps/s   "
-                      f"ratio {batches / steps:.2f}  (at least 1)")
+                print(
+                    f"input       {name:<17} {kind:<16} {batches:8.0f} batches/s   {steps:8.0f} steps/s   "
+                    f"ratio {batches / steps:.2f}  (at least 1)"
+                )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,9 @@ def config_file(tmp_path) -> Path:
 @pytest.fixture
 def make_artifact(config_file) -> Callable[..., str]:
     """Makes what a job would leave, under the fingerprint that the plan asks for; returns the URI of the manifest."""
-    return lambda job, manifests, **figures: by_hand.make_artifact(load_config(config_file), job, manifests, **figures)
+    return lambda job, manifests, **figures: by_hand.make_artifact(
+        load_config(config_file), job, manifests, **figures
+    )
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A command as short as can be: holds the embedded Airflow until its standard input ends. Used by the tests beside it.
 
-    python holder.py [--schedules] <home> <config>...
+python holder.py [--schedules] <home> <config>...
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ def say(text: str) -> None:
 def main() -> int:
     home, *configs = (Path(word) for word in sys.argv[1:] if word != "--schedules")
     home = Home(home)
-    with stop_signals(), embedded_airflow(home, configs, say, schedules="--schedules" in sys.argv, dags=home.folder) as server:
+    with (
+        stop_signals(),
+        embedded_airflow(
+            home, configs, say, schedules="--schedules" in sys.argv, dags=home.folder
+        ) as server,
+    ):
         say(f"up {server.process.pid} {server.port}")
         for line in sys.stdin:
             check_alive(home, server)

@@ -16,7 +16,9 @@ def assert_refused(person: Person, form, api: AirflowApi) -> None:
     person.look("form")
     epochs = person.fill(form, "Run Parameters", "train.epochs", "0")
     form.get_by_role("button", name="Trigger").click()
-    form.get_by_text("train.epochs: 0 is less than the minimum of 1").first.scroll_into_view_if_needed()
+    form.get_by_text(
+        "train.epochs: 0 is less than the minimum of 1"
+    ).first.scroll_into_view_if_needed()
     person.look("refused")
     assert epochs.input_value() == "0"
     assert api.active_runs("digits") == []
@@ -37,7 +39,9 @@ def watch(person: Person) -> None:
     train, seen = person.open_tab("Progress").locator("section#train"), set()
 
     def grows() -> bool:
-        seen.update(map(int, re.findall(r"(\d+) of 6\d\d", train.inner_text())))  # 30 epochs of 23 steps, or of 22 where examples are missing
+        seen.update(
+            map(int, re.findall(r"(\d+) of 6\d\d", train.inner_text()))
+        )  # 30 epochs of 23 steps, or of 22 where examples are missing
         return len(seen) > 1
 
     wait_for(grows, seconds=400)

@@ -25,14 +25,28 @@ from pipeline_ops.artifacts.fingerprint import CODE_ROOT
 from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, new_run_id
 from pipeline_ops.cli.local_airflow.author_overrides import keep_overrides
-from pipeline_ops.cli.local_airflow.embedded import MIGRATE, PROGRAMS, USER, Home, Secrets, airflow_command, airflow_environment
+from pipeline_ops.cli.local_airflow.embedded import (
+    MIGRATE,
+    PROGRAMS,
+    USER,
+    Home,
+    Secrets,
+    airflow_command,
+    airflow_environment,
+)
 from pipeline_ops.cli.local_airflow.ports import free_port
 
 DIGITS = CODE_ROOT / "configs" / "digits.yaml"
-SOON = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30", "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
-         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3", "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2"}
+SOON = {
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3",
+    "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
+}
 """Minutes in seconds. Not fewer: the programs of a busy machine are silent for ten, and are then taken for dead."""
-_CELERY_WORKER = {"worker": ("celery", "worker", "--skip-serve-logs", "--without-mingle", "--without-gossip")}
+_CELERY_WORKER = {
+    "worker": ("celery", "worker", "--skip-serve-logs", "--without-mingle", "--without-gossip")
+}
 _ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh")
 _ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
 _UP_SECONDS = 240
@@ -49,8 +63,19 @@ class Programs:
       environment: of every program; from `airflow_environment`.
     """
 
-    def __init__(self, folder: Path, home: Home, commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]):
-        self.folder, self.home, self.commands, self._environment = folder, home, commands, dict(environment)
+    def __init__(
+        self,
+        folder: Path,
+        home: Home,
+        commands: Mapping[str, Sequence[str]],
+        environment: Mapping[str, str],
+    ):
+        self.folder, self.home, self.commands, self._environment = (
+            folder,
+            home,
+            commands,
+            dict(environment),
+        )
         self.url = self._environment["AIRFLOW__API__BASE_URL"]
         self._programs: dict[str, psutil.Popen] = {}
 
@@ -62,17 +87,35 @@ class Programs:
 
     def command(self, *arguments: str) -> str:
         """Runs a command of `airflow` to its end; its output."""
-        return subprocess.run(airflow_command(arguments), env=self._environment, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            airflow_command(arguments),
+            env=self._environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
 
     def python(self, program: str, *arguments: str) -> None:
         """Runs a program in the environment of this Airflow to its end."""
-        subprocess.run([sys.executable, "-c", program, *arguments], env=self._environment, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            env=self._environment,
+            check=True,
+            capture_output=True,
+        )
 
     def start(self, *names: str, wrapper: Sequence[str] = ()) -> None:
         for name in names:
             with open(self.home.log(name), "ab") as log:
-                self._programs[name] = psutil.Popen([*wrapper, *airflow_command(self.commands[name])], stdin=subprocess.DEVNULL, stdout=log,
-                                                    stderr=log, env=self._environment, cwd=self.home.folder, start_new_session=True)
+                self._programs[name] = psutil.Popen(
+                    [*wrapper, *airflow_command(self.commands[name])],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environment,
+                    cwd=self.home.folder,
+                    start_new_session=True,
+                )
 
     @contextlib.contextmanager
     def elsewhere(self, name: str) -> Iterator[None]:
@@ -109,7 +152,11 @@ class Programs:
 
     def send(self, number: signal.Signals, *names: str) -> None:
         """To every process of theirs, but for jobs."""
-        for process in [process for name in names for process in (self._programs[name], *below(self._programs[name]))]:
+        for process in [
+            process
+            for name in names
+            for process in (self._programs[name], *below(self._programs[name]))
+        ]:
             if not is_of_a_job(process):
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(number)
@@ -141,8 +188,15 @@ class Airflow(Programs):
         home, self.layout = Home(folder / "airflow"), Layout(folder / "storage", "digits")
         home.make()
         own, port = Secrets.of(home), free_port()
-        settings = airflow_environment(environment, home, CODE_ROOT / "dags", [str(folder / "digits.yaml")], port, own, True)
-        super().__init__(folder, home, {**PROGRAMS, **(_CELERY_WORKER if executor else {})}, settings | SOON | dict(executor))
+        settings = airflow_environment(
+            environment, home, CODE_ROOT / "dags", [str(folder / "digits.yaml")], port, own, True
+        )
+        super().__init__(
+            folder,
+            home,
+            {**PROGRAMS, **(_CELERY_WORKER if executor else {})},
+            settings | SOON | dict(executor),
+        )
         self.worker = "worker" if executor else "scheduler"
         self.password = own.password
         self.api = AirflowApi(self.url, USER, self.password)
@@ -158,20 +212,36 @@ class Airflow(Programs):
         """A run, looked at through one of its tasks; `train__epochs=3` overrides a key. What `author` has, only the command line may set."""
         run_id = new_run_id()
         keep_overrides(self.home, self.folder / "digits.yaml", run_id, author or {})
-        return Run(self, self.api.trigger("digits", {key.replace("__", "."): value for key, value in conf.items()}, run_id), task)
+        return Run(
+            self,
+            self.api.trigger(
+                "digits", {key.replace("__", "."): value for key, value in conf.items()}, run_id
+            ),
+            task,
+        )
 
     def call(self, method: str, path: str, body: dict | None = None) -> httpx.Response:
         """As a person does it, who presses the button again after an error of the server: Airflow's transactions can meet in a deadlock."""
         answers: list[httpx.Response] = []
-        wait_until(lambda: answers.append(self._call_once(method, path, body)) or not answers[-1].is_server_error, 60)
+        wait_until(
+            lambda: (
+                answers.append(self._call_once(method, path, body))
+                or not answers[-1].is_server_error
+            ),
+            60,
+        )
         return answers[-1]
 
     def _call_once(self, method: str, path: str, body: dict | None) -> httpx.Response:
-        login = httpx.post(f"{self.url}/auth/token", json={"username": USER, "password": self.password}, timeout=60)
+        login = httpx.post(
+            f"{self.url}/auth/token", json={"username": USER, "password": self.password}, timeout=60
+        )
         if login.is_server_error:
             return login
         headers = {"Authorization": f"Bearer {login.json()['access_token']}"}
-        return httpx.request(method, f"{self.url}/api/v2/dags/digits/{path}", json=body, headers=headers, timeout=60)
+        return httpx.request(
+            method, f"{self.url}/api/v2/dags/digits/{path}", json=body, headers=headers, timeout=60
+        )
 
 
 class Run:
@@ -192,8 +262,13 @@ class Run:
     @property
     def attempts(self) -> list[Attempt]:
         """In the order in which they were started."""
-        requests = self._airflow.layout.attempts(self.run_id, self.name).glob("attempt-*/request.json")  # a folder is there a moment before it
-        return [Attempt(request.parent) for request in sorted(requests, key=lambda request: request.stat().st_ctime)]
+        requests = self._airflow.layout.attempts(self.run_id, self.name).glob(
+            "attempt-*/request.json"
+        )  # a folder is there a moment before it
+        return [
+            Attempt(request.parent)
+            for request in sorted(requests, key=lambda request: request.stat().st_ctime)
+        ]
 
     def processes(self, attempt: Attempt | None = None) -> list[psutil.Process]:
         """Those of all jobs of the run, or of one of them, that live now: all that names its folder, works in it, or is below one that does."""
@@ -205,33 +280,47 @@ class Run:
 
     def wait_for_steps(self) -> Attempt:
         """The last job, once it trains."""
-        return self._wait_for_last(lambda attempt: attempt.progress.exists() and '"train"' in attempt.progress.read_text())
+        return self._wait_for_last(
+            lambda attempt: attempt.progress.exists() and '"train"' in attempt.progress.read_text()
+        )
 
     def _wait_for_last(self, is_so: Callable[[Attempt], bool]) -> Attempt:
         """Of several: a busy Airflow that takes its own task for dead starts another."""
         found: list[Attempt] = []
-        wait_until(lambda: found.extend(attempt for attempt in self.attempts[-1:] if is_so(attempt)) or found, 180)
+        wait_until(
+            lambda: (
+                found.extend(attempt for attempt in self.attempts[-1:] if is_so(attempt)) or found
+            ),
+            180,
+        )
         return found[-1]
 
     def wait_for_end_of(self, attempt: Attempt, seconds: float) -> None:
         """Until no process of a job is left; the log says how long that took."""
         begin = time.monotonic()
         wait_until(lambda: not self.processes(attempt), seconds)
-        logging.getLogger(__name__).info("%s ended within %.1f s", attempt.folder.name, time.monotonic() - begin)
+        logging.getLogger(__name__).info(
+            "%s ended within %.1f s", attempt.folder.name, time.monotonic() - begin
+        )
 
     def wait_for(self, state: str, task: str | None = None, seconds: float = 180) -> None:
         """Fails at once if the task has ended in another one."""
 
         def is_so() -> bool:
             found = self.task(task)["state"]
-            assert found == state or found not in _ENDED, f"{task or self.name} is {found}, and will not be {state}"
+            assert found == state or found not in _ENDED, (
+                f"{task or self.name} is {found}, and will not be {state}"
+            )
             return found == state
 
         wait_until(is_so, seconds)
 
 
 def is_of_a_job(process: psutil.Process) -> bool:
-    return any("--request" in word or "pipeline_ops.launch" in word or "pipeline_ops.training" in word for word in command_line(process))
+    return any(
+        "--request" in word or "pipeline_ops.launch" in word or "pipeline_ops.training" in word
+        for word in command_line(process)
+    )
 
 
 def wait_until(condition: Callable[[], object], seconds: float) -> None:
@@ -245,8 +334,17 @@ def make_pipeline(folder: Path) -> None:
     """`digits.yaml` in a folder, with the raw files beside it: two workers, and a training as long as the run asks for."""
     values = yaml.safe_load(DIGITS.read_text())
     values["storage"]["root"], values["preprocess"]["source"]["path"] = "storage", "raw"
-    values["train"] |= {"global_batch": 64, "workers": 2, "checkpoint_every_steps": 20, "early_stopping": None,
-                        "retries": 5}  # a busy Airflow loses some to itself, before a line of ours runs
+    values["train"] |= {
+        "global_batch": 64,
+        "workers": 2,
+        "checkpoint_every_steps": 20,
+        "early_stopping": None,
+        "retries": 5,
+    }  # a busy Airflow loses some to itself, before a line of ours runs
     values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.5}]
     (folder / "digits.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    subprocess.run([sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )

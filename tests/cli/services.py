@@ -39,11 +39,13 @@ def celery_settings(folder: Path) -> Iterator[dict[str, str]]:
     """The environment of an Airflow with CeleryExecutor on both of them, which run in a new folder for as long as the block does."""
     folder.mkdir()
     with postgres(folder) as database, redis(folder) as broker:
-        yield {"AIRFLOW__CORE__EXECUTOR": "CeleryExecutor",
-               "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{database}",
-               "AIRFLOW__CELERY__RESULT_BACKEND": f"db+postgresql+psycopg2://{database}",
-               "AIRFLOW__CELERY__BROKER_URL": broker,
-               "AIRFLOW__CELERY__WORKER_CONCURRENCY": "2"}
+        yield {
+            "AIRFLOW__CORE__EXECUTOR": "CeleryExecutor",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{database}",
+            "AIRFLOW__CELERY__RESULT_BACKEND": f"db+postgresql+psycopg2://{database}",
+            "AIRFLOW__CELERY__BROKER_URL": broker,
+            "AIRFLOW__CELERY__WORKER_CONCURRENCY": "2",
+        }
     assert not (left := left_below(folder)), left
 
 
@@ -58,15 +60,67 @@ def postgres(folder: Path) -> Iterator[str]:
     if os.geteuid() == 0:
         shutil.chown(data, "postgres", "postgres")
         shutil.chown(password_file, "postgres", "postgres")
-    as_its_user = ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--init-groups"] if os.geteuid() == 0 else []
-    subprocess.run([*as_its_user, programs / "initdb", "-D", data, "-A", "scram-sha-256", f"--pwfile={password_file}", "-U", "airflow", "-E", "UTF8",
-                    "--no-sync"], check=True, capture_output=True, cwd=folder)
-    settings = [f"port={port}", "listen_addresses=127.0.0.1", "unix_socket_directories=", "fsync=off", "max_connections=200"]
-    argv = [*as_its_user, programs / "postgres", "-D", data, *(word for setting in settings for word in ("-c", setting))]
+    as_its_user = (
+        ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--init-groups"]
+        if os.geteuid() == 0
+        else []
+    )
+    subprocess.run(
+        [
+            *as_its_user,
+            programs / "initdb",
+            "-D",
+            data,
+            "-A",
+            "scram-sha-256",
+            f"--pwfile={password_file}",
+            "-U",
+            "airflow",
+            "-E",
+            "UTF8",
+            "--no-sync",
+        ],
+        check=True,
+        capture_output=True,
+        cwd=folder,
+    )
+    settings = [
+        f"port={port}",
+        "listen_addresses=127.0.0.1",
+        "unix_socket_directories=",
+        "fsync=off",
+        "max_connections=200",
+    ]
+    argv = [
+        *as_its_user,
+        programs / "postgres",
+        "-D",
+        data,
+        *(word for setting in settings for word in ("-c", setting)),
+    ]
     environment = os.environ | {"PGPASSWORD": password}
-    command = [programs / "psql", "-qh", "127.0.0.1", "-p", str(port), "-U", "airflow", "-d", "postgres", "-c"]
+    command = [
+        programs / "psql",
+        "-qh",
+        "127.0.0.1",
+        "-p",
+        str(port),
+        "-U",
+        "airflow",
+        "-d",
+        "postgres",
+        "-c",
+    ]
     with _server(argv, folder / "postgres.log", signal.SIGINT) as server:
-        _wait_until(lambda: subprocess.run([*command, "CREATE DATABASE airflow"], env=environment, capture_output=True).returncode == 0, server)
+        _wait_until(
+            lambda: (
+                subprocess.run(
+                    [*command, "CREATE DATABASE airflow"], env=environment, capture_output=True
+                ).returncode
+                == 0
+            ),
+            server,
+        )
         yield f"airflow:{password}@127.0.0.1:{port}/airflow"
 
 
@@ -75,7 +129,9 @@ def redis(folder: Path) -> Iterator[str]:
     """Its address."""
     port, password = free_port(), secrets.token_hex(16)
     settings = folder / "redis.conf"
-    settings.write_text(f'port {port}\nbind 127.0.0.1\nrequirepass {password}\ndir {folder}\nsave ""\n')
+    settings.write_text(
+        f'port {port}\nbind 127.0.0.1\nrequirepass {password}\ndir {folder}\nsave ""\n'
+    )
     with _server(["redis-server", settings], folder / "redis.log", signal.SIGTERM) as server:
         ping = ["redis-cli", "-p", str(port), "--no-auth-warning", "-a", password, "ping"]
         _wait_until(lambda: b"PONG" in subprocess.run(ping, capture_output=True).stdout, server)
@@ -85,7 +141,14 @@ def redis(folder: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def _server(argv: list, log: Path, stop: signal.Signals) -> Iterator[subprocess.Popen]:
     with open(log, "wb") as output:
-        server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=log.parent, start_new_session=True)
+        server = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=log.parent,
+            start_new_session=True,
+        )
     try:
         yield server
     finally:

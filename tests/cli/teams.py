@@ -25,7 +25,13 @@ from cli.programs import DIGITS, SOON, Programs, wait_until
 from pipeline_ops.artifacts.fingerprint import CODE_ROOT
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
-from pipeline_ops.cli.local_airflow.embedded import PROGRAMS, Home, Secrets, airflow_environment, write_private
+from pipeline_ops.cli.local_airflow.embedded import (
+    PROGRAMS,
+    Home,
+    Secrets,
+    airflow_environment,
+    write_private,
+)
 from pipeline_ops.cli.local_airflow.ports import free_port
 
 CANARY = "canary-7f3a9b"

@@ -59,7 +59,11 @@ def airflow(workshop, tmp_path, survivors):
     home = tmp_path / "home"
     home.mkdir()
     (home / "digits.yaml").write_text(yaml.safe_dump(values))
-    (home / "dag.py").write_text(_DAG.format(config=str(home / "digits.yaml"), made=json.dumps(made), root=str(workshop.root)))
+    (home / "dag.py").write_text(
+        _DAG.format(
+            config=str(home / "digits.yaml"), made=json.dumps(made), root=str(workshop.root)
+        )
+    )
     with running_airflow(home, home / "digits.yaml", "digits", survivors.environment) as api:
         yield api
 
@@ -70,7 +74,9 @@ def states(api: AirflowApi, run_id: str) -> dict[str, str]:
 
 def answer(api: AirflowApi, run_id: str, option: str) -> None:
     """As the UI does when a person clicks."""
-    place = f"/api/v2/dags/digits/dagRuns/{quote(run_id, safe='')}/taskInstances/approve/-1/hitlDetails"
+    place = (
+        f"/api/v2/dags/digits/dagRuns/{quote(run_id, safe='')}/taskInstances/approve/-1/hitlDetails"
+    )
     api._call("PATCH", place, {"chosen_options": [option], "params_input": {}})
 
 
@@ -86,21 +92,32 @@ def test_a_run_waits_for_a_person_and_holds_up_no_other(airflow, workshop, tmp_p
     rejected = api.trigger("digits", {"evaluate.batch": 5})
     not_passed = api.trigger("digits", {"evaluate.batch": 4})
     forgotten = new_run_id()
-    keep_overrides(Home(tmp_path / "home"), tmp_path / "home" / "digits.yaml", forgotten, {"evaluate.approval.timeout_seconds": 1})
+    keep_overrides(
+        Home(tmp_path / "home"),
+        tmp_path / "home" / "digits.yaml",
+        forgotten,
+        {"evaluate.approval.timeout_seconds": 1},
+    )
     api.trigger("digits", {"evaluate.batch": 3}, forgotten)
     wait_for(lambda: states(api, rejected).get("approve") == "awaiting_input")
     for run_id in (not_passed, forgotten, rejected):
-        if run_id == rejected:  # the last: an answer within the second in which it was asked for takes Airflow by surprise, and it fails the task
+        if (
+            run_id == rejected
+        ):  # the last: an answer within the second in which it was asked for takes Airflow by surprise, and it fails the task
             answer(api, rejected, "Reject")
         wait_for(lambda run_id=run_id: api.run("digits", run_id)["state"] == "success")
         assert states(api, run_id)["export"] == "skipped"
     assert reason(rejected) == f"trained, not published: rejected by {USER}"
     assert reason(not_passed) == "trained, not published: accuracy 0.4700 is below 0.7000"
     assert reason(forgotten) == "trained, not published: nobody answered in time"
-    assert states(api, waiting)["approve"] == "awaiting_input" and workshop.registry.versions() == []
+    assert (
+        states(api, waiting)["approve"] == "awaiting_input" and workshop.registry.versions() == []
+    )
     answer(api, waiting, "Approve")
     wait_for(lambda: api.run("digits", waiting)["state"] == "success")
     assert states(api, waiting)["export"] == "success" and workshop.registry.champion().number == 1
     again = api.trigger("digits", {"evaluate.batch": 5})
     wait_for(lambda: api.run("digits", again)["state"] == "success")
-    assert states(api, again) == dict.fromkeys(("train", "evaluate", "approve", "export"), "success")
+    assert states(api, again) == dict.fromkeys(
+        ("train", "evaluate", "approve", "export"), "success"
+    )

@@ -17,9 +17,20 @@ from pipeline_ops.errors import ConfigError, ExitCode
 
 
 def test_an_override_is_read_as_yaml_reads_it():
-    texts = ["train.epochs=3", "train.optimizer.learning_rate=1e-3", "pipeline=a=b", "train.early_stopping=null", "tags=[a, b]"]
-    assert parse_overrides(texts) == {"train.epochs": 3, "train.optimizer.learning_rate": 0.001, "pipeline": "a=b", "train.early_stopping": None,
-                                      "tags": ["a", "b"]}
+    texts = [
+        "train.epochs=3",
+        "train.optimizer.learning_rate=1e-3",
+        "pipeline=a=b",
+        "train.early_stopping=null",
+        "tags=[a, b]",
+    ]
+    assert parse_overrides(texts) == {
+        "train.epochs": 3,
+        "train.optimizer.learning_rate": 0.001,
+        "pipeline": "a=b",
+        "train.early_stopping": None,
+        "tags": ["a", "b"],
+    }
 
 
 @pytest.mark.parametrize("text", ["train.epochs", "=3", "train.epochs=[1"])
@@ -30,23 +41,40 @@ def test_an_override_that_is_none_is_refused_and_quoted(text):
 
 
 def test_help_lists_every_command_and_imports_nothing_heavy():
-    code = ("import sys; from pipeline_ops.cli.main import main\n"
-            "try: main(['--help'])\n"
-            "except SystemExit: pass\n"
-            "print(sorted({'airflow', 'tensorflow', 'keras', 'apache_beam', 'numpy', 'rich', 'httpx', 'beam_jobs'} & {*sys.modules}))")
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    code = (
+        "import sys; from pipeline_ops.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'airflow', 'tensorflow', 'keras', 'apache_beam', 'numpy', 'rich', 'httpx', 'beam_jobs'} & {*sys.modules}))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert output.splitlines()[-1] == "[]"
-    for command in ("run", "ui", "validate", "explain", "models", "stages", "new-stage", "preview", "import-od-api"):
+    for command in (
+        "run",
+        "ui",
+        "validate",
+        "explain",
+        "models",
+        "stages",
+        "new-stage",
+        "preview",
+        "import-od-api",
+    ):
         assert command in re.findall(r"^    ([a-z-]+)\s", output, re.MULTILINE)
 
 
-@pytest.mark.parametrize("words, meant", [
-    (["models", "a.yaml"], ["models", "list", "a.yaml"]),
-    (["models"], ["models", "list"]),
-    (["models", "promote", "a.yaml", "3"], ["models", "promote", "a.yaml", "3"]),
-    (["models", "--help"], ["models", "--help"]),
-    (["run", "a.yaml"], ["run", "a.yaml"]),
-])
+@pytest.mark.parametrize(
+    "words, meant",
+    [
+        (["models", "a.yaml"], ["models", "list", "a.yaml"]),
+        (["models"], ["models", "list"]),
+        (["models", "promote", "a.yaml", "3"], ["models", "promote", "a.yaml", "3"]),
+        (["models", "--help"], ["models", "--help"]),
+        (["run", "a.yaml"], ["run", "a.yaml"]),
+    ],
+)
 def test_models_without_an_action_lists(words, meant):
     assert with_default_action(words) == meant
 
@@ -66,7 +94,10 @@ def test_stages_lists_the_catalogue_with_parameters(capsys):
 def test_one_stage_is_told_with_the_meaning_of_its_parameters(capsys):
     assert main(["stages", "resize"]) == 0
     output = capsys.readouterr().out
-    assert "    height: int, at least 1, at most 16384, required\n        Of the image that comes out, in pixels.\n" in output
+    assert (
+        "    height: int, at least 1, at most 16384, required\n        Of the image that comes out, in pixels.\n"
+        in output
+    )
     assert "encode" not in output
 
 
@@ -75,20 +106,47 @@ def test_an_unknown_stage_is_told_with_the_nearest(capsys):
     assert "the nearest valid name is 'resize'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("override", "key"), [
-    ("train.pool=gpus", "train.pool"), ("pipeline=other", "pipeline"), ("train.retries=0", "train.retries"), ("tags=[a]", "tags"),
-    ("notify=[{notifier: airflow.sdk.BaseNotifier, events: [failed]}]", "notify"), ("evaluate.approval={timeout_seconds: 5}", "evaluate.approval"),
-    ("search={parameters: {train.seed: [1, 2]}}", "search"), ("schedule=0 3 * * *", "schedule.cron")])
-def test_what_is_part_of_the_dag_is_refused_for_a_single_run_before_airflow_starts(capsys, tmp_path, monkeypatch, config_file, override, key):
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("train.pool=gpus", "train.pool"),
+        ("pipeline=other", "pipeline"),
+        ("train.retries=0", "train.retries"),
+        ("tags=[a]", "tags"),
+        ("notify=[{notifier: airflow.sdk.BaseNotifier, events: [failed]}]", "notify"),
+        ("evaluate.approval={timeout_seconds: 5}", "evaluate.approval"),
+        ("search={parameters: {train.seed: [1, 2]}}", "search"),
+        ("schedule=0 3 * * *", "schedule.cron"),
+    ],
+)
+def test_what_is_part_of_the_dag_is_refused_for_a_single_run_before_airflow_starts(
+    capsys, tmp_path, monkeypatch, config_file, override, key
+):
     monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path / "home"))
     assert main(["run", str(config_file), "--set", override]) == ExitCode.CONFIG
-    assert f"--set {key}: it cannot be set for a single run: Airflow reads it when it makes the DAG" in capsys.readouterr().err
+    assert (
+        f"--set {key}: it cannot be set for a single run: Airflow reads it when it makes the DAG"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "home").exists()
 
 
 def test_the_command_line_may_set_any_key_and_knows_which_a_run_from_the_ui_may_not(config_file):
-    overrides = {"train.epochs": 3, "train.python": "/bin/sh", "train.warm_start": "/weights.h5", "train.early_stopping": None,
-                 "train.early_stopping.patience_epochs": 2, "evaluate.gate.0.at_least": 0.5}
+    overrides = {
+        "train.epochs": 3,
+        "train.python": "/bin/sh",
+        "train.warm_start": "/weights.h5",
+        "train.early_stopping": None,
+        "train.early_stopping.patience_epochs": 2,
+        "evaluate.gate.0.at_least": 0.5,
+    }
     conf, authors = split_overrides(load_config(config_file), overrides)
-    assert conf == {"train.epochs": 3}, "a value below a section that the command line sets goes with it"
-    assert authors == ["train.python", "train.warm_start", "train.early_stopping", "evaluate.gate.0.at_least"]
+    assert conf == {"train.epochs": 3}, (
+        "a value below a section that the command line sets goes with it"
+    )
+    assert authors == [
+        "train.python",
+        "train.warm_start",
+        "train.early_stopping",
+        "evaluate.gate.0.at_least",
+    ]

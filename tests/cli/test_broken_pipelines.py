@@ -17,7 +17,14 @@ from airflow_ui import needs_chromium, person_at_browser
 from config.broken_yamls import ALL
 
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
-from pipeline_ops.cli.local_airflow.embedded import USER, AirflowServer, Home, Secrets, airflow_command, airflow_environment
+from pipeline_ops.cli.local_airflow.embedded import (
+    USER,
+    AirflowServer,
+    Home,
+    Secrets,
+    airflow_command,
+    airflow_environment,
+)
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 from pipeline_ops.errors import MachineError
 
@@ -30,7 +37,10 @@ _ASK_SECONDS = 30.0
 def write_pipeline(folder: Path, name: str, **train) -> Path:
     """A pipeline of the digits that is as fast as can be."""
     values = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text()) | {"pipeline": name}
-    values["storage"]["root"], values["preprocess"]["source"]["path"] = str(folder / "storage"), str(folder / "raw")
+    values["storage"]["root"], values["preprocess"]["source"]["path"] = (
+        str(folder / "storage"),
+        str(folder / "raw"),
+    )
     values["train"] |= {"epochs": 2, "workers": 1, "early_stopping": None, "retries": 5} | train
     values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.01}]
     values["export"]["model"] = name
@@ -45,8 +55,14 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("broken")
     (folder / "configs").mkdir()
     shutil.copytree(ROOT / "dags", folder / "airflow", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "airflow" / ".airflowignore").write_text("logs/\n")  # Airflow's logs hold a link to a folder beside it
-    subprocess.run([sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"], check=True, stdout=subprocess.DEVNULL)
+    (folder / "airflow" / ".airflowignore").write_text(
+        "logs/\n"
+    )  # Airflow's logs hold a link to a folder beside it
+    subprocess.run(
+        [sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     for name in ("good", "changed"):
         write_pipeline(folder, name)
     return folder
@@ -54,8 +70,19 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def airflow(folder, whole_module_survivors) -> Iterator[AirflowApi]:
-    argv = [sys.executable, str(Path(__file__).parent / "holder.py"), str(folder / "airflow"), str(folder / "configs")]
-    holder = subprocess.Popen(argv, env=whole_module_survivors.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    argv = [
+        sys.executable,
+        str(Path(__file__).parent / "holder.py"),
+        str(folder / "airflow"),
+        str(folder / "configs"),
+    ]
+    holder = subprocess.Popen(
+        argv,
+        env=whole_module_survivors.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert [holder.stdout.readline() for _ in range(2)][1].startswith("up ")
     home = Home(folder / "airflow")
     server = AirflowServer.alive(home)
@@ -87,10 +114,18 @@ def parse_until(api: AirflowApi, condition: Callable[[], object], seconds: float
 def corpus(folder, airflow) -> str:
     """The whole corpus, written while a run of the good pipeline trains; the id of that run."""
     run_id = airflow.trigger("good", {"train.epochs": 40})
-    parse_until(airflow, lambda: airflow.tasks("good", run_id) and state(airflow, run_id, "train") in ("running", "deferred"))
+    parse_until(
+        airflow,
+        lambda: (
+            airflow.tasks("good", run_id)
+            and state(airflow, run_id, "train") in ("running", "deferred")
+        ),
+    )
     for broken in ALL:
         broken.write(folder / "configs")
-    parse_until(airflow, lambda: "broken" in tags(airflow, ALL[0].name) and airflow.import_errors(since=0.0))
+    parse_until(
+        airflow, lambda: "broken" in tags(airflow, ALL[0].name) and airflow.import_errors(since=0.0)
+    )
     return run_id
 
 
@@ -101,11 +136,15 @@ def state(api: AirflowApi, run_id: str, task: str) -> str | None:
 def test_a_run_ends_though_sixty_configs_beside_it_become_broken(airflow, corpus):
     """F11: one bad file stops only itself; the DAG processor marks no other DAG stale."""
     assert len(ALL) >= 60
-    parse_until(airflow, lambda: airflow.run("good", corpus)["state"] in ("success", "failed"), seconds=600)
+    parse_until(
+        airflow, lambda: airflow.run("good", corpus)["state"] in ("success", "failed"), seconds=600
+    )
     assert airflow.run("good", corpus)["state"] == "success"
     assert "broken" not in tags(airflow, "good")
     assert tags(airflow, "trainyard_models") == {"trainyard"}
-    assert [broken.name for broken in ALL if tags(airflow, broken.name) != {"trainyard", "broken"}] == []
+    assert [
+        broken.name for broken in ALL if tags(airflow, broken.name) != {"trainyard", "broken"}
+    ] == []
 
 
 def test_a_healthy_pipeline_starts_beside_them(airflow, folder, corpus):
@@ -113,13 +152,18 @@ def test_a_healthy_pipeline_starts_beside_them(airflow, folder, corpus):
     home = Home(folder / "airflow")
     wait_for_dag(airflow, home, AirflowServer.alive(home), "good", since=time.time())
     run_id = airflow.trigger("good", {})
-    parse_until(airflow, lambda: airflow.run("good", run_id)["state"] in ("success", "failed"), seconds=600)
+    parse_until(
+        airflow, lambda: airflow.run("good", run_id)["state"] in ("success", "failed"), seconds=600
+    )
     assert airflow.run("good", run_id)["state"] == "success"
 
 
 def test_a_broken_pipeline_cannot_be_triggered_and_says_why(airflow, folder, corpus):
     for conf in ({}, {"broken": ""}, {"broken": "x", "train.epochs": 1}):
-        with pytest.raises(MachineError, match=r"(?s)400 .*tab\.yaml:8: .*not valid YAML: a tab in the indentation; replace it by .*spaces"):
+        with pytest.raises(
+            MachineError,
+            match=r"(?s)400 .*tab\.yaml:8: .*not valid YAML: a tab in the indentation; replace it by .*spaces",
+        ):
             airflow.trigger("tab", conf)
     assert airflow.active_runs("tab") == []
     page = airflow._call("GET", "/api/v2/dags/tab/details")["doc_md"]
@@ -128,15 +172,33 @@ def test_a_broken_pipeline_cannot_be_triggered_and_says_why(airflow, folder, cor
 
 def test_the_import_errors_list_each_of_them(airflow, folder, corpus):
     home = Home(folder / "airflow")
-    environment = airflow_environment(os.environ, home, home.folder, [str(folder / "configs")], AirflowServer.alive(home).port, Secrets.of(home),
-                                      schedules=False)
-    listed = subprocess.run(airflow_command(["dags", "list-import-errors", "-o", "json"]), env=environment, capture_output=True, text=True)
+    environment = airflow_environment(
+        os.environ,
+        home,
+        home.folder,
+        [str(folder / "configs")],
+        AirflowServer.alive(home).port,
+        Secrets.of(home),
+        schedules=False,
+    )
+    listed = subprocess.run(
+        airflow_command(["dags", "list-import-errors", "-o", "json"]),
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     [error] = json.loads(listed.stdout.splitlines()[-1])  # warnings of Airflow stand before it
     assert error["filepath"].endswith("trainyard_broken.py")
-    assert [broken.name for broken in ALL if f"{folder}/configs/{broken.name}.yaml" not in error["error"]] == []
+    assert [
+        broken.name
+        for broken in ALL
+        if f"{folder}/configs/{broken.name}.yaml" not in error["error"]
+    ] == []
 
 
-def test_a_pipeline_keeps_its_runs_while_it_is_broken_and_comes_back_when_it_is_mended(airflow, folder):
+def test_a_pipeline_keeps_its_runs_while_it_is_broken_and_comes_back_when_it_is_mended(
+    airflow, folder
+):
     run_id = airflow.trigger("changed", {"train.warm_start": "version 99"})
     parse_until(airflow, lambda: airflow.run("changed", run_id)["state"] == "failed")
     file = folder / "configs" / "changed.yaml"
@@ -161,12 +223,20 @@ def test_a_run_of_a_pipeline_that_is_broken_for_a_while_ends_after_all(airflow, 
     file.write_text("pipeline: changed\n[")
     parse_until(airflow, lambda: "broken" in tags(airflow, "changed"))
     file.write_text(good)
-    parse_until(airflow, lambda: airflow.run("changed", run_id)["state"] in ("success", "failed"), seconds=600)
+    parse_until(
+        airflow,
+        lambda: airflow.run("changed", run_id)["state"] in ("success", "failed"),
+        seconds=600,
+    )
     assert airflow.run("changed", run_id)["state"] == "success"
 
 
 def running(api: AirflowApi, dag_id: str, run_id: str) -> set[str]:
-    return {task["task_id"] for task in api.tasks(dag_id, run_id) if task["state"] in ("running", "deferred")}
+    return {
+        task["task_id"]
+        for task in api.tasks(dag_id, run_id)
+        if task["state"] in ("running", "deferred")
+    }
 
 
 @needs_chromium
@@ -175,7 +245,9 @@ def test_the_page_of_a_broken_pipeline_shows_the_message(airflow, folder, corpus
         person.log_in()
         person.look("home")
         person.go("/dags?tags=broken")
-        person.page.get_by_text(sorted(broken.name for broken in ALL)[0], exact=True).first.wait_for()
+        person.page.get_by_text(
+            sorted(broken.name for broken in ALL)[0], exact=True
+        ).first.wait_for()
         person.look("broken-dags")
         person.go("/dags/tab")
         person.page.get_by_text("tab", exact=True).first.wait_for()

@@ -24,11 +24,18 @@ def made_up_coco(tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("tensorflow_datasets")
     builder = tfds.builder("coco/2017", data_dir=folder, try_gcs=False)
-    builder.info.features["objects"]["label"].names = yaml.safe_load(COCO.read_text())["preprocess"]["source"]["class_names"]
+    builder.info.features["objects"]["label"].names = yaml.safe_load(COCO.read_text())[
+        "preprocess"
+    ]["source"]["class_names"]
     Path(builder.data_dir).mkdir(parents=True)
     writer = tfds.core.SequentialWriter(builder.info, max_examples_per_shard=16)
     writer.initialize_splits(["train", "validation"])
-    writer.add_examples({"train": [example(number) for number in range(80)], "validation": [example(number) for number in range(100, 108)]})
+    writer.add_examples(
+        {
+            "train": [example(number) for number in range(80)],
+            "validation": [example(number) for number in range(100, 108)],
+        }
+    )
     writer.close_all()
     return folder
 
@@ -42,18 +49,42 @@ def example(number: int) -> dict:
     for label in range(number % 20, 80, 20):  # every class in several images
         top, left = random.uniform(0, 0.5, 2)
         box = tfds.features.BBox(ymin=top, xmin=left, ymax=top + 0.4, xmax=left + 0.3)
-        image[int(top * height):int((top + 0.4) * height), int(left * width):int((left + 0.3) * width)] = 100 + label
-        objects.append({"bbox": box, "label": int(label), "area": 100, "id": int(label), "is_crowd": number % 7 == 3 and label >= 60})
-    return {"image": image, "image/filename": f"{number:012d}.jpg", "image/id": number, "objects": objects}
+        image[
+            int(top * height) : int((top + 0.4) * height),
+            int(left * width) : int((left + 0.3) * width),
+        ] = 100 + label
+        objects.append(
+            {
+                "bbox": box,
+                "label": int(label),
+                "area": 100,
+                "id": int(label),
+                "is_crowd": number % 7 == 3 and label >= 60,
+            }
+        )
+    return {
+        "image": image,
+        "image/filename": f"{number:012d}.jpg",
+        "image/id": number,
+        "objects": objects,
+    }
 
 
 def test_it_is_valid_and_explained(made_up_coco, tmp_path, capsys):
-    overrides = [word for key in (f"preprocess.source.path={made_up_coco}", f"storage.root={tmp_path}") for word in ("--set", key)]
+    overrides = [
+        word
+        for key in (f"preprocess.source.path={made_up_coco}", f"storage.root={tmp_path}")
+        for word in ("--set", key)
+    ]
     assert main(["validate", str(COCO), *overrides]) == 0
-    assert "retinanet; 12 epochs of batch 16 on 2 workers, multi_worker_mirrored" in capsys.readouterr().out
+    assert (
+        "retinanet; 12 epochs of batch 16 on 2 workers, multi_worker_mirrored"
+        in capsys.readouterr().out
+    )
     assert main(["explain", str(COCO), *overrides]) == 0
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
-        [job, "runs"] for job in ("preprocess", "train", "evaluate", "export")]
+        [job, "runs"] for job in ("preprocess", "train", "evaluate", "export")
+    ]
 
 
 def test_its_eight_devices_are_seated_on_two_hosts_and_its_model_can_be_built():
@@ -62,22 +93,58 @@ def test_its_eight_devices_are_seated_on_two_hosts_and_its_model_can_be_built():
     config = load_config(COCO)
     assert config.train.workers * config.train.devices_per_worker == 8
     assert [host.workers for host in config.hosts.hosts] == [1, 1]
-    model = build_model(config.train, (640, 640, 3), len(config.preprocess.source.class_names), COCO.parent, for_training=False)
+    model = build_model(
+        config.train,
+        (640, 640, 3),
+        len(config.preprocess.source.class_names),
+        COCO.parent,
+        for_training=False,
+    )
     head = make_head(config.train, (640, 640, 3), 80)
-    assert {name: output.shape for name, output in model.output.items()} == {"deltas": (None, 76725, 4), "logits": (None, 76725, 80)}
+    assert {name: output.shape for name, output in model.output.items()} == {
+        "deltas": (None, 76725, 4),
+        "logits": (None, 76725, 80),
+    }
     assert len(head.anchors) == 76725
 
 
 @pytest.mark.slow
 def test_it_is_carried_out_on_made_up_images(made_up_coco, tmp_path):
     made = carry_out(
-        COCO, tmp_path, "export", preprocess__source__path=str(made_up_coco), preprocess__shards=2, preprocess__split__train=0.9,
-        preprocess__split__validation=0.1, preprocess__stages=[{"decode": {"channels": 3}}, "clip_boxes", {"resize": {"height": 64, "width": 64}}],
-        train__model_parameters={"backbone": "MobileNetV2", "backbone_parameters": {"alpha": 0.35}, "width": 16, "depth": 1,
-                                 "frozen_batch_normalization": True, "max_boxes": 8},
-        train__warm_start=None, train__hosts=None, train__workers=1, train__devices_per_worker=1, train__strategy="one_device", train__epochs=1,
-        train__precision="float32", evaluate__gate=[{"metric": "map", "at_least": 0.0}])
+        COCO,
+        tmp_path,
+        "export",
+        preprocess__source__path=str(made_up_coco),
+        preprocess__shards=2,
+        preprocess__split__train=0.9,
+        preprocess__split__validation=0.1,
+        preprocess__stages=[
+            {"decode": {"channels": 3}},
+            "clip_boxes",
+            {"resize": {"height": 64, "width": 64}},
+        ],
+        train__model_parameters={
+            "backbone": "MobileNetV2",
+            "backbone_parameters": {"alpha": 0.35},
+            "width": 16,
+            "depth": 1,
+            "frozen_batch_normalization": True,
+            "max_boxes": 8,
+        },
+        train__warm_start=None,
+        train__hosts=None,
+        train__workers=1,
+        train__devices_per_worker=1,
+        train__strategy="one_device",
+        train__epochs=1,
+        train__precision="float32",
+        evaluate__gate=[{"metric": "map", "at_least": 0.0}],
+    )
     figures = DatasetFigures.model_validate(read_manifest(made["preprocess"]).figures)
-    assert (figures.task, len(figures.class_names), figures.num_examples["test"]) == ("detection", 80, 8)
+    assert (figures.task, len(figures.class_names), figures.num_examples["test"]) == (
+        "detection",
+        80,
+        8,
+    )
     assert figures.num_examples["train"] + figures.num_examples["validation"] == 80
     assert read_manifest(made["export"]).figures["version"] == 1

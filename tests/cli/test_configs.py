@@ -16,9 +16,12 @@ def test_a_good_config_is_described(config_file, capsys):
 
 
 def test_the_schedule_is_described_in_plain_words(config_file, capsys):
-    told = {"null": "by hand only", "'0 3 * * *'": "by the clock, 0 3 * * * (UTC)",
-            "{assets: [raw, labels], watch_seconds: 60}": "when there is an event of raw or labels or when the raw files change "
-                                                          "(looked at every 60 s)"}
+    told = {
+        "null": "by hand only",
+        "'0 3 * * *'": "by the clock, 0 3 * * * (UTC)",
+        "{assets: [raw, labels], watch_seconds: 60}": "when there is an event of raw or labels or when the raw files change "
+        "(looked at every 60 s)",
+    }
     for schedule, words in told.items():
         assert main(["validate", str(config_file), "--set", f"schedule={schedule}"]) == 0
         assert f"digits; runs start {words}\n" in capsys.readouterr().out
@@ -42,24 +45,47 @@ def test_several_files_and_folders_are_validated_in_one_go(config_file, tmp_path
 
 def test_a_folder_in_place_of_a_file_is_answered_with_its_files(config_file, capsys):
     assert main(["explain", str(config_file.parent)]) == 78
-    assert f"{config_file.parent}: is a folder; name one of its YAML files: digits.yaml" in capsys.readouterr().err
+    assert (
+        f"{config_file.parent}: is a folder; name one of its YAML files: digits.yaml"
+        in capsys.readouterr().err
+    )
 
 
 def test_places_are_named_as_the_user_has_named_the_file(config_file, monkeypatch, capsys):
     monkeypatch.chdir(config_file.parent)
     assert main(["validate", "digits.yaml", "--set", "train.model=acme.nets:small"]) == 78
-    assert main(["validate", "digits.yaml", "--set", "preprocess.stages=[decode, {resize: {heigth: 3}}]"]) == 78
+    assert (
+        main(
+            [
+                "validate",
+                "digits.yaml",
+                "--set",
+                "preprocess.stages=[decode, {resize: {heigth: 3}}]",
+            ]
+        )
+        == 78
+    )
     assert all(line.startswith("digits.yaml") for line in capsys.readouterr().err.splitlines())
 
 
 def test_everything_that_is_wrong_is_said_at_once_with_its_place(config_file, capsys):
-    text = config_file.read_text().replace("epochs: 15", "epoch: 15").replace("shards: 8", "shards: none")
+    text = (
+        config_file.read_text()
+        .replace("epochs: 15", "epoch: 15")
+        .replace("shards: 8", "shards: none")
+    )
     config_file.write_text(text)
     assert main(["validate", str(config_file)]) == 78
     errors = capsys.readouterr().err.splitlines()
     lines = text.splitlines()
-    assert f"{config_file}:{lines.index('  epoch: 15') + 1}: train.epoch: unknown key; the nearest valid name is 'epochs'" in errors
-    assert any(error.startswith(f"{config_file}:{lines.index('  shards: none') + 1}: preprocess.shards: ") for error in errors)
+    assert (
+        f"{config_file}:{lines.index('  epoch: 15') + 1}: train.epoch: unknown key; the nearest valid name is 'epochs'"
+        in errors
+    )
+    assert any(
+        error.startswith(f"{config_file}:{lines.index('  shards: none') + 1}: preprocess.shards: ")
+        for error in errors
+    )
 
 
 def test_an_unknown_stage_is_refused_with_the_nearest_name(config_file, capsys):
@@ -85,8 +111,11 @@ def explained(capsys, config_file, *more: str) -> dict[str, tuple[str, str]]:
 
 def test_before_the_first_run_everything_runs(config_file, capsys):
     assert explained(capsys, config_file) == {
-        "preprocess": ("runs", "never made before"), "train": ("runs", "because preprocess runs"),
-        "evaluate": ("runs", "because preprocess and train run"), "export": ("runs", "because train and evaluate run")}
+        "preprocess": ("runs", "never made before"),
+        "train": ("runs", "because preprocess runs"),
+        "evaluate": ("runs", "because preprocess and train run"),
+        "export": ("runs", "because train and evaluate run"),
+    }
 
 
 def test_what_is_there_is_cached_and_a_changed_key_is_named(config_file, make_artifact, capsys):
@@ -94,31 +123,53 @@ def test_what_is_there_is_cached_and_a_changed_key_is_named(config_file, make_ar
     made = {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}
     make_artifact("evaluate", made)
     assert {task: verdict for task, (verdict, _) in explained(capsys, config_file).items()} == {
-        "preprocess": "cached", "train": "cached", "evaluate": "cached", "export": "runs"}
+        "preprocess": "cached",
+        "train": "cached",
+        "evaluate": "cached",
+        "export": "runs",
+    }
     changed = explained(capsys, config_file, "--set", "train.optimizer.learning_rate=0.01")
     assert changed["preprocess"][0] == "cached"
     assert changed["train"] == ("runs", "config optimizer.learning_rate: 0.001 -> 0.01")
     assert changed["export"] == ("runs", "because train and evaluate run")
 
 
-def test_a_gate_that_was_not_passed_skips_the_export_and_says_why(config_file, make_artifact, capsys):
+def test_a_gate_that_was_not_passed_skips_the_export_and_says_why(
+    config_file, make_artifact, capsys
+):
     data = make_artifact("preprocess", {})
     rule = {"metric": "accuracy", "passed": False, "text": "accuracy 0.9 is below 0.975"}
-    make_artifact("evaluate", {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}, gate_passed=False, rules=[rule])
-    assert explained(capsys, config_file)["export"] == ("skipped", "the gate was not passed: accuracy 0.9 is below 0.975")
+    make_artifact(
+        "evaluate",
+        {"preprocess": data, "train": make_artifact("train", {"preprocess": data})},
+        gate_passed=False,
+        rules=[rule],
+    )
+    assert explained(capsys, config_file)["export"] == (
+        "skipped",
+        "the gate was not passed: accuracy 0.9 is below 0.975",
+    )
 
 
-def test_where_a_person_is_asked_it_says_so_and_where_there_is_nothing_to_ask_too(config_file, make_artifact, capsys):
+def test_where_a_person_is_asked_it_says_so_and_where_there_is_nothing_to_ask_too(
+    config_file, make_artifact, capsys
+):
     values = yaml.safe_load(config_file.read_text())
     values["evaluate"]["approval"] = {"timeout_seconds": 60}
     config_file.write_text(yaml.safe_dump(values, sort_keys=False))
     before = explained(capsys, config_file)
     assert list(before) == ["preprocess", "train", "evaluate", "approve", "export"]
-    assert before["approve"] == ("asks", "a person, for 60 s; without an answer: reject; only if the gate is passed")
+    assert before["approve"] == (
+        "asks",
+        "a person, for 60 s; without an answer: reject; only if the gate is passed",
+    )
     data = make_artifact("preprocess", {})
     made = {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}
     made["evaluate"] = make_artifact("evaluate", made)
-    assert explained(capsys, config_file)["approve"] == ("asks", "a person, for 60 s; without an answer: reject")
+    assert explained(capsys, config_file)["approve"] == (
+        "asks",
+        "a person, for 60 s; without an answer: reject",
+    )
     assert "approve" not in explained(capsys, config_file, "--set", "evaluate.approval=null")
 
 
@@ -128,16 +179,27 @@ def test_of_a_gate_that_was_not_passed_nobody_is_asked(config_file, make_artifac
     config_file.write_text(yaml.safe_dump(values, sort_keys=False))
     data = make_artifact("preprocess", {})
     rule = {"metric": "accuracy", "passed": False, "text": "accuracy 0.9 is below 0.975"}
-    make_artifact("evaluate", {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}, gate_passed=False, rules=[rule])
-    assert explained(capsys, config_file)["approve"] == ("skipped", "the gate was not passed: accuracy 0.9 is below 0.975")
+    make_artifact(
+        "evaluate",
+        {"preprocess": data, "train": make_artifact("train", {"preprocess": data})},
+        gate_passed=False,
+        rules=[rule],
+    )
+    assert explained(capsys, config_file)["approve"] == (
+        "skipped",
+        "the gate was not passed: accuracy 0.9 is below 0.975",
+    )
 
 
 def test_the_ui_says_which_schedules_run_and_which_are_paused():
     from pipeline_ops.cli.commands.ui import schedule_lines
 
-    dags = [{"dag_id": "nightly", "timetable_summary": "0 3 * * *", "is_paused": False},
-            {"dag_id": "held", "timetable_summary": "Asset", "is_paused": True},
-            {"dag_id": "by_hand", "timetable_summary": None, "is_paused": True}]
+    dags = [
+        {"dag_id": "nightly", "timetable_summary": "0 3 * * *", "is_paused": False},
+        {"dag_id": "held", "timetable_summary": "Asset", "is_paused": True},
+        {"dag_id": "by_hand", "timetable_summary": None, "is_paused": True},
+    ]
     assert list(schedule_lines(dags)) == [
         "Schedules nightly (0 3 * * *)",
-        "Paused    held: nothing starts by the schedule until you unpause it in the UI, with the switch beside its name"]
+        "Paused    held: nothing starts by the schedule until you unpause it in the UI, with the switch beside its name",
+    ]

@@ -24,26 +24,47 @@ from pipeline_ops.jobs.task_record import read_record
 pytestmark = pytest.mark.timeout(1200)
 
 EXECUTORS = ("local", "celery")
-PEOPLE = {"task failed": ("PATCH", "{run}/taskInstances/train", {"new_state": "failed"}),
-          "task success": ("PATCH", "{run}/taskInstances/train", {"new_state": "success"}),
-          "run failed": ("PATCH", "{run}", {"state": "failed"}),
-          "clear": ("POST", "clearTaskInstances", {"dry_run": False, "task_ids": ["train"], "only_failed": False, "reset_dag_runs": True}),
-          "run clear": ("POST", "{run}/clear", {"dry_run": False, "only_failed": False})}
+PEOPLE = {
+    "task failed": ("PATCH", "{run}/taskInstances/train", {"new_state": "failed"}),
+    "task success": ("PATCH", "{run}/taskInstances/train", {"new_state": "success"}),
+    "run failed": ("PATCH", "{run}", {"state": "failed"}),
+    "clear": (
+        "POST",
+        "clearTaskInstances",
+        {"dry_run": False, "task_ids": ["train"], "only_failed": False, "reset_dag_runs": True},
+    ),
+    "run clear": ("POST", "{run}/clear", {"dry_run": False, "only_failed": False}),
+}
 """What a person can do in the UI or by REST, as calls of Airflow's API."""
 _ENDED_SECONDS = 60.0
 """It takes 1 to 4 seconds on a machine that has nothing else to do. A job that nobody ends trains for an hour."""
 
 
-needs_another_host = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give this machine another name for one of its processes")
+needs_another_host = pytest.mark.skipif(
+    os.geteuid() != 0,
+    reason="only root can give this machine another name for one of its processes",
+)
 
 
 def table(*rows: tuple, fast: tuple = ()) -> Callable:
     """Every row for every executor. All are slow but for some that every run of the tests has, with Celery."""
-    executors = pytest.mark.parametrize("airflow", [pytest.param("local", marks=pytest.mark.slow), "celery"], indirect=True, scope="module")
+    executors = pytest.mark.parametrize(
+        "airflow",
+        [pytest.param("local", marks=pytest.mark.slow), "celery"],
+        indirect=True,
+        scope="module",
+    )
     if not rows:
         return lambda test: executors(pytest.mark.slow(test))
-    cells = [pytest.param(*row, marks=() if row in fast else pytest.mark.slow, id="-".join(row).replace(" ", "_")) for row in rows]
-    return lambda test: executors(pytest.mark.parametrize(["when", "way"][:len(rows[0])], cells)(test))
+    cells = [
+        pytest.param(
+            *row, marks=() if row in fast else pytest.mark.slow, id="-".join(row).replace(" ", "_")
+        )
+        for row in rows
+    ]
+    return lambda test: executors(
+        pytest.mark.parametrize(["when", "way"][: len(rows[0])], cells)(test)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +74,14 @@ def airflow(request, tmp_path_factory) -> Iterator[Airflow]:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp(f"durable-{request.param}")
     make_pipeline(folder)
-    servers = tmp_path_factory.mktemp("servers") / "both"  # not below Airflow's: what is left there, its end kills
-    with services.celery_settings(servers) if request.param == "celery" else contextlib.nullcontext({}) as executor:
+    servers = (
+        tmp_path_factory.mktemp("servers") / "both"
+    )  # not below Airflow's: what is left there, its end kills
+    with (
+        services.celery_settings(servers)
+        if request.param == "celery"
+        else contextlib.nullcontext({}) as executor
+    ):
         airflow = Airflow(folder, os.environ, executor)
         try:
             airflow.begin()
@@ -68,15 +95,23 @@ def training(airflow):
     """Starts a run that trains for long; afterwards nothing of it may be left, whatever became of it, and Airflow is whole again."""
     runs = []
 
-    def start(epochs: int = 5000, task: str = "train", author: Mapping[str, Any] | None = None, **conf) -> Run:
-        conf = {"train__epochs": epochs, "train__seed": time.time_ns() % 2**31} | conf  # a training that no other row has made
+    def start(
+        epochs: int = 5000, task: str = "train", author: Mapping[str, Any] | None = None, **conf
+    ) -> Run:
+        conf = {
+            "train__epochs": epochs,
+            "train__seed": time.time_ns() % 2**31,
+        } | conf  # a training that no other row has made
         runs.append(airflow.trigger(task, author, **conf))
         return runs[-1]
 
     yield start
     airflow.restart(*airflow.commands)
     for run in runs:
-        assert airflow.call("PATCH", run.path, {"state": "failed"}).status_code in (200, 404)  # where it was deleted
+        assert airflow.call("PATCH", run.path, {"state": "failed"}).status_code in (
+            200,
+            404,
+        )  # where it was deleted
         wait_until(lambda run=run: not run.processes(), _ENDED_SECONDS)
 
 
@@ -100,16 +135,24 @@ def order(airflow: Airflow, run: Run, way: str) -> None:
 def check_nothing_is_half_published(airflow: Airflow) -> None:
     published = airflow.layout.root / "models" / "digits"
     assert not list(published.glob(".*")) if published.exists() else True
-    assert all(read_manifest(path / "manifest.json") for path in airflow.layout.artifacts("train").glob("[!.]*"))
+    assert all(
+        read_manifest(path / "manifest.json")
+        for path in airflow.layout.artifacts("train").glob("[!.]*")
+    )
 
 
-@table(*((when, way) for when in ("deferred", "running") for way in PEOPLE), fast=(("deferred", "run failed"), ("running", "task failed")))
+@table(
+    *((when, way) for when in ("deferred", "running") for way in PEOPLE),
+    fast=(("deferred", "run failed"), ("running", "task failed")),
+)
 def test_a_person_who_ends_a_training_ends_every_process_of_it(airflow, training, when, way):
     run = training()
     attempt = bring_to(run, when)
     if when == "deferred":
         assert len(run.processes()) >= 4  # the launcher, the preloaded process, two workers
-        assert airflow.call("DELETE", run.path).status_code == 409, "a run that is running can't be deleted"
+        assert airflow.call("DELETE", run.path).status_code == 409, (
+            "a run that is running can't be deleted"
+        )
     order(airflow, run, way)
     run.wait_for_end_of(attempt, _ENDED_SECONDS)
     check_nothing_is_half_published(airflow)
@@ -117,7 +160,10 @@ def test_a_person_who_ends_a_training_ends_every_process_of_it(airflow, training
         wait_until(lambda: run.attempts[-1] != attempt and run.processes(run.attempts[-1]), 180)
     if way == "task success":  # nobody can evaluate what was not trained, and the record says so
         run.wait_for("failed", "evaluate")
-        assert "train has left no manifest" in read_record(airflow.layout.task_record(run.run_id, "evaluate")).message
+        assert (
+            "train has left no manifest"
+            in read_record(airflow.layout.task_record(run.run_id, "evaluate")).message
+        )
 
 
 @table(("deferred",), ("running",))
@@ -148,7 +194,9 @@ def test_a_training_ends_though_its_worker_is_dead(airflow, training, when, way)
 
 
 @table(("deferred", "task failed"), ("running", "task failed"))
-def test_a_training_ends_though_scheduler_triggerer_and_worker_are_dead(airflow, training, when, way):
+def test_a_training_ends_though_scheduler_triggerer_and_worker_are_dead(
+    airflow, training, when, way
+):
     run = training()
     attempt = bring_to(run, when)
     airflow.kill(*{"scheduler", "triggerer", airflow.worker})
@@ -157,7 +205,9 @@ def test_a_training_ends_though_scheduler_triggerer_and_worker_are_dead(airflow,
 
 
 @table(("running", "task failed"), ("running", "task success"))
-def test_a_training_ends_though_its_worker_hangs_and_is_killed_before_it_has_heard_of_it(airflow, training, when, way):
+def test_a_training_ends_though_its_worker_hangs_and_is_killed_before_it_has_heard_of_it(
+    airflow, training, when, way
+):
     """As on a machine that is so busy that the task is killed before its `on_kill` is done."""
     run = training()
     attempt = bring_to(run, when)
@@ -188,7 +238,9 @@ def test_a_training_that_is_not_done_in_time_ends_with_every_process(airflow, tr
 
 
 @table()
-def test_the_same_gang_goes_on_when_scheduler_triggerer_and_all_of_airflow_are_killed(airflow, training):
+def test_the_same_gang_goes_on_when_scheduler_triggerer_and_all_of_airflow_are_killed(
+    airflow, training
+):
     run = training()
     attempt = bring_to(run, "deferred")
     gang = run.processes(attempt)
@@ -212,7 +264,9 @@ def test_a_training_goes_on_to_its_end_through_a_deployment(airflow, training, w
         assert run.processes(attempt) or read_status(attempt).manifest
     airflow.restart(*airflow.commands)
     run.wait_for("success", seconds=900)
-    if when == "deferred":  # a task that runs may need another try, because it can't reach Airflow any more
+    if (
+        when == "deferred"
+    ):  # a task that runs may need another try, because it can't reach Airflow any more
         assert len(run.attempts) == 1
         assert run.task()["try_number"] == 1
     wait_until(lambda: run.state == "success", 180)
@@ -223,10 +277,15 @@ def test_a_training_goes_on_to_its_end_through_a_deployment(airflow, training, w
 def test_a_killed_worker_costs_a_try_and_the_next_one_finds_the_same_gang(airflow, training):
     run = training()
     attempt = bring_to(run, "running")
-    [leader] = [process for process in run.processes(attempt) if "--request" in command_line(process)]
+    [leader] = [
+        process for process in run.processes(attempt) if "--request" in command_line(process)
+    ]
     airflow.kill(airflow.worker)
     airflow.restart(airflow.worker)
-    wait_until(lambda: run.task()["try_number"] == 2 and run.task()["state"] in ("running", "deferred"), 180)
+    wait_until(
+        lambda: run.task()["try_number"] == 2 and run.task()["state"] in ("running", "deferred"),
+        180,
+    )
     run.wait_for("deferred")
     assert len(run.attempts) == 1
     assert lives(leader)
@@ -249,13 +308,21 @@ def test_a_try_on_another_host_follows_the_gang_of_a_host_that_is_lost(airflow, 
 
 @needs_another_host
 @table()
-def test_a_training_that_is_cleared_and_begins_anew_on_another_host_never_has_two_gangs(airflow, training):
+def test_a_training_that_is_cleared_and_begins_anew_on_another_host_never_has_two_gangs(
+    airflow, training
+):
     run = training()
     attempt = bring_to(run, "deferred")
     gangs = []
 
     def only_the_next_trains() -> bool:
-        gangs[:] = [attempt for attempt in run.attempts if any("pipeline_ops.training" in " ".join(command_line(p)) for p in run.processes(attempt))]
+        gangs[:] = [
+            attempt
+            for attempt in run.attempts
+            if any(
+                "pipeline_ops.training" in " ".join(command_line(p)) for p in run.processes(attempt)
+            )
+        ]
         assert len(gangs) <= 1, gangs
         return gangs not in ([], [attempt])
 

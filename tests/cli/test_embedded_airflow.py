@@ -30,9 +30,18 @@ with DAG("small", schedule="@daily", start_date=dt.datetime(2024, 1, 1), catchup
 def home(tmp_path, survivors):
     """The home of an Airflow that runs while the test does; afterwards nothing of it may be left."""
     (tmp_path / "small.py").write_text(_DAG)
-    (tmp_path / "broken.py").write_text("from airflow.sdk import DAG\nraise RuntimeError('a config that nobody can use')\n")
-    argv = [sys.executable, str(Path(__file__).parent / "holder.py"), str(tmp_path), "/configs/a.yaml"]
-    holder = subprocess.Popen(argv, env=survivors.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    (tmp_path / "broken.py").write_text(
+        "from airflow.sdk import DAG\nraise RuntimeError('a config that nobody can use')\n"
+    )
+    argv = [
+        sys.executable,
+        str(Path(__file__).parent / "holder.py"),
+        str(tmp_path),
+        "/configs/a.yaml",
+    ]
+    holder = subprocess.Popen(
+        argv, env=survivors.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     lines = [holder.stdout.readline() for _ in range(2)]
     assert lines[1].startswith("up "), lines
     yield Home(tmp_path)
@@ -50,9 +59,18 @@ def test_a_home_of_its_own_on_loopback_only_without_schedules(home, survivors):
         with pytest.raises(ConfigError, match="a config that nobody can use"):
             wait_for_dag(api, home, server, "broken", since=0.0)
         run_id = api.trigger("small", {})
-        assert api.active_runs("small") == [run_id], "a daily DAG that is unpaused must not start by itself"
-    with AirflowApi(server.url, USER, "wrong") as stranger, pytest.raises(MachineError, match="refuses POST /auth/token"):
+        assert api.active_runs("small") == [run_id], (
+            "a daily DAG that is unpaused must not start by itself"
+        )
+    with (
+        AirflowApi(server.url, USER, "wrong") as stranger,
+        pytest.raises(MachineError, match="refuses POST /auth/token"),
+    ):
         stranger.log_in()
-    connections = [entry for process in survivors.look() for entry in ask(partial(process.net_connections, "tcp"), gone=[])]
+    connections = [
+        entry
+        for process in survivors.look()
+        for entry in ask(partial(process.net_connections, "tcp"), gone=[])
+    ]
     listening = {entry.laddr.ip for entry in connections if entry.status == psutil.CONN_LISTEN}
     assert listening == {"127.0.0.1"}

@@ -41,7 +41,11 @@ class Trainyard:
     """The command, with a home, a config and raw data of its own."""
 
     def __init__(self, folder: Path):
-        self.folder, self.config, self.temporary = folder, folder / "digits.yaml", folder / "temporary"
+        self.folder, self.config, self.temporary = (
+            folder,
+            folder / "digits.yaml",
+            folder / "temporary",
+        )
         self.process: subprocess.Popen | None = None
         self.temporary.mkdir()
         values = yaml.safe_load(DIGITS.read_text())
@@ -49,16 +53,24 @@ class Trainyard:
         values["train"] |= {"epochs": 3, "global_batch": 64, "workers": 2}
         values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.5}]
         self.config.write_text(yaml.safe_dump(values, sort_keys=False))
-        subprocess.run([sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
     def start(self, *words: str, environment=os.environ, **streams) -> subprocess.Popen:
         argv = [sys.executable, "-m", "pipeline_ops.cli.main", *words]
-        self.process = subprocess.Popen(argv, text=True, env=self.environment(environment), **streams)
+        self.process = subprocess.Popen(
+            argv, text=True, env=self.environment(environment), **streams
+        )
         return self.process
 
     def listening(self) -> set[int]:
         """Processes below the one that was started last: Airflow's, which overwrite their environment; and all that have kept it: the jobs'."""
-        return listening_with(f"TRAINYARD_HOME={self.folder}").union(descendants(self.process.pid) if self.process else ())
+        return listening_with(f"TRAINYARD_HOME={self.folder}").union(
+            descendants(self.process.pid) if self.process else ()
+        )
 
     def environment(self, inherited=os.environ) -> dict[str, str]:
         """With a temporary folder of its own, as /tmp is."""
@@ -66,7 +78,9 @@ class Trainyard:
 
     def run(self, *more: str, environment=os.environ) -> subprocess.CompletedProcess:
         words = ["run", str(self.config), "--json", *more]
-        process = self.start(*words, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = self.start(
+            *words, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         output, errors = process.communicate(timeout=400)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
@@ -99,8 +113,12 @@ def ui(trainyard, first_run):
     """`trainyard ui`, kept up: its address, user and password."""
     process = trainyard.start("ui", str(trainyard.config), stdout=subprocess.PIPE)
     try:
-        pattern = re.compile(r"Airflow +(\S+) +user (\S+) +password in (\S+)")  # this is no terminal, so the password is not printed
-        found = next((match.groups() for line in process.stdout if (match := pattern.match(line))), None)
+        pattern = re.compile(
+            r"Airflow +(\S+) +user (\S+) +password in (\S+)"
+        )  # this is no terminal, so the password is not printed
+        found = next(
+            (match.groups() for line in process.stdout if (match := pattern.match(line))), None
+        )
         assert found, f"trainyard ui has ended with {process.wait()}"
         url, user, passwords = found
         yield url, user, json.loads(Path(passwords).read_text())[user]
@@ -112,9 +130,24 @@ def ui(trainyard, first_run):
 
 def test_the_first_run_publishes_version_1(first_run, trainyard):
     summary = summary_of(first_run)
-    assert list(summary) == ["pipeline", "run_id", "state", "seconds", "tasks", "dataset", "training", "search", "metrics", "gate", "model", "report"]
+    assert list(summary) == [
+        "pipeline",
+        "run_id",
+        "state",
+        "seconds",
+        "tasks",
+        "dataset",
+        "training",
+        "search",
+        "metrics",
+        "gate",
+        "model",
+        "report",
+    ]
     assert summary["state"] == "success"
-    assert {name: task["state"] for name, task in summary["tasks"].items()} == dict.fromkeys(JOBS, "success")
+    assert {name: task["state"] for name, task in summary["tasks"].items()} == dict.fromkeys(
+        JOBS, "success"
+    )
     assert cached_tasks(summary) == set()
     assert sum(summary["dataset"]["examples"].values()) == 1797
     assert summary["dataset"]["shards"] == {"train": 8, "validation": 8, "test": 8}
@@ -139,7 +172,9 @@ def test_a_run_listens_on_loopback_alone(first_run, trainyard):
     assert len(trainyard.listeners.seen) == 1
 
 
-@pytest.mark.parametrize("route", ["/api/v2/dags", "/api/v2/connections", "/execution/variables/any"])
+@pytest.mark.parametrize(
+    "route", ["/api/v2/dags", "/api/v2/connections", "/execution/variables/any"]
+)
 def test_a_client_on_loopback_without_credentials_gets_nothing(ui, route):
     """F5."""
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -150,7 +185,9 @@ def test_a_client_on_loopback_without_credentials_gets_nothing(ui, route):
 
 def test_the_address_the_progress_and_the_result_are_shown(first_run):
     shown = first_run.stderr
-    assert re.search(r"Airflow +http://127\.0\.0\.1:\d+ +user admin +password in \S+/passwords.json", shown)
+    assert re.search(
+        r"Airflow +http://127\.0\.0\.1:\d+ +user admin +password in \S+/passwords.json", shown
+    )
     assert re.search(r"train +train \d+/\d+ steps .* loss ", shown)
     assert re.search(r"Gate +passed", shown)
     assert "models/digits/1" in shown
@@ -161,7 +198,9 @@ def test_an_unchanged_second_run_is_cached(ui, trainyard):
     summary = summary_of(process)
     assert cached_tasks(summary) == set(JOBS)
     assert summary["model"]["version"] == 1
-    assert process.stderr.count("unchanged: same inputs, config, code and package versions") >= len(JOBS)
+    assert process.stderr.count("unchanged: same inputs, config, code and package versions") >= len(
+        JOBS
+    )
 
 
 def test_another_learning_rate_trains_but_does_not_preprocess(ui, trainyard):
@@ -173,39 +212,74 @@ def test_another_learning_rate_trains_but_does_not_preprocess(ui, trainyard):
 @pytest.mark.slow
 def test_with_a_warm_start_the_second_training_begins_with_the_first_ones_weights(ui, trainyard):
     """A model of its own, so that there is no champion at first, and a seed of its own. The third run is the second one unchanged."""
-    words = ("--set", "train.warm_start=champion", "--set", "export.model=warm", "--set", "train.seed=5")
-    first, second, third = (trainyard.run(*words, "--set", f"train.epochs={epochs}") for epochs in (3, 4, 4))
+    words = (
+        "--set",
+        "train.warm_start=champion",
+        "--set",
+        "export.model=warm",
+        "--set",
+        "train.seed=5",
+    )
+    first, second, third = (
+        trainyard.run(*words, "--set", f"train.epochs={epochs}") for epochs in (3, 4, 4)
+    )
     assert "there is no champion yet to begin with; begins anew" in first.stderr
     assert summary_of(first)["training"]["warm_start"] is None
-    begun, version_1 = summary_of(second), str(trainyard.folder / "storage" / "models" / "warm" / "1" / "manifest.json")
+    begun, version_1 = (
+        summary_of(second),
+        str(trainyard.folder / "storage" / "models" / "warm" / "1" / "manifest.json"),
+    )
     assert begun["training"]["warm_start"] == version_1
     assert f"begins with the weights of {version_1}" in second.stderr, "while it trains"
     assert f"Began     with the weights of {version_1}\n" in second.stderr, "when it has ended"
     before, after = (training_of(summary).history for summary in (summary_of(first), begun))
-    assert after[0].metrics["loss"] < min(before[0].metrics["loss"] / 2, before[-1].metrics["loss"] * 1.5)
+    assert after[0].metrics["loss"] < min(
+        before[0].metrics["loss"] / 2, before[-1].metrics["loss"] * 1.5
+    )
     assert cached_tasks(summary_of(third)) == set(JOBS)
 
 
 def training_of(summary: dict) -> TrainingFigures:
-    return TrainingFigures.model_validate(read_manifest(summary["tasks"]["train"]["manifest"]).figures)
+    return TrainingFigures.model_validate(
+        read_manifest(summary["tasks"]["train"]["manifest"]).figures
+    )
 
 
 def test_unusable_files_over_the_budget_fail_the_run_and_are_named(ui, trainyard, tmp_path):
     shutil.copytree(trainyard.folder / "raw", tmp_path / "raw")
     broken = sorted((tmp_path / "raw" / "3").iterdir())[0]
     broken.write_bytes(broken.read_bytes()[:60])
-    no_budget = ("--set", "preprocess.rejects.max_count=0", "--set", "preprocess.rejects.max_fraction=0")
+    no_budget = (
+        "--set",
+        "preprocess.rejects.max_count=0",
+        "--set",
+        "preprocess.rejects.max_fraction=0",
+    )
     process = trainyard.run("--set", f"preprocess.source.path={tmp_path / 'raw'}", *no_budget)
     assert process.returncode == 65
     assert f"3/{broken.name}" in process.stderr
     assert "job.log" in process.stderr
-    assert json.loads(process.stdout.splitlines()[-1])["tasks"]["train"]["state"] == "upstream_failed"
+    assert (
+        json.loads(process.stdout.splitlines()[-1])["tasks"]["train"]["state"] == "upstream_failed"
+    )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-def test_a_run_that_is_stopped_in_the_middle_leaves_no_process_and_no_temporary_file(trainyard, first_run, tmp_path, temporary, survivors, number):
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
+def test_a_run_that_is_stopped_in_the_middle_leaves_no_process_and_no_temporary_file(
+    trainyard, first_run, tmp_path, temporary, survivors, number
+):
     aside = {**survivors.environment, "TRAINYARD_HOME": str(tmp_path)}
-    argv = [sys.executable, "-m", "pipeline_ops.cli.main", "run", str(trainyard.config), "--set", "train.epochs=2000"]
+    argv = [
+        sys.executable,
+        "-m",
+        "pipeline_ops.cli.main",
+        "run",
+        str(trainyard.config),
+        "--set",
+        "train.epochs=2000",
+    ]
     process = subprocess.Popen(argv, env=aside, stdout=subprocess.PIPE, text=True)
     assert any(re.search(r"\d/\d+ steps", line) for line in process.stdout)
     assert len(survivors.look()) > 8
@@ -219,18 +293,36 @@ def test_a_run_that_is_stopped_in_the_middle_leaves_no_process_and_no_temporary_
 
 @pytest.mark.parametrize("state", ["running", pytest.param("deferred", marks=pytest.mark.slow)])
 def test_marking_the_task_failed_ends_its_processes_within_5_seconds(ui, trainyard, state):
-    words = ["run", str(trainyard.config), "--set", "train.epochs=3000", "--set", "train.early_stopping=null"]
+    words = [
+        "run",
+        str(trainyard.config),
+        "--set",
+        "train.epochs=3000",
+        "--set",
+        "train.early_stopping=null",
+    ]
     process = trainyard.start(*words, stdout=subprocess.PIPE)
-    seen, at_least = {"running": ("train +running", 3), "deferred": (r"\d/\d+ steps", 5)}[state]  # launcher, agent, preloaded process, two workers
+    seen, at_least = {"running": ("train +running", 3), "deferred": (r"\d/\d+ steps", 5)}[
+        state
+    ]  # launcher, agent, preloaded process, two workers
     assert any(re.search(seen, line) for line in process.stdout)
     with AirflowApi(*ui) as api:
         api.log_in()
         [run_id] = api.active_runs("digits")
         run = trainyard.folder / "storage" / "runs" / "digits" / run_id
         wait_until(lambda: len(tree_of_job(run)) >= at_least)
-        wait_until(lambda: {task["task_id"]: task["state"] for task in api.tasks("digits", run_id)}["train"] == state)
+        wait_until(
+            lambda: (
+                {task["task_id"]: task["state"] for task in api.tasks("digits", run_id)}["train"]
+                == state
+            )
+        )
         tree = tree_of_job(run)
-        api._call("PATCH", f"/api/v2/dags/digits/dagRuns/{quote(run_id, safe='')}/taskInstances/train", {"new_state": "failed"})
+        api._call(
+            "PATCH",
+            f"/api/v2/dags/digits/dagRuns/{quote(run_id, safe='')}/taskInstances/train",
+            {"new_state": "failed"},
+        )
     watch = Stopwatch()
     wait_until(lambda: not any(lives(member) for member in tree))
     assert watch.seconds < 5.0
@@ -242,8 +334,22 @@ def test_marking_the_task_failed_ends_its_processes_within_5_seconds(ui, trainya
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["launcher", "agent", "preloaded", "worker"])
 def test_a_killed_process_of_the_training_costs_a_restart_and_not_the_run(ui, trainyard, victim):
-    words = ["--set", "train.epochs=30", "--set", "train.early_stopping=null", "--set", f"train.seed={100 + len(victim)}"]
-    process = trainyard.start("run", str(trainyard.config), "--json", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    words = [
+        "--set",
+        "train.epochs=30",
+        "--set",
+        "train.early_stopping=null",
+        "--set",
+        f"train.seed={100 + len(victim)}",
+    ]
+    process = trainyard.start(
+        "run",
+        str(trainyard.config),
+        "--json",
+        *words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert any(re.search(r"\d/\d+ steps", line) for line in process.stderr)
     with AirflowApi(*ui) as api:
         api.log_in()
@@ -251,13 +357,17 @@ def test_a_killed_process_of_the_training_costs_a_restart_and_not_the_run(ui, tr
     job, *_ = tree_of_job(trainyard.folder / "storage" / "runs" / "digits" / run_id)
     [agent] = job.children()
     [preloaded] = agent.children()
-    {"launcher": job, "agent": agent, "preloaded": preloaded, "worker": preloaded.children()[-1]}[victim].kill()
+    {"launcher": job, "agent": agent, "preloaded": preloaded, "worker": preloaded.children()[-1]}[
+        victim
+    ].kill()
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     summary = json.loads(output.splitlines()[-1])
     assert summary["state"] == "success"
     assert summary["training"]["steps"] == -(-30 * summary["dataset"]["examples"]["train"] // 64)
-    if victim != "launcher":  # a job that was killed itself is started again by Airflow, and goes on from the checkpoint
+    if (
+        victim != "launcher"
+    ):  # a job that was killed itself is started again by Airflow, and goes on from the checkpoint
         assert summary["training"]["restarts"] == 1
         assert "restart 1 of 3" in errors
     assert not any(process.is_running() for process in (job, agent, preloaded))
@@ -281,10 +391,22 @@ def tree_of_job(run: Path) -> list[psutil.Process]:
 @pytest.fixture
 def asking(ui, trainyard):
     """The API of the Airflow that runs, while the pipeline asks a person before it publishes: its author has changed the YAML meanwhile."""
+
     def rewrite(text: str, asks: bool) -> None:
         trainyard.config.write_text(text)
         api.parse_again(api.dag("digits")["file_token"])
-        wait_until(lambda: ("approve" in {task["task_id"] for task in api._call("GET", "/api/v2/dags/digits/tasks")["tasks"]}) == asks)
+        wait_until(
+            lambda: (
+                (
+                    "approve"
+                    in {
+                        task["task_id"]
+                        for task in api._call("GET", "/api/v2/dags/digits/tasks")["tasks"]
+                    }
+                )
+                == asks
+            )
+        )
 
     plain = trainyard.config.read_text()
     values = yaml.safe_load(plain)
@@ -297,9 +419,17 @@ def asking(ui, trainyard):
 
 
 @needs_chromium
-def test_a_person_with_nothing_but_a_browser_retrains_watches_approves_and_rolls_back(asking, first_run, trainyard):
-    layout, registry = Layout(trainyard.folder / "storage", "digits"), Registry(trainyard.folder / "storage" / "models" / "digits")
-    before, dataset = registry.champion().number, dataset_version(layout, summary_of(first_run)["run_id"])
+def test_a_person_with_nothing_but_a_browser_retrains_watches_approves_and_rolls_back(
+    asking, first_run, trainyard
+):
+    layout, registry = (
+        Layout(trainyard.folder / "storage", "digits"),
+        Registry(trainyard.folder / "storage" / "models" / "digits"),
+    )
+    before, dataset = (
+        registry.champion().number,
+        dataset_version(layout, summary_of(first_run)["run_id"]),
+    )
     with person_at_browser(asking) as person:
         person.log_in()
         form = person.open_form("digits")
@@ -307,8 +437,15 @@ def test_a_person_with_nothing_but_a_browser_retrains_watches_approves_and_rolls
         fill_in(person, form, dataset)
         run = person.send(form)
         run_id = unquote(run.rsplit("/", 1)[-1])
-        assert asking.run("digits", run_id)["conf"].items() >= {
-            "train.epochs": 30, "train.early_stopping.patience_epochs": 30, "train.warm_start": "version 1", "preprocess.dataset": dataset}.items()
+        assert (
+            asking.run("digits", run_id)["conf"].items()
+            >= {
+                "train.epochs": 30,
+                "train.early_stopping.patience_epochs": 30,
+                "train.warm_start": "version 1",
+                "preprocess.dataset": dataset,
+            }.items()
+        )
         watch(person)
         [request] = layout.attempts(run_id, "train").glob("*/request.json")
         assert json.loads(request.read_text())["config"]["epochs"] == 30
@@ -319,11 +456,16 @@ def test_a_person_with_nothing_but_a_browser_retrains_watches_approves_and_rolls
         assert challenger > before
         read_report(person, f"Published as version {challenger}")
         roll_back(person, challenger, before)
-        for name, path in {"progress": f"pipelines/digits/progress?run_id={quote(run_id)}", "model": "pipelines/digits/models"}.items():
+        for name, path in {
+            "progress": f"pipelines/digits/progress?run_id={quote(run_id)}",
+            "model": "pipelines/digits/models",
+        }.items():
             person.look_on_a_phone(f"/trainyard/{path}", name)
         assert person.outside == []
     assert (registry.champion().number, registry.history()[-1].reason) == (
-        before, f"rolled back from version {challenger}: customers complained (admin, in the UI)")
+        before,
+        f"rolled back from version {challenger}: customers complained (admin, in the UI)",
+    )
 
 
 def dataset_version(layout: Layout, run_id: str) -> str:

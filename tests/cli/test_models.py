@@ -30,12 +30,26 @@ def test_versions_are_listed_with_metrics_champion_and_history(config_file, publ
     assert lines[0].startswith("     1  accuracy 0.9800")
     assert lines[1].startswith("*    2  accuracy 0.9800")
     assert lines[2] == "* in service: version 2"
-    assert [line.split("  ", 2)[2] for line in lines[3:]] == ["version 1: passed the gate", "version 2: passed the gate"]
+    assert [line.split("  ", 2)[2] for line in lines[3:]] == [
+        "version 1: passed the gate",
+        "version 2: passed the gate",
+    ]
 
 
 def test_place_and_model_do_instead_of_a_config(config_file, publish, capsys):
     publish(1)
-    assert main(["models", "--registry", str(config_file.parent / "root" / "models"), "--model", "digits"]) == 0
+    assert (
+        main(
+            [
+                "models",
+                "--registry",
+                str(config_file.parent / "root" / "models"),
+                "--model",
+                "digits",
+            ]
+        )
+        == 0
+    )
     assert "* in service: version 1" in capsys.readouterr().out
 
 
@@ -60,10 +74,25 @@ def test_what_is_not_there_can_not_come_into_service(config_file, publish, capsy
     assert capsys.readouterr().err
 
 
-def test_an_alias_names_a_version_and_is_listed_until_it_is_taken_away(config_file, publish, capsys):
+def test_an_alias_names_a_version_and_is_listed_until_it_is_taken_away(
+    config_file, publish, capsys
+):
     publish(1)
     publish(2)
-    assert main(["models", "alias", str(config_file), "canary", "1", "--reason", "for a tenth of the users"]) == 0
+    assert (
+        main(
+            [
+                "models",
+                "alias",
+                str(config_file),
+                "canary",
+                "1",
+                "--reason",
+                "for a tenth of the users",
+            ]
+        )
+        == 0
+    )
     assert main(["models", str(config_file)]) == 0
     said = capsys.readouterr().out
     assert "@canary" in said and "@canary version 1: for a tenth of the users" in said
@@ -71,7 +100,9 @@ def test_an_alias_names_a_version_and_is_listed_until_it_is_taken_away(config_fi
     assert "@canary names no version" in capsys.readouterr().out
 
 
-def test_retiring_says_what_went_and_never_takes_the_champion_or_the_one_before(config_file, publish, capsys):
+def test_retiring_says_what_went_and_never_takes_the_champion_or_the_one_before(
+    config_file, publish, capsys
+):
     for number in (1, 2, 3, 4):
         publish(number)
     assert main(["models", "retire", str(config_file), "--keep", "1"]) == 0
@@ -88,7 +119,9 @@ def test_programs_get_json(config_file, publish, capsys):
     assert said["versions"][0]["figures"]["metrics"]["accuracy"] == 0.98
 
 
-def test_a_registry_on_s3_is_promoted_rolled_back_and_fetched_from(config_file, s3_place, tmp_path, capsys):
+def test_a_registry_on_s3_is_promoted_rolled_back_and_fetched_from(
+    config_file, s3_place, tmp_path, capsys
+):
     values = yaml.safe_load(config_file.read_text())
     values["export"]["registry"] = s3_place.removesuffix("/digits")
     config_file.write_text(yaml.safe_dump(values))
@@ -101,7 +134,12 @@ def test_a_registry_on_s3_is_promoted_rolled_back_and_fetched_from(config_file, 
     assert main(["models", "fetch", str(config_file), "champion", str(tmp_path / "here")]) == 0
     folder = Path(capsys.readouterr().out.strip())
     assert folder == tmp_path / "here" / "1" and (folder / "saved_model.pb").exists()
-    assert find_damage(folder / "manifest.json", read_manifest(folder / "manifest.json"), checksums=True) == []
+    assert (
+        find_damage(
+            folder / "manifest.json", read_manifest(folder / "manifest.json"), checksums=True
+        )
+        == []
+    )
 
 
 def test_local_copies_of_versions_that_were_retired_go_with_the_next_copy(s3_place, tmp_path):
@@ -111,7 +149,9 @@ def test_local_copies_of_versions_that_were_retired_go_with_the_next_copy(s3_pla
     assert registry.version(1).fetch(tmp_path / "cache") == tmp_path / "cache" / "1"
     registry.retire(1, "too many")
     registry.version(2).fetch(tmp_path / "cache")
-    assert sorted(entry.name for entry in (tmp_path / "cache").iterdir() if not entry.name.startswith(".")) == ["2"]
+    assert sorted(
+        entry.name for entry in (tmp_path / "cache").iterdir() if not entry.name.startswith(".")
+    ) == ["2"]
 
 
 def test_a_store_that_was_not_tested_is_refused_with_the_reason(config_file, capsys):
@@ -119,7 +159,10 @@ def test_a_store_that_was_not_tested_is_refused_with_the_reason(config_file, cap
     values["export"]["registry"] = "ftp://host/models"
     config_file.write_text(yaml.safe_dump(values))
     assert main(["models", str(config_file)]) == 78
-    assert "export.registry: must be a folder, or begin with s3://, got ftp://host/models" in capsys.readouterr().err
+    assert (
+        "export.registry: must be a folder, or begin with s3://, got ftp://host/models"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_bucket_that_is_not_there_is_named(s3_place, capsys):
@@ -128,7 +171,16 @@ def test_a_bucket_that_is_not_there_is_named(s3_place, capsys):
 
 
 def test_a_store_that_can_not_be_reached_is_a_machine_failure(s3_place):
-    command = [sys.executable, "-m", "pipeline_ops.cli.main", "models", "--registry", s3_place.removesuffix("/digits"), "--model", "digits"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline_ops.cli.main",
+        "models",
+        "--registry",
+        s3_place.removesuffix("/digits"),
+        "--model",
+        "digits",
+    ]
     environment = os.environ | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ended.returncode == 75, ended.stderr

@@ -29,7 +29,11 @@ def airflow(tmp_path, survivors):
     home = tmp_path / "home"
     home.mkdir()
     config = home / "digits.yaml"
-    config.write_text(yaml.safe_dump(yaml.safe_load(DIGITS.read_text()) | {"storage": {"root": str(tmp_path / "root")}}))
+    config.write_text(
+        yaml.safe_dump(
+            yaml.safe_load(DIGITS.read_text()) | {"storage": {"root": str(tmp_path / "root")}}
+        )
+    )
     (home / "dag.py").write_text(_DAG.format(config=str(config)))
     registry = Registry(load_config(config).registry)
     for digest in "abc":
@@ -48,9 +52,13 @@ def test_the_form_rolls_back_as_it_opens_and_promotes_what_is_chosen_in_it(airfl
         person.log_in()
         send(person, open_form(person), "rolled-back")
         assert (registry.champion().number, registry.previous()) == (1, None)
-        assert registry.history()[-1].reason.startswith("rolled back from version 2: by hand, in Airflow, run manual__")
+        assert registry.history()[-1].reason.startswith(
+            "rolled back from version 2: by hand, in Airflow, run manual__"
+        )
         form = open_form(person)
-        form.locator("[name='element_action']").locator("xpath=ancestor-or-self::*[@data-part='root'][1]").get_by_role("combobox").click()
+        form.locator("[name='element_action']").locator(
+            "xpath=ancestor-or-self::*[@data-part='root'][1]"
+        ).get_by_role("combobox").click()
         person.page.get_by_role("option", name="promote").click()
         form.locator("[name='element_version']").fill("3")
         form.locator("[name='element_reason']").fill("asked for by sales")

@@ -21,7 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def repository(tmp_path: Path, monkeypatch) -> Path:
     """A copy of as much of this repository as a stage and its test need."""
     for folder in ("beam_jobs", "pipeline_ops", "tests/beam_jobs"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -29,7 +31,9 @@ def repository(tmp_path: Path, monkeypatch) -> Path:
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess:
     environment = os.environ | {"PYTHONPATH": str(folder)}
-    return subprocess.run([sys.executable, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize("name", ["brighten", "zoom_in"])
@@ -37,9 +41,19 @@ def test_a_new_stage_passes_its_test_the_linter_and_the_check_of_a_config(reposi
     assert main(["new-stage", name]) == 0
     assert f"wrote beam_jobs/stages/{name}.py" in capsys.readouterr().out
     tests = "tests/beam_jobs/stages"
-    tested = run(repository, "pytest", "-q", "-p", "no:cacheprovider", f"{tests}/test_{name}.py", f"{tests}/test_checks.py")
+    tested = run(
+        repository,
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"{tests}/test_{name}.py",
+        f"{tests}/test_checks.py",
+    )
     assert tested.returncode == 0, tested.stdout
-    linted = run(repository, "ruff", "check", "--no-cache", "beam_jobs/stages", f"{tests}/test_{name}.py")
+    linted = run(
+        repository, "ruff", "check", "--no-cache", "beam_jobs/stages", f"{tests}/test_{name}.py"
+    )
     assert linted.returncode == 0, linted.stdout
 
 
@@ -47,12 +61,20 @@ def test_several_new_stages_can_be_made(repository):
     for name in ("aaa", "brighten", "zoom_in"):
         assert main(["new-stage", name]) == 0
     assert run(repository, "ruff", "check", "--no-cache", "beam_jobs/stages").returncode == 0
-    printed = subprocess.run([sys.executable, "-c", "from beam_jobs.stages import CATALOGUE; print(*CATALOGUE)"], cwd=repository,
-                             env=os.environ | {"PYTHONPATH": str(repository)}, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", "from beam_jobs.stages import CATALOGUE; print(*CATALOGUE)"],
+        cwd=repository,
+        env=os.environ | {"PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert printed.split()[-3:] == ["aaa", "brighten", "zoom_in"]
 
 
-@pytest.mark.parametrize("taken", ["beam_jobs/stages/brighten.py", "tests/beam_jobs/stages/test_brighten.py"])
+@pytest.mark.parametrize(
+    "taken", ["beam_jobs/stages/brighten.py", "tests/beam_jobs/stages/test_brighten.py"]
+)
 def test_nothing_is_overwritten_and_nothing_written_beside_it(repository, taken, capsys):
     (repository / taken).write_text("mine")
     before = {path: path.read_bytes() for path in repository.rglob("*.py")}
@@ -74,7 +96,9 @@ def test_elsewhere_the_way_to_a_package_is_told(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("layout", [".", "src"])
-def test_a_stage_for_a_package_of_ones_own_passes_its_test_and_is_published(tmp_path, monkeypatch, capsys, layout):
+def test_a_stage_for_a_package_of_ones_own_passes_its_test_and_is_published(
+    tmp_path, monkeypatch, capsys, layout
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / layout / "acme").mkdir(parents=True)
     (tmp_path / layout / "acme" / "__init__.py").touch()
@@ -82,10 +106,17 @@ def test_a_stage_for_a_package_of_ones_own_passes_its_test_and_is_published(tmp_
     for name in ("brighten", "darken"):
         assert main(["new-stage", name, "--package", "acme"]) == 0
     assert "- acme.darken:darken: {factor: 1.5}" in capsys.readouterr().out
-    tested = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], cwd=tmp_path, capture_output=True, text=True,
-                            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / layout), str(ROOT)])})
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / layout), str(ROOT)])},
+    )
     assert "10 passed" in tested.stdout, tested.stdout
-    published = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["entry-points"]["trainyard.stages"]
+    published = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["entry-points"][
+        "trainyard.stages"
+    ]
     assert published == {"brighten": "acme.brighten:brighten", "darken": "acme.darken:darken"}
     assert main(["new-stage", "brighten", "--package", "acme"]) == 78
 

@@ -18,22 +18,33 @@ def plan(capsys, *words: str) -> str:
 
 def test_the_plan_says_who_would_run_where_without_reaching_a_host(capsys):
     lines = plan(capsys, "--set", "train.hosts=ssh").splitlines()
-    assert [line.split()[:4] for line in lines[1:]] == [["worker", "0", "trainer-1.example", "trainer-1.example:20000"],
-                                                       ["worker", "1", "trainer-2.example", "10.0.0.12:20000"]]
+    assert [line.split()[:4] for line in lines[1:]] == [
+        ["worker", "0", "trainer-1.example", "trainer-1.example:20000"],
+        ["worker", "1", "trainer-2.example", "10.0.0.12:20000"],
+    ]
 
 
 def test_on_this_machine_ports_are_found_when_a_gang_starts_that_needs_them(capsys):
     assert "127.0.0.1 (no port)" in plan(capsys)
-    assert "127.0.0.1:(a free one)" in plan(capsys, "--set", "train.strategy=parameter_server", "--set", "train.parameter_servers=1")
+    assert "127.0.0.1:(a free one)" in plan(
+        capsys, "--set", "train.strategy=parameter_server", "--set", "train.parameter_servers=1"
+    )
 
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
 def test_what_a_cluster_would_be_asked_for_is_printed(capsys, name):
     text = plan(capsys, "--set", f"train.hosts={name}")
     if name == "slurm":
-        assert "sbatch --parsable --no-requeue --no-kill --job-name=trainyard-digits --nodes=2-4" in text
+        assert (
+            "sbatch --parsable --no-requeue --no-kill --job-name=trainyard-digits --nodes=2-4"
+            in text
+        )
     else:
-        assert [item["kind"] for item in json.loads(text[text.index("{"):])["items"]] == ["Service", "Job", "NetworkPolicy"]
+        assert [item["kind"] for item in json.loads(text[text.index("{") :])["items"]] == [
+            "Service",
+            "Job",
+            "NetworkPolicy",
+        ]
 
 
 def test_a_misspelt_hosts_file_is_told_the_nearest(tmp_path, capsys):

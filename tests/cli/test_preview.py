@@ -17,11 +17,17 @@ def config(config_file):
         (config_file.parent / "raw" / label / "a.png").unlink()
         for index in range(6):
             image = np.full((20, 30, 3), level, np.uint8)
-            (config_file.parent / "raw" / label / f"{index}.png").write_bytes(cv2.imencode(".png", image)[1].tobytes())
+            (config_file.parent / "raw" / label / f"{index}.png").write_bytes(
+                cv2.imencode(".png", image)[1].tobytes()
+            )
         for index in range(2):
             (config_file.parent / "raw" / label / f"broken{index}.png").write_bytes(b"no image")
     values = yaml.safe_load(config_file.read_text())
-    values["preprocess"]["stages"] = ["decode", {"filter": {"classes": ["1", "0"], "max_side": 30}}, {"resize": {"height": 8, "width": 8}}]
+    values["preprocess"]["stages"] = [
+        "decode",
+        {"filter": {"classes": ["1", "0"], "max_side": 30}},
+        {"resize": {"height": 8, "width": 8}},
+    ]
     config_file.write_text(yaml.safe_dump(values, sort_keys=False))
     return config_file
 
@@ -29,7 +35,9 @@ def config(config_file):
 def run(config, capsys, *words: str) -> tuple[str, np.ndarray]:
     """What was printed, and the picture."""
     output = config.parent / "out" / "picture.png"
-    assert main(["preview", str(config), "--output", str(output), *words]) == 0, capsys.readouterr().err
+    assert main(["preview", str(config), "--output", str(output), *words]) == 0, (
+        capsys.readouterr().err
+    )
     return capsys.readouterr().out.strip().removeprefix(f"{output}: "), cv2.imread(str(output))
 
 
@@ -41,7 +49,10 @@ def test_the_whole_chain_is_shown(config, capsys):
 
 
 def test_one_stage_is_shown_alone(config, capsys):
-    assert run(config, capsys, "--stage", "filter")[0] == "4 rejected by decode: not_image, 12 unchanged, keeps its bytes"
+    assert (
+        run(config, capsys, "--stage", "filter")[0]
+        == "4 rejected by decode: not_image, 12 unchanged, keeps its bytes"
+    )
 
 
 def test_what_is_skipped_is_said(config, capsys):
@@ -56,17 +67,28 @@ def test_the_same_examples_are_shown_every_time_and_as_many_as_asked(config, cap
 
 
 def test_the_copies_of_augment_stand_side_by_side(config, capsys):
-    _, picture = run(config, capsys, "--set", "preprocess.stages=[decode, {augment: {copies: 2, rotate90: true}}]")
+    _, picture = run(
+        config,
+        capsys,
+        "--set",
+        "preprocess.stages=[decode, {augment: {copies: 2, rotate90: true}}]",
+    )
     assert 4 * 260 < picture.shape[1] < 5 * 260
 
 
 def test_a_stage_that_the_config_does_not_have_is_refused(config, capsys):
     assert main(["preview", str(config), "--stage", "risize"]) == 78
-    assert "--stage risize: the config has no such stage; the nearest valid name is 'resize'" in capsys.readouterr().err
+    assert (
+        "--stage risize: the config has no such stage; the nearest valid name is 'resize'"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_class_that_is_not_there_is_told_before_anything_is_drawn(config, capsys):
-    assert main(["preview", str(config), "--set", "preprocess.stages.1={filter: {classes: [nine]}}"]) == 78
+    assert (
+        main(["preview", str(config), "--set", "preprocess.stages.1={filter: {classes: [nine]}}"])
+        == 78
+    )
     assert "there is no class 'nine' before this stage" in capsys.readouterr().err
 
 

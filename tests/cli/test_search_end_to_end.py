@@ -22,16 +22,33 @@ class Trainyard:
         self.folder, self.config = folder, folder / "digits.yaml"
         values = yaml.safe_load(DIGITS.read_text())
         values["storage"]["root"], values["preprocess"]["source"]["path"] = "storage", "raw"
-        values["train"] |= {"epochs": 1, "global_batch": 64, "workers": 1, "strategy": "one_device", "on_divergence": {"max_loss": 100.0},
-                            "optimizer": {"name": "sgd", "learning_rate": 0.01}, "best_checkpoint": {"monitor": "validation_accuracy"}}
+        values["train"] |= {
+            "epochs": 1,
+            "global_batch": 64,
+            "workers": 1,
+            "strategy": "one_device",
+            "on_divergence": {"max_loss": 100.0},
+            "optimizer": {"name": "sgd", "learning_rate": 0.01},
+            "best_checkpoint": {"monitor": "validation_accuracy"},
+        }
         values["search"] = {"parameters": {RATE: [0.0001, 0.05, 10.0]}, "max_parallel": 2}
         values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.2}]
         self.config.write_text(yaml.safe_dump(values, sort_keys=False))
-        subprocess.run([sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess:
         argv = [sys.executable, "-m", "pipeline_ops.cli.main", *words]
-        return subprocess.run(argv, text=True, env={**os.environ, "TRAINYARD_HOME": str(self.folder)}, capture_output=True, timeout=280)
+        return subprocess.run(
+            argv,
+            text=True,
+            env={**os.environ, "TRAINYARD_HOME": str(self.folder)},
+            capture_output=True,
+            timeout=280,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +66,16 @@ def test_the_best_trial_goes_on_and_a_failed_one_does_no_harm(first):
     summary = json.loads(first.stdout.splitlines()[-1])
     assert summary["state"] == "success"
     states = {name: task["state"] for name, task in summary["tasks"].items()}
-    assert states == {"preprocess": "success", "search": "success", "trial-000": "success", "trial-001": "success", "trial-002": "failed",
-                      "train": "success", "evaluate": "success", "export": "success"}
+    assert states == {
+        "preprocess": "success",
+        "search": "success",
+        "trial-000": "success",
+        "trial-001": "success",
+        "trial-002": "failed",
+        "train": "success",
+        "evaluate": "success",
+        "export": "success",
+    }
     search = summary["search"]
     assert (search["monitor"], search["best"]) == ("validation_accuracy", "trial-001")
     assert [trial["parameters"][RATE] for trial in search["trials"]] == [0.0001, 0.05, 10.0]
@@ -65,15 +90,32 @@ def test_what_was_tried_is_not_tried_again_and_explain_knows_it(first, trainyard
     verdicts = {line.split()[0]: line.split()[1] for line in explained}
     assert verdicts["trial-000"] == verdicts["trial-001"] == "cached"
     assert verdicts["trial-002"] == verdicts["train"] == "runs"
-    again = trainyard("run", str(trainyard.config), "--json", "--set", f"search.parameters={{{RATE}: [0.05, 0.0001]}}")
+    again = trainyard(
+        "run",
+        str(trainyard.config),
+        "--json",
+        "--set",
+        f"search.parameters={{{RATE}: [0.05, 0.0001]}}",
+    )
     summary = json.loads(again.stdout.splitlines()[-1])
-    assert {name for name, task in summary["tasks"].items() if task["cached"]} >= {"preprocess", "trial-000", "trial-001", "evaluate", "export"}
+    assert {name for name, task in summary["tasks"].items() if task["cached"]} >= {
+        "preprocess",
+        "trial-000",
+        "trial-001",
+        "evaluate",
+        "export",
+    }
     assert summary["search"]["best"] == "trial-000"
 
 
 def test_validate_says_what_will_be_tried_and_names_a_trial_that_can_not_be(trainyard):
     fine = trainyard("validate", str(trainyard.config))
-    assert "search     3 trials (grid) over train.optimizer.learning_rate; 2 at a time; the best validation_accuracy goes on" in fine.stdout
-    wrong = trainyard("validate", str(trainyard.config), "--set", f"search.parameters={{{RATE}: [0.05, -1]}}")
+    assert (
+        "search     3 trials (grid) over train.optimizer.learning_rate; 2 at a time; the best validation_accuracy goes on"
+        in fine.stdout
+    )
+    wrong = trainyard(
+        "validate", str(trainyard.config), "--set", f"search.parameters={{{RATE}: [0.05, -1]}}"
+    )
     assert wrong.returncode == 78
     assert "trial-001 (optimizer.learning_rate -1)" in wrong.stderr + wrong.stdout

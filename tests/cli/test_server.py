@@ -19,7 +19,12 @@ from pathlib import Path
 import pytest
 from processes import Stopwatch, command_line, kill
 
-from pipeline_ops.cli.local_airflow.embedded import AirflowServer, Home, Secrets, airflow_environment
+from pipeline_ops.cli.local_airflow.embedded import (
+    AirflowServer,
+    Home,
+    Secrets,
+    airflow_environment,
+)
 
 HERE = Path(__file__).parent
 END_SECONDS = 5.0
@@ -30,9 +35,17 @@ class Command:
     """A process that holds the embedded Airflow, as `trainyard run` does."""
 
     def __init__(self, survivors, home: Path, configs: tuple[str, ...], deeds: str):
-        environment = survivors.environment | {"PYTHONPATH": str(HERE / "stand_in"), "STAND_IN": deeds}
-        self.process = subprocess.Popen([sys.executable, str(HERE / "holder.py"), str(home), *configs], env=environment, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True)
+        environment = survivors.environment | {
+            "PYTHONPATH": str(HERE / "stand_in"),
+            "STAND_IN": deeds,
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "holder.py"), str(home), *configs],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def line(self) -> str:
         return self.process.stdout.readline().strip()
@@ -73,6 +86,7 @@ class Command:
 @pytest.fixture
 def start(survivors, tmp_path):
     """Starts a command that holds the embedded Airflow of this test."""
+
     def start(*configs: str, deeds: str = "", home: Path = tmp_path / "home") -> Command:
         return Command(survivors, home, configs or ("/configs/a.yaml",), deeds)
 
@@ -115,7 +129,9 @@ def test_a_signal_during_the_start_leaves_nothing(start, survivors, home):
 
 
 @pytest.mark.parametrize("delay_seconds", [0.0, 0.1, 0.2, 0.4])
-def test_a_command_killed_at_any_moment_of_its_start_leaves_nothing(start, survivors, delay_seconds):
+def test_a_command_killed_at_any_moment_of_its_start_leaves_nothing(
+    start, survivors, delay_seconds
+):
     command = start()
     time.sleep(delay_seconds)
     survivors.look()
@@ -123,7 +139,9 @@ def test_a_command_killed_at_any_moment_of_its_start_leaves_nothing(start, survi
     survivors.wait_for_none(END_SECONDS)
 
 
-def test_a_killed_command_leaves_nothing_not_even_what_escaped_into_its_own_session(start, survivors):
+def test_a_killed_command_leaves_nothing_not_even_what_escaped_into_its_own_session(
+    start, survivors
+):
     command = start(deeds="scheduler:escapes scheduler:stubborn")
     command.wait_until_up()
     survivors.wait_for(7)
@@ -153,9 +171,13 @@ def test_a_program_that_is_killed_later_is_named_too(start, survivors):
     command = start()
     command.wait_until_up()
     survivors.wait_for(6)
-    [victim] = [process for process in survivors.look() if command_line(process)[-2:-1] == ["triggerer"]]
+    [victim] = [
+        process for process in survivors.look() if command_line(process)[-2:-1] == ["triggerer"]
+    ]
     kill(victim)
-    assert command.wait_for_error().startswith("error the triggerer of the embedded Airflow was killed by signal 9")
+    assert command.wait_for_error().startswith(
+        "error the triggerer of the embedded Airflow was killed by signal 9"
+    )
     survivors.wait_for_none(END_SECONDS)
 
 
@@ -240,14 +262,26 @@ def test_runs_that_a_killed_airflow_left_unfinished_are_closed(start, home):
     command.wait_until_up()
     command.end()
     with sqlite3.connect(home.database) as connection:
-        connection.executemany("INSERT INTO dag_run VALUES (?, NULL)", [("running",), ("queued",), ("success",)])
-        connection.executemany("INSERT INTO task_instance VALUES (?, NULL, 1)", [("deferred",), ("success",), (None,)])
+        connection.executemany(
+            "INSERT INTO dag_run VALUES (?, NULL)", [("running",), ("queued",), ("success",)]
+        )
+        connection.executemany(
+            "INSERT INTO task_instance VALUES (?, NULL, 1)", [("deferred",), ("success",), (None,)]
+        )
     command = start()
     command.wait_until_up()
     command.end()
     with sqlite3.connect(home.database) as connection:
-        assert [state for state, in connection.execute("SELECT state FROM dag_run")] == ["failed", "failed", "success"]
-        assert list(connection.execute("SELECT state, trigger_id FROM task_instance")) == [("failed", None), ("success", 1), (None, 1)]
+        assert [state for (state,) in connection.execute("SELECT state FROM dag_run")] == [
+            "failed",
+            "failed",
+            "success",
+        ]
+        assert list(connection.execute("SELECT state, trigger_id FROM task_instance")) == [
+            ("failed", None),
+            ("success", 1),
+            (None, 1),
+        ]
 
 
 @pytest.mark.parametrize(("pipelines", "seconds"), [(1, "10"), (33, "10"), (200, "60")])
@@ -255,15 +289,24 @@ def test_many_pipelines_are_read_less_often(home, tmp_path, pipelines, seconds):
     for index in range(pipelines):
         (tmp_path / f"{index}.yaml").touch()
     own = Secrets("password", "jwt", "session", "fernet")
-    environment = airflow_environment({}, home, Path("/dags"), [str(tmp_path)], 1234, own, schedules=False)
+    environment = airflow_environment(
+        {}, home, Path("/dags"), [str(tmp_path)], 1234, own, schedules=False
+    )
     assert environment["AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL"] == seconds
 
 
 def test_settings_for_another_airflow_do_not_reach_this_one(home):
     own = Secrets("password", "jwt", "session", "fernet")
-    inherited = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "postgresql://production", "AIRFLOW_CONN_X": "y", "PYTHONDONTWRITEBYTECODE": "1",
-                 "PATH": "/bin", "NO_PROXY": "example.org"}
-    environment = airflow_environment(inherited, home, Path("/dags"), ["/a.yaml", "/b"], 1234, own, schedules=False)
+    inherited = {
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "postgresql://production",
+        "AIRFLOW_CONN_X": "y",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PATH": "/bin",
+        "NO_PROXY": "example.org",
+    }
+    environment = airflow_environment(
+        inherited, home, Path("/dags"), ["/a.yaml", "/b"], 1234, own, schedules=False
+    )
     assert environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] == f"sqlite:///{home.database}"
     assert not {"AIRFLOW_CONN_X", "PYTHONDONTWRITEBYTECODE"} & {*environment}
     assert environment["PATH"] == "/bin"

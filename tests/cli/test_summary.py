@@ -12,11 +12,25 @@ from pipeline_ops.jobs.task_record import TaskRecord
 from pipeline_ops.planning.plan import JOBS
 
 SHAPE = {
-    "pipeline": None, "run_id": None, "state": None, "seconds": None,
-    "tasks": {job: {"state": None, "seconds": None, "cached": None, "manifest": None} for job in JOBS},
-    "dataset": {"examples": dict.fromkeys(("train", "validation", "test")), "shards": dict.fromkeys(("train", "validation", "test")), "digest": None},
-    "training": dict.fromkeys(("strategy", "workers", "steps", "restarts", "weights_digest", "warm_start")), "search": None,
-    "metrics": None, "gate": dict.fromkeys(("passed", "champion_version", "reasons")), "model": dict.fromkeys(("name", "version", "uri")),
+    "pipeline": None,
+    "run_id": None,
+    "state": None,
+    "seconds": None,
+    "tasks": {
+        job: {"state": None, "seconds": None, "cached": None, "manifest": None} for job in JOBS
+    },
+    "dataset": {
+        "examples": dict.fromkeys(("train", "validation", "test")),
+        "shards": dict.fromkeys(("train", "validation", "test")),
+        "digest": None,
+    },
+    "training": dict.fromkeys(
+        ("strategy", "workers", "steps", "restarts", "weights_digest", "warm_start")
+    ),
+    "search": None,
+    "metrics": None,
+    "gate": dict.fromkeys(("passed", "champion_version", "reasons")),
+    "model": dict.fromkeys(("name", "version", "uri")),
     "report": None,
 }
 
@@ -24,16 +38,22 @@ SHAPE = {
 def same_names(value, shape) -> bool:
     if shape is None:
         return True
-    return list(value) == list(shape) and all(same_names(value[name], inner) for name, inner in shape.items())
+    return list(value) == list(shape) and all(
+        same_names(value[name], inner) for name, inner in shape.items()
+    )
 
 
 def run_of(state: str, *tasks: TaskStatus) -> RunView:
     named = {task.name: task for task in tasks}
-    return RunView("manual__1", state, 12.3456, tuple(named.get(job, TaskStatus(job)) for job in JOBS))
+    return RunView(
+        "manual__1", state, 12.3456, tuple(named.get(job, TaskStatus(job)) for job in JOBS)
+    )
 
 
 def done(job: str, manifest: str | None, state: str = "success", **record) -> TaskStatus:
-    return TaskStatus(job, state, 1.5, 1, record=TaskRecord(state=state, manifest=manifest, **record))
+    return TaskStatus(
+        job, state, 1.5, 1, record=TaskRecord(state=state, manifest=manifest, **record)
+    )
 
 
 def test_a_whole_run(config_file, make_artifact):
@@ -41,23 +61,54 @@ def test_a_whole_run(config_file, make_artifact):
     trained = make_artifact("train", {"preprocess": data})
     verdict = make_artifact("evaluate", {"preprocess": data, "train": trained})
     exported = make_artifact("export", {"train": trained, "evaluate": verdict})
-    run = run_of("success", done("preprocess", data, cached=True), done("train", trained), done("evaluate", verdict), done("export", exported))
+    run = run_of(
+        "success",
+        done("preprocess", data, cached=True),
+        done("train", trained),
+        done("evaluate", verdict),
+        done("export", exported),
+    )
     summary = summarise(load_config(config_file), run)
     assert same_names(summary, SHAPE)
-    assert summary["tasks"]["preprocess"] == {"state": "success", "seconds": 1.5, "cached": True, "manifest": data}
+    assert summary["tasks"]["preprocess"] == {
+        "state": "success",
+        "seconds": 1.5,
+        "cached": True,
+        "manifest": data,
+    }
     assert summary["dataset"]["examples"] == {"train": 8, "validation": 1, "test": 2}
     assert summary["dataset"]["shards"] == {"train": 1, "validation": 1, "test": 1}
-    assert summary["training"] == {"strategy": "multi_worker_mirrored", "workers": 2, "steps": 30, "restarts": 1, "weights_digest": "abc",
-                                   "warm_start": None}
+    assert summary["training"] == {
+        "strategy": "multi_worker_mirrored",
+        "workers": 2,
+        "steps": 30,
+        "restarts": 1,
+        "weights_digest": "abc",
+        "warm_start": None,
+    }
     assert summary["metrics"]["accuracy"] == 0.98
-    assert summary["gate"] == {"passed": True, "champion_version": None, "reasons": ["accuracy 0.9800 is at least 0.9750"]}
-    assert summary["model"] == {"name": "digits", "version": 3, "uri": str(config_file.parent / "root" / "models" / "digits" / "3")}
-    assert summary["report"] == str(Path(exported).parent / "report.html")  # the one that also says what was published
+    assert summary["gate"] == {
+        "passed": True,
+        "champion_version": None,
+        "reasons": ["accuracy 0.9800 is at least 0.9750"],
+    }
+    assert summary["model"] == {
+        "name": "digits",
+        "version": 3,
+        "uri": str(config_file.parent / "root" / "models" / "digits" / "3"),
+    }
+    assert summary["report"] == str(
+        Path(exported).parent / "report.html"
+    )  # the one that also says what was published
     assert exit_status(run) == 0
 
 
 def test_a_run_that_failed_at_once_has_all_names_too(config_file):
-    run = run_of("failed", done("preprocess", None, "failed", message="no", exit_code=65), TaskStatus("train", "upstream_failed"))
+    run = run_of(
+        "failed",
+        done("preprocess", None, "failed", message="no", exit_code=65),
+        TaskStatus("train", "upstream_failed"),
+    )
     summary = summarise(load_config(config_file), run)
     assert same_names(summary, SHAPE)
     assert summary["metrics"] == {}
@@ -69,8 +120,13 @@ def test_a_gate_that_was_not_passed_is_a_success_without_a_version(config_file, 
     data = make_artifact("preprocess", {})
     trained = make_artifact("train", {"preprocess": data})
     verdict = make_artifact("evaluate", {"preprocess": data, "train": trained}, gate_passed=False)
-    run = run_of("success", done("preprocess", data), done("train", trained), done("evaluate", verdict),
-                 done("export", None, "skipped", reason="trained, not published"))
+    run = run_of(
+        "success",
+        done("preprocess", data),
+        done("train", trained),
+        done("evaluate", verdict),
+        done("export", None, "skipped", reason="trained, not published"),
+    )
     summary = summarise(load_config(config_file), run)
     assert summary["gate"]["passed"] is False
     assert summary["model"]["version"] is None

@@ -22,13 +22,22 @@ def view(*tasks: TaskStatus, state: str = "running") -> RunView:
 
 
 def training(done: int, **more) -> TaskStatus:
-    return TaskStatus("train", "running", 1.0, 1, Progress(time=0, phase="train", done=done, total=90, unit="steps", metrics={"loss": 0.5}), **more)
+    return TaskStatus(
+        "train",
+        "running",
+        1.0,
+        1,
+        Progress(time=0, phase="train", done=done, total=90, unit="steps", metrics={"loss": 0.5}),
+        **more,
+    )
 
 
 def plain_screen() -> tuple[PlainScreen, Callable[[], list[str]]]:
     """A screen, and what it has written so far, line by line."""
     output = io.StringIO()
-    return PlainScreen(Console(file=output, width=100, markup=False, highlight=False)), lambda: output.getvalue().splitlines()
+    return PlainScreen(
+        Console(file=output, width=100, markup=False, highlight=False)
+    ), lambda: output.getvalue().splitlines()
 
 
 @pytest.fixture
@@ -38,7 +47,13 @@ def plain():
 
 def test_a_change_of_state_is_one_line_with_its_reason(plain):
     screen, lines = plain
-    cached = TaskStatus("preprocess", "success", 0.2, 1, record=TaskRecord(state="success", cached=True, reason="unchanged"))
+    cached = TaskStatus(
+        "preprocess",
+        "success",
+        0.2,
+        1,
+        record=TaskRecord(state="success", cached=True, reason="unchanged"),
+    )
     for _ in range(3):
         screen.show(view(cached))
     assert lines() == ["    3.0 s  preprocess  cached: unchanged"]
@@ -53,11 +68,17 @@ def test_a_deferred_task_still_runs(plain):
 
 def test_progress_comes_every_two_seconds_and_messages_at_once():
     begin = -2.0
-    while time.monotonic() - begin >= 2.0:  # a machine that took so long for the two calls may write another line, too
+    while (
+        time.monotonic() - begin >= 2.0
+    ):  # a machine that took so long for the two calls may write another line, too
         (screen, lines), begin = plain_screen(), time.monotonic()
         screen.show(view(training(10)))
         screen.show(view(training(20, messages=("worker 1 was killed; restart 1 of 3",))))
-    assert [line[23:] for line in lines()] == ["running", "train 10/90 steps  loss 0.5", "worker 1 was killed; restart 1 of 3"]
+    assert [line[23:] for line in lines()] == [
+        "running",
+        "train 10/90 steps  loss 0.5",
+        "worker 1 was killed; restart 1 of 3",
+    ]
     time.sleep(2.0)
     screen.show(view(training(30)))
     assert lines()[-1].endswith("train 30/90 steps  loss 0.5")
@@ -65,13 +86,30 @@ def test_progress_comes_every_two_seconds_and_messages_at_once():
 
 def test_a_task_that_will_be_tried_again_says_why(plain):
     screen, lines = plain
-    screen.show(view(TaskStatus("train", "up_for_retry", 1.0, 1, record=TaskRecord(state="failed", message="the host went down"))))
+    screen.show(
+        view(
+            TaskStatus(
+                "train",
+                "up_for_retry",
+                1.0,
+                1,
+                record=TaskRecord(state="failed", message="the host went down"),
+            )
+        )
+    )
     assert lines() == ["    3.0 s  train       up for retry: the host went down"]
 
 
 def test_in_a_terminal_the_tasks_are_drawn_in_place():
     output = io.StringIO()
-    console = Console(file=output, width=120, force_terminal=True, color_system=None, markup=False, highlight=False)
+    console = Console(
+        file=output,
+        width=120,
+        force_terminal=True,
+        color_system=None,
+        markup=False,
+        highlight=False,
+    )
     with LiveScreen(console) as screen:
         screen.show(view(training(45)))
         screen.show(view(training(90)))
@@ -83,10 +121,23 @@ def test_in_a_terminal_the_tasks_are_drawn_in_place():
 def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
     output = io.StringIO()
     gate = {"passed": False, "champion_version": 2, "reasons": ["accuracy 0.9 is below 0.975"]}
-    summary = {"training": {"warm_start": "/models/digits/2"}, "search": None, "metrics": {"accuracy": 0.9}, "gate": gate,
-               "model": {"name": "digits", "version": None, "uri": None}, "report": "/r/report.html"}
-    print_result(Console(file=output, width=120, markup=False, highlight=False), summary, view(state="success"))
-    assert "Gate      not passed: trained, not published (against version 2)\n          accuracy 0.9 is below 0.975\n" in output.getvalue()
+    summary = {
+        "training": {"warm_start": "/models/digits/2"},
+        "search": None,
+        "metrics": {"accuracy": 0.9},
+        "gate": gate,
+        "model": {"name": "digits", "version": None, "uri": None},
+        "report": "/r/report.html",
+    }
+    print_result(
+        Console(file=output, width=120, markup=False, highlight=False),
+        summary,
+        view(state="success"),
+    )
+    assert (
+        "Gate      not passed: trained, not published (against version 2)\n          accuracy 0.9 is below 0.975\n"
+        in output.getvalue()
+    )
     assert "Began     with the weights of /models/digits/2\n" in output.getvalue()
     assert "Report    /r/report.html" in output.getvalue()
     assert "Model " not in output.getvalue()

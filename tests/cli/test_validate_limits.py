@@ -32,7 +32,13 @@ for file in sys.argv[1:]:
 def test_each_file_of_the_corpus_is_refused_within_a_second_and_200_mib(tmp_path):
     """The modules are imported once; what is measured is what a file adds."""
     files = {str(broken.write(tmp_path)): broken for broken in ALL}
-    process = subprocess.run([sys.executable, "-c", _VALIDATE_EACH, *files], check=True, capture_output=True, text=True, timeout=240)
+    process = subprocess.run(
+        [sys.executable, "-c", _VALIDATE_EACH, *files],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     results = [json.loads(line) for line in process.stdout.splitlines()]
     assert [file for file, *_ in results] == list(files)
     for file, status, seconds, mib, told in results:
@@ -54,7 +60,11 @@ def test_a_whole_command_takes_no_longer_than_that_for_a_good_file(tmp_path, nam
 def seconds_of(file: Path) -> float:
     """CPU seconds of a command; it must end by itself within a minute."""
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    subprocess.run([sys.executable, "-m", "pipeline_ops.cli.main", "validate", file], capture_output=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-m", "pipeline_ops.cli.main", "validate", file],
+        capture_output=True,
+        timeout=60,
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert time.monotonic() - begin < 60
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

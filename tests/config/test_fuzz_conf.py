@@ -23,10 +23,28 @@ AUTHOR, LEAVES = load_config(DIGITS), leaves_of(PipelineConfig)
 _OFTEN = settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
 
 texts = st.text(st.characters(exclude_categories=()), max_size=40)  # with lone surrogates
-keys = st.one_of(st.sampled_from(sorted(LEAVES)), st.sampled_from([key.replace("[]", ".0") for key in LEAVES]),
-                 st.builds("{}.{}".format, st.sampled_from(sorted(LEAVES)), texts), texts, st.integers(), st.none())
-scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.just(10**400), st.floats(), texts, st.just("a" * 5000))
-values = st.recursive(scalars, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)), max_leaves=5)
+keys = st.one_of(
+    st.sampled_from(sorted(LEAVES)),
+    st.sampled_from([key.replace("[]", ".0") for key in LEAVES]),
+    st.builds("{}.{}".format, st.sampled_from(sorted(LEAVES)), texts),
+    texts,
+    st.integers(),
+    st.none(),
+)
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.just(10**400),
+    st.floats(),
+    texts,
+    st.just("a" * 5000),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=5,
+)
 
 
 @_OFTEN
@@ -38,11 +56,20 @@ def test_a_conf_is_refused_as_a_config_error_or_sets_what_a_run_may_set(conf: An
         assert str(error).encode()
         return
     assert all(LEAVES[key].is_per_run for key in overrides if not key.endswith(".type"))
-    assert all(value is None or isinstance(value, bool | int | float | str) for value in overrides.values())
+    assert all(
+        value is None or isinstance(value, bool | int | float | str) for value in overrides.values()
+    )
 
 
 @settings(_OFTEN, max_examples=max(CASES // 20, 1))
-@given(st.dictionaries(st.sampled_from([key for key, leaf in LEAVES.items() if leaf.is_per_run]), scalars, min_size=1, max_size=3))
+@given(
+    st.dictionaries(
+        st.sampled_from([key for key, leaf in LEAVES.items() if leaf.is_per_run]),
+        scalars,
+        min_size=1,
+        max_size=3,
+    )
+)
 def test_a_whole_config_with_such_a_conf_is_valid_or_refused(conf: dict[str, Any]):
     try:
         config = run_config(DIGITS, conf, "manual__1")

@@ -24,19 +24,100 @@ _MAX_SECONDS = 5.0
 """Of the CPU, with the garbage collection of all tests before. A case takes milliseconds, the dearest file of the corpus half a second."""
 _often = settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
 
-WORDS = st.sampled_from([
-    "[", "]", "{", "}", "- ", "? ", ": ", ":", ",", "#", "&a ", "*a", "<<: ", "!!int ", "!!float ", "!!set ", "!!binary ", "!x ", "|", ">", "'", '"',
-    "\t", "\n", "  ", "    ", "---", "...", "%YAML 1.1", "%TAG ! x", "0b_", "0x_", "0o8", "1_000", "1e5", "1e400", ".nan", ".inf", "-.inf", "~",
-    "null", "true", "no", "2026-02-30", "25:00:00", "9" * 30, "-" + "9" * 30, "=", "\\ud800", "\0", "\x07", "\x85", "\u2028", "\ufeff", "😀",
-    "@daily", "* * * * *", "0 3 31 2 *",
-    "train:", "pipeline:", "gate:", "schedule:", "per_run:", "path: s3://", "../..", "model: a:b"])
-PIECES = st.lists(st.one_of(WORDS, st.text(max_size=8), st.sampled_from(GOOD.split())), max_size=12).map("".join)
+WORDS = st.sampled_from(
+    [
+        "[",
+        "]",
+        "{",
+        "}",
+        "- ",
+        "? ",
+        ": ",
+        ":",
+        ",",
+        "#",
+        "&a ",
+        "*a",
+        "<<: ",
+        "!!int ",
+        "!!float ",
+        "!!set ",
+        "!!binary ",
+        "!x ",
+        "|",
+        ">",
+        "'",
+        '"',
+        "\t",
+        "\n",
+        "  ",
+        "    ",
+        "---",
+        "...",
+        "%YAML 1.1",
+        "%TAG ! x",
+        "0b_",
+        "0x_",
+        "0o8",
+        "1_000",
+        "1e5",
+        "1e400",
+        ".nan",
+        ".inf",
+        "-.inf",
+        "~",
+        "null",
+        "true",
+        "no",
+        "2026-02-30",
+        "25:00:00",
+        "9" * 30,
+        "-" + "9" * 30,
+        "=",
+        "\\ud800",
+        "\0",
+        "\x07",
+        "\x85",
+        "\u2028",
+        "\ufeff",
+        "😀",
+        "@daily",
+        "* * * * *",
+        "0 3 31 2 *",
+        "train:",
+        "pipeline:",
+        "gate:",
+        "schedule:",
+        "per_run:",
+        "path: s3://",
+        "../..",
+        "model: a:b",
+    ]
+)
+PIECES = st.lists(
+    st.one_of(WORDS, st.text(max_size=8), st.sampled_from(GOOD.split())), max_size=12
+).map("".join)
 LINES = GOOD.splitlines()
 VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.dates(), st.datetimes(), st.binary(max_size=8), WORDS),
-    lambda inner: st.one_of(st.lists(inner, max_size=4),
-                            st.dictionaries(st.one_of(st.text(max_size=8), st.integers(), st.booleans()), inner, max_size=4)),
-    max_leaves=12)
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=20),
+        st.dates(),
+        st.datetimes(),
+        st.binary(max_size=8),
+        WORDS,
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(
+            st.one_of(st.text(max_size=8), st.integers(), st.booleans()), inner, max_size=4
+        ),
+    ),
+    max_leaves=12,
+)
 
 
 @st.composite
@@ -46,9 +127,18 @@ def mutated(draw) -> str:
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(lines) - 1))
         cut = draw(st.integers(0, len(lines[at])))
-        lines[at] = draw(st.sampled_from([
-            lines[at][:cut] + draw(PIECES) + lines[at][cut:], lines[at][:cut], lines[at] + "\n" + lines[at], " " + lines[at], lines[at].strip(),
-            lines[at].replace(": ", ":")]))
+        lines[at] = draw(
+            st.sampled_from(
+                [
+                    lines[at][:cut] + draw(PIECES) + lines[at][cut:],
+                    lines[at][:cut],
+                    lines[at] + "\n" + lines[at],
+                    " " + lines[at],
+                    lines[at].strip(),
+                    lines[at].replace(": ", ":"),
+                ]
+            )
+        )
     return "\n".join(lines)
 
 
@@ -79,8 +169,14 @@ def read(content: bytes, folder: Path) -> None:
 
 
 @_often
-@given(content=st.one_of(st.binary(max_size=300), PIECES.map(lambda text: text.encode("utf-8", "replace")),
-                         mutated().map(lambda text: text.encode("utf-8", "replace")), with_a_value().map(str.encode)))
+@given(
+    content=st.one_of(
+        st.binary(max_size=300),
+        PIECES.map(lambda text: text.encode("utf-8", "replace")),
+        mutated().map(lambda text: text.encode("utf-8", "replace")),
+        with_a_value().map(str.encode),
+    )
+)
 @example(content=b"? [a]: b")
 @example(content=b"a: &a\n  b: *a")
 def test_any_file_is_a_config_or_a_config_error(content, tmp_path_factory):
@@ -88,7 +184,13 @@ def test_any_file_is_a_config_or_a_config_error(content, tmp_path_factory):
 
 
 @_often
-@given(text=st.one_of(PIECES, st.text(max_size=100), st.text(alphabet=st.characters(categories=["Cs", "Cc", "Zs"]), max_size=10)))
+@given(
+    text=st.one_of(
+        PIECES,
+        st.text(max_size=100),
+        st.text(alphabet=st.characters(categories=["Cs", "Cc", "Zs"]), max_size=10),
+    )
+)
 @example(text="\ud800")
 def test_any_value_of_a_command_line_is_a_value_or_a_config_error(text):
     with contextlib.suppress(ConfigError):

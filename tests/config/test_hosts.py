@@ -34,17 +34,52 @@ def test_every_example_is_valid_and_travels_in_a_request(name):
     assert parse_hosts(hosts.model_dump(mode="json")) == hosts
 
 
-@pytest.mark.parametrize(("old", "new", "message"), [
-    ("launcher: ssh", "launcher: shh", "lab.yaml:1: launcher must be one of local, ssh, slurm, kubernetes, got 'shh'; the nearest valid name"),
-    ("launcher: ssh", "launcher: shh", "the nearest valid name is 'ssh'"),
-    ("launcher: ssh", "user: x", "lab.yaml:1: launcher must be one of local, ssh, slurm, kubernetes, got None"),
-    ("launcher: ssh", "launcher: ssh\nusr: x", "lab.yaml:2: usr: unknown key; the nearest valid name is 'user'"),
-    ("{name: a}", "{nme: a}", "lab.yaml:3: hosts.0.nme: unknown key; the nearest valid name is 'name'"),
-    ("{name: b, workers: 2}", "{name: a}", "lab.yaml:1: hosts must have different names, got a twice"),
-    ("{name: a}", "{name: -oProxyCommand=x}", "lab.yaml:3: hosts.0.name: must match the pattern"),
-    ("launcher: ssh", "launcher: ssh\nfirst_port: 4000", "first_port and last_port must be given together"),
-    ("launcher: ssh", "launcher: ssh\nfirst_port: 4001\nlast_port: 4000", "first_port must not be above last_port, got 4001 and 4000"),
-])
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "launcher: ssh",
+            "launcher: shh",
+            "lab.yaml:1: launcher must be one of local, ssh, slurm, kubernetes, got 'shh'; the nearest valid name",
+        ),
+        ("launcher: ssh", "launcher: shh", "the nearest valid name is 'ssh'"),
+        (
+            "launcher: ssh",
+            "user: x",
+            "lab.yaml:1: launcher must be one of local, ssh, slurm, kubernetes, got None",
+        ),
+        (
+            "launcher: ssh",
+            "launcher: ssh\nusr: x",
+            "lab.yaml:2: usr: unknown key; the nearest valid name is 'user'",
+        ),
+        (
+            "{name: a}",
+            "{nme: a}",
+            "lab.yaml:3: hosts.0.nme: unknown key; the nearest valid name is 'name'",
+        ),
+        (
+            "{name: b, workers: 2}",
+            "{name: a}",
+            "lab.yaml:1: hosts must have different names, got a twice",
+        ),
+        (
+            "{name: a}",
+            "{name: -oProxyCommand=x}",
+            "lab.yaml:3: hosts.0.name: must match the pattern",
+        ),
+        (
+            "launcher: ssh",
+            "launcher: ssh\nfirst_port: 4000",
+            "first_port and last_port must be given together",
+        ),
+        (
+            "launcher: ssh",
+            "launcher: ssh\nfirst_port: 4001\nlast_port: 4000",
+            "first_port must not be above last_port, got 4001 and 4000",
+        ),
+    ],
+)
 def test_a_wrong_hosts_file_is_told_file_line_key_and_rule(write, old, new, message):
     config = write(TWO.replace(old, new))
     with pytest.raises(ConfigError) as raised:
@@ -54,21 +89,37 @@ def test_a_wrong_hosts_file_is_told_file_line_key_and_rule(write, old, new, mess
 
 def test_a_name_without_a_file_is_told_the_nearest(write):
     config = write(TWO)
-    with pytest.raises(ConfigError, match=r"train.hosts: there is no .*/hosts/lap.yaml; the nearest valid name is 'lab'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"train.hosts: there is no .*/hosts/lap.yaml; the nearest valid name is 'lab'",
+    ):
         load_config(config, {"train.hosts": "lap"})
 
 
 def test_a_gang_that_no_set_of_these_hosts_can_seat_is_refused(write):
     config = write(TWO)
-    with pytest.raises(ConfigError, match=r"lab has room for 3 workers, and the gang has at least 4 \(train.workers\); add hosts or lower it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"lab has room for 3 workers, and the gang has at least 4 \(train.workers\); add hosts or lower it",
+    ):
         load_config(config, {"train.hosts": "lab", "train.workers": 4})
-    assert load_config(config, {"train.hosts": "lab", "train.workers": 4, "train.min_workers": 3}).hosts.capacity == 3
+    assert (
+        load_config(
+            config, {"train.hosts": "lab", "train.workers": 4, "train.min_workers": 3}
+        ).hosts.capacity
+        == 3
+    )
 
 
-@pytest.mark.parametrize("text", [
-    TWO, "launcher: slurm\nnodes: 2\nnetwork: trusted\n",
-    "launcher: kubernetes\nimage: i\npods: 2\nvolumes: [{claim: c, mount: /m}]\nnetwork: trusted\n",
-], ids=["ssh", "slurm", "kubernetes"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        TWO,
+        "launcher: slurm\nnodes: 2\nnetwork: trusted\n",
+        "launcher: kubernetes\nimage: i\npods: 2\nvolumes: [{claim: c, mount: /m}]\nnetwork: trusted\n",
+    ],
+    ids=["ssh", "slurm", "kubernetes"],
+)
 def test_a_gang_on_several_hosts_is_refused_unless_their_network_is_trusted(write, text):
     """F5."""
     config = write(text)
@@ -77,7 +128,10 @@ def test_a_gang_on_several_hosts_is_refused_unless_their_network_is_trusted(writ
     with pytest.raises(ConfigError) as raised:
         load_config(config, {"train.hosts": "lab"})
     assert "train.hosts: lab has 2 hosts" in str(raised.value)
-    assert "Write `network: trusted` into hosts/lab.yaml if only trusted people reach the hosts' ports, or train on one host" in str(raised.value)
+    assert (
+        "Write `network: trusted` into hosts/lab.yaml if only trusted people reach the hosts' ports, or train on one host"
+        in str(raised.value)
+    )
     alone = {"train.hosts": "lab", "train.workers": 1, "train.strategy": "one_device"}
     assert load_config(config, alone).hosts.num_hosts == 2, "a single worker talks to nobody"
 
@@ -90,11 +144,16 @@ def test_a_network_is_trusted_or_not_named(write):
 
 def test_where_a_training_runs_is_not_what_it_is(write):
     config = write(TWO)
-    here, there = load_config(config), load_config(config, {"train.hosts": "lab", "train.min_workers": 1, "train.max_workers": 3})
+    here, there = (
+        load_config(config),
+        load_config(config, {"train.hosts": "lab", "train.min_workers": 1, "train.max_workers": 3}),
+    )
     assert here.train.fingerprinted() == there.train.fingerprinted()
 
 
-@pytest.mark.parametrize("name", ["/etc/lab", "../hosts/lab", "lab/../lab", "..", ".lab", "", "lab\n", "~/lab"])
+@pytest.mark.parametrize(
+    "name", ["/etc/lab", "../hosts/lab", "lab/../lab", "..", ".lab", "", "lab\n", "~/lab"]
+)
 def test_hosts_are_a_plain_name_and_never_a_path(write, tmp_path, name):
     """F1: a path would select any YAML file on the disk, and with it a program."""
     config = write(TWO)
@@ -105,16 +164,29 @@ def test_hosts_are_a_plain_name_and_never_a_path(write, tmp_path, name):
         load_hosts(tmp_path / "hosts", name)
 
 
-@pytest.mark.parametrize(("line", "is_program"), [
-    ("python: /opt/other/python", True), ("code: /opt/other", True), ("environment: {PYTHONPATH: /opt/other}", True),
-    ("config_file: /opt/ssh_config", True), ("user: trainer", False), ("connect_timeout_seconds: 9", False)])
-def test_what_selects_the_code_on_the_hosts_is_in_the_fingerprint_of_the_training(write, dataset, line, is_program):
+@pytest.mark.parametrize(
+    ("line", "is_program"),
+    [
+        ("python: /opt/other/python", True),
+        ("code: /opt/other", True),
+        ("environment: {PYTHONPATH: /opt/other}", True),
+        ("config_file: /opt/ssh_config", True),
+        ("user: trainer", False),
+        ("connect_timeout_seconds: 9", False),
+    ],
+)
+def test_what_selects_the_code_on_the_hosts_is_in_the_fingerprint_of_the_training(
+    write, dataset, line, is_program
+):
     """F1: an honest run must not take the weights that foreign code has made."""
+
     def fingerprint(text: str) -> Fingerprint:
         config = load_config(write(text), {"train.hosts": "lab"})
         return plan_job("train", config, "run", {"preprocess": dataset}).request.fingerprint
 
-    alone = plan_job("train", load_config(write(TWO)), "run", {"preprocess": dataset}).request.fingerprint
+    alone = plan_job(
+        "train", load_config(write(TWO)), "run", {"preprocess": dataset}
+    ).request.fingerprint
     assert fingerprint(TWO) == alone
     assert (fingerprint(f"{TWO}{line}\n") != alone) == is_program
     assert "/opt/other" not in fingerprint(f"{TWO}{line}\n").model_dump_json()

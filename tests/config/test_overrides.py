@@ -13,20 +13,63 @@ from authored import DIGITS, write_config
 from pipeline_ops.config.fields import leaves_of, value_at
 from pipeline_ops.config.overrides import parse_conf
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.run_config import AUTHOR_OVERRIDES, author_config, run_config, run_config_or_author, write_author_overrides
+from pipeline_ops.config.run_config import (
+    AUTHOR_OVERRIDES,
+    author_config,
+    run_config,
+    run_config_or_author,
+    write_author_overrides,
+)
 from pipeline_ops.errors import ConfigError
 
 AUTHOR, LEAVES = load_config(DIGITS), leaves_of(PipelineConfig)
 AUTHORS = sorted(key for key, leaf in LEAVES.items() if not leaf.is_per_run)
 A_RUNS = sorted(key for key, leaf in LEAVES.items() if leaf.is_per_run)
 NEVER_OPEN_BY_DEFAULT = (
-    "pipeline", "description", "owner", "tags", "schedule", "storage", "search", "notify", "deadline_seconds", "per_run", "evaluate.gate",
-    "evaluate.approval", "evaluate.slices", "evaluate.bootstrap", "evaluate.allowed_leaks", "evaluate.top_k", "export",
-    "preprocess.source", "preprocess.stages", "preprocess.split", "preprocess.runner", "preprocess.rejects", "preprocess.drift", "preprocess.schema",
-    "train.model", "train.model_parameters", "train.loss", "train.metrics", "train.callbacks", "train.hosts", "train.workers", "train.strategy",
-    "train.tpu", "train.debug", "train.tensorboard", "train.input.local_folder", "train.input.cache_limit_mib", "train.steps_per_call",
-    *(f"{task}.{name}" for task in ("preprocess", "train", "evaluate", "export")
-      for name in ("python", "pool", "executor", "retries", "timeout_seconds", "priority")))
+    "pipeline",
+    "description",
+    "owner",
+    "tags",
+    "schedule",
+    "storage",
+    "search",
+    "notify",
+    "deadline_seconds",
+    "per_run",
+    "evaluate.gate",
+    "evaluate.approval",
+    "evaluate.slices",
+    "evaluate.bootstrap",
+    "evaluate.allowed_leaks",
+    "evaluate.top_k",
+    "export",
+    "preprocess.source",
+    "preprocess.stages",
+    "preprocess.split",
+    "preprocess.runner",
+    "preprocess.rejects",
+    "preprocess.drift",
+    "preprocess.schema",
+    "train.model",
+    "train.model_parameters",
+    "train.loss",
+    "train.metrics",
+    "train.callbacks",
+    "train.hosts",
+    "train.workers",
+    "train.strategy",
+    "train.tpu",
+    "train.debug",
+    "train.tensorboard",
+    "train.input.local_folder",
+    "train.input.cache_limit_mib",
+    "train.steps_per_call",
+    *(
+        f"{task}.{name}"
+        for task in ("preprocess", "train", "evaluate", "export")
+        for name in ("python", "pool", "executor", "retries", "timeout_seconds", "priority")
+    ),
+)
 
 
 def refusal(conf: Any, file: Path = DIGITS) -> str:
@@ -50,22 +93,43 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def test_the_table_has_every_leaf_of_unions_and_lists_too():
-    assert {"preprocess.source.path", "preprocess.source.builder", "preprocess.source.parts[].annotations", "preprocess.stages[].name",
-            "train.optimizer.schedule.boundaries_steps", "train.input.augment.scale.least", "evaluate.gate[].at_least", "notify[].notifier",
-            "schedule.assets[].uri", "search.parameters", "evaluate.approval.without_answer"} <= set(LEAVES)
+    assert {
+        "preprocess.source.path",
+        "preprocess.source.builder",
+        "preprocess.source.parts[].annotations",
+        "preprocess.stages[].name",
+        "train.optimizer.schedule.boundaries_steps",
+        "train.input.augment.scale.least",
+        "evaluate.gate[].at_least",
+        "notify[].notifier",
+        "schedule.assets[].uri",
+        "search.parameters",
+        "evaluate.approval.without_answer",
+    } <= set(LEAVES)
     assert len(LEAVES) > 200 and len(A_RUNS) > 30
 
 
 def test_each_leaf_is_a_runs_or_the_authors_and_not_both():
-    assert [key for key, leaf in LEAVES.items() if leaf.is_per_run and (leaf.fixed or leaf.kind != "scalar" or leaf.is_in_list)] == []
+    assert [
+        key
+        for key, leaf in LEAVES.items()
+        if leaf.is_per_run and (leaf.fixed or leaf.kind != "scalar" or leaf.is_in_list)
+    ] == []
     twins = [leaf for leaf in LEAVES.values() if len(leaf.fields) > 1]
-    marks = [{(field.json_schema_extra or {}).get("per_run", False) for field in leaf.fields} for leaf in twins]
-    assert twins and all(len(each) == 1 for each in marks), "sections that may stand at one place declare a field alike"
+    marks = [
+        {(field.json_schema_extra or {}).get("per_run", False) for field in leaf.fields}
+        for leaf in twins
+    ]
+    assert twins and all(len(each) == 1 for each in marks), (
+        "sections that may stand at one place declare a field alike"
+    )
 
 
 @pytest.mark.parametrize("prefix", NEVER_OPEN_BY_DEFAULT)
 def test_what_must_never_be_open_by_default_is_the_authors(prefix):
-    found = [key for key in LEAVES if key == prefix or key.startswith((f"{prefix}.", f"{prefix}[]"))]
+    found = [
+        key for key in LEAVES if key == prefix or key.startswith((f"{prefix}.", f"{prefix}[]"))
+    ]
     assert found and not set(found) & set(A_RUNS)
 
 
@@ -75,8 +139,16 @@ def test_an_authors_field_is_refused_flat_in_its_section_by_index_and_as_null(ke
     flat = flat_key(key)
     sections, own = flat.split("."), value_at(AUTHOR, key)
     for value in (None, 1, "x", own):
-        confs = [{name: value} for name in (flat, f"{flat}.0", f"{flat}.-1", f"{flat}.name", sections[0])]
-        confs += [nested(key, value), *({".".join(sections[:depth]): nested(".".join(sections[depth:]), value)} for depth in range(1, len(sections)))]
+        confs = [
+            {name: value} for name in (flat, f"{flat}.0", f"{flat}.-1", f"{flat}.name", sections[0])
+        ]
+        confs += [
+            nested(key, value),
+            *(
+                {".".join(sections[:depth]): nested(".".join(sections[depth:]), value)}
+                for depth in range(1, len(sections))
+            ),
+        ]
         for conf in confs:
             [name] = conf
             with pytest.raises(ConfigError, match=f"^conf {re.escape(name)}: "):
@@ -98,45 +170,108 @@ def test_a_runs_field_takes_a_single_value_and_nothing_else(key):
         parse_conf(AUTHOR, {f"{key}.0": 1})
 
 
-@pytest.mark.parametrize(("conf", "config_value"), [
-    ({"train.epochs": 3}, lambda config: config.train.epochs == 3),
-    ({"train.optimizer.learning_rate": 1}, lambda config: config.train.optimizer.learning_rate == 1),
-    ({"train.early_stopping.patience_epochs": 9}, lambda config: config.train.early_stopping.patience_epochs == 9),
-    ({"train.optimizer.schedule.warmup_steps": 9}, lambda config: config.train.optimizer.schedule.warmup_steps == 9),
-    ({"train.warm_start": "version 12"}, lambda config: config.train.warm_start == "version 12"),
-    ({"train.warm_start": None}, lambda config: config.train.warm_start is None),
-    ({"train.input.augment.flip_left_right": True, "evaluate.batch": 8}, lambda config: config.evaluate.batch == 8),
-    ({}, lambda config: config.train.epochs == 20),
-    (None, lambda config: config.train.epochs == 20),
-])
+@pytest.mark.parametrize(
+    ("conf", "config_value"),
+    [
+        ({"train.epochs": 3}, lambda config: config.train.epochs == 3),
+        (
+            {"train.optimizer.learning_rate": 1},
+            lambda config: config.train.optimizer.learning_rate == 1,
+        ),
+        (
+            {"train.early_stopping.patience_epochs": 9},
+            lambda config: config.train.early_stopping.patience_epochs == 9,
+        ),
+        (
+            {"train.optimizer.schedule.warmup_steps": 9},
+            lambda config: config.train.optimizer.schedule.warmup_steps == 9,
+        ),
+        (
+            {"train.warm_start": "version 12"},
+            lambda config: config.train.warm_start == "version 12",
+        ),
+        ({"train.warm_start": None}, lambda config: config.train.warm_start is None),
+        (
+            {"train.input.augment.flip_left_right": True, "evaluate.batch": 8},
+            lambda config: config.evaluate.batch == 8,
+        ),
+        ({}, lambda config: config.train.epochs == 20),
+        (None, lambda config: config.train.epochs == 20),
+    ],
+)
 def test_what_a_run_may_set(conf, config_value):
     assert config_value(run_config(DIGITS, conf, "manual__1"))
 
 
-@pytest.mark.parametrize(("conf", "message"), [
-    ({"train.epochs": None}, "conf train.epochs: must not be null; leave it out for the value of the YAML"),
-    ({"train.epochs": "3"}, "override train.epochs: train.epochs: input should be a valid integer"),
-    ({"train.epochs": True}, "override train.epochs: train.epochs: input should be a valid integer"),
-    ({"train.epochs": 0}, "train.epochs: input should be greater than or equal to 1"),
-    ({"train.epoch": 3}, "conf train.epoch: unknown key; the nearest valid name is 'train.epochs'"),
-    ({"train.warm_start": "../../other/model"}, "conf train.warm_start: a run may set it to champion, or a published version such as `version 3`"),
-    ({"train.warm_start": "version 1\n"}, "must be a text of at most 4096 printable characters"),
-    ({"preprocess.dataset": "../../etc"}, "preprocess.dataset: must match the pattern"),
-    ({"train.python": "/bin/sh"}, "conf train.python: only the author of the pipeline sets it: it selects a program to execute"),
-    ({"train.hosts": "/any/file"}, "or open it there with per_run"),
-    ([("train.epochs", 3)], "the run's conf must be a mapping of keys to values, got list"),
-    ("train.epochs=3", "the run's conf must be a mapping"),
-])
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        (
+            {"train.epochs": None},
+            "conf train.epochs: must not be null; leave it out for the value of the YAML",
+        ),
+        (
+            {"train.epochs": "3"},
+            "override train.epochs: train.epochs: input should be a valid integer",
+        ),
+        (
+            {"train.epochs": True},
+            "override train.epochs: train.epochs: input should be a valid integer",
+        ),
+        ({"train.epochs": 0}, "train.epochs: input should be greater than or equal to 1"),
+        (
+            {"train.epoch": 3},
+            "conf train.epoch: unknown key; the nearest valid name is 'train.epochs'",
+        ),
+        (
+            {"train.warm_start": "../../other/model"},
+            "conf train.warm_start: a run may set it to champion, or a published version such as `version 3`",
+        ),
+        (
+            {"train.warm_start": "version 1\n"},
+            "must be a text of at most 4096 printable characters",
+        ),
+        ({"preprocess.dataset": "../../etc"}, "preprocess.dataset: must match the pattern"),
+        (
+            {"train.python": "/bin/sh"},
+            "conf train.python: only the author of the pipeline sets it: it selects a program to execute",
+        ),
+        ({"train.hosts": "/any/file"}, "or open it there with per_run"),
+        ([("train.epochs", 3)], "the run's conf must be a mapping of keys to values, got list"),
+        ("train.epochs=3", "the run's conf must be a mapping"),
+    ],
+)
 def test_a_refusal_says_what_is_wrong(conf, message):
     assert message in refusal(conf)
 
 
-@pytest.mark.parametrize("conf", [
-    {"train.epochs": 10**400}, {"train.seed": -(10**5000)}, {"train.optimizer.learning_rate": math.inf}, {"train.label_smoothing": math.nan},
-    {"train.early_stopping.min_delta": math.inf}, {"train.warm_start": "\0"}, {"train.warm_start": "\ud800"}, {"train.warm_start": "a" * 5000},
-    {"\0": 1}, {"train.epochs\0": 1}, {"\ud800": 1}, {"a" * 5000: 1}, {".": 1}, {"": 1}, {"train..epochs": 1}, {"train.epochs.": 1}, {1: 2},
-    {None: 1}, {("train", "epochs"): 1}, {"[]": 1}, {"evaluate.gate[].at_least": 0}, {str(number): number for number in range(5000)},
-])
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"train.epochs": 10**400},
+        {"train.seed": -(10**5000)},
+        {"train.optimizer.learning_rate": math.inf},
+        {"train.label_smoothing": math.nan},
+        {"train.early_stopping.min_delta": math.inf},
+        {"train.warm_start": "\0"},
+        {"train.warm_start": "\ud800"},
+        {"train.warm_start": "a" * 5000},
+        {"\0": 1},
+        {"train.epochs\0": 1},
+        {"\ud800": 1},
+        {"a" * 5000: 1},
+        {".": 1},
+        {"": 1},
+        {"train..epochs": 1},
+        {"train.epochs.": 1},
+        {1: 2},
+        {None: 1},
+        {("train", "epochs"): 1},
+        {"[]": 1},
+        {"evaluate.gate[].at_least": 0},
+        {str(number): number for number in range(5000)},
+    ],
+)
 def test_hostile_keys_and_values_are_a_config_error_that_can_be_printed(conf):
     """F20: such a conf was tried again and again."""
     message = refusal(conf)
@@ -150,17 +285,31 @@ def test_all_that_is_wrong_is_told_at_once():
 
 def test_a_refused_conf_leaves_the_pages_with_the_authors_config():
     """F6: a run cannot lead the pages to the files of another team."""
-    config = run_config_or_author(DIGITS, {"storage.root": "/srv/other", "pipeline": "other"}, "manual__1")
+    config = run_config_or_author(
+        DIGITS, {"storage.root": "/srv/other", "pipeline": "other"}, "manual__1"
+    )
     assert (config.root, config.pipeline) == (load_config(DIGITS).root, "digits")
 
 
 def test_the_command_line_gives_one_run_values_that_a_conf_may_not_set(tmp_path, monkeypatch):
     file = write_config(tmp_path, {})
-    write_author_overrides(tmp_path / "kept", file, "manual__1", {"train.workers": 1, "train.optimizer": {"name": "sgd"}})
-    assert author_config(file, "manual__1").train.workers == 2, "only the embedded Airflow reads them"
+    write_author_overrides(
+        tmp_path / "kept",
+        file,
+        "manual__1",
+        {"train.workers": 1, "train.optimizer": {"name": "sgd"}},
+    )
+    assert author_config(file, "manual__1").train.workers == 2, (
+        "only the embedded Airflow reads them"
+    )
     monkeypatch.setenv(AUTHOR_OVERRIDES, str(tmp_path / "kept"))
     assert author_config(file, "manual__2").train.workers == 2
     config = run_config(file, {"train.epochs": 3, "train.optimizer.momentum": 0.5}, "manual__1")
-    assert (config.train.workers, config.train.epochs, config.train.optimizer.name, config.train.optimizer.momentum) == (1, 3, "sgd", 0.5)
+    assert (
+        config.train.workers,
+        config.train.epochs,
+        config.train.optimizer.name,
+        config.train.optimizer.momentum,
+    ) == (1, 3, "sgd", 0.5)
     with pytest.raises(ConfigError, match=re.escape("conf train.workers: only the author")):
         run_config(file, {"train.workers": 1}, "manual__1")

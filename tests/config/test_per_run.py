@@ -32,28 +32,55 @@ def write(tmp_path):
     return write_it
 
 
-@pytest.mark.parametrize(("opened", "message"), [
-    ({"per_run": ["train"]}, "per_run: per_run: it cannot be opened to runs"),
-    ({"storage.root": ["/a"]}, "storage.root: it cannot be opened to runs: pages, the orphan reaper and other runs need it"),
-    ({"pipeline": ["a"]}, "pipeline: it cannot be opened to runs"),
-    ({"export.registry": ["/a"]}, "export.registry: it cannot be opened to runs"),
-    ({"export.model": ["a"]}, "export.model: it cannot be opened to runs"),
-    ({"train.python": ["/bin/sh"]}, "train.python: it cannot be opened to runs: it selects a program to execute; remove this line"),
-    ({"train.retries": [1]}, "train.retries: it cannot be opened to runs: Airflow reads it when it makes the DAG"),
-    ({"evaluate.approval.timeout_seconds": [1]}, "it cannot be opened to runs"),
-    ({"train.callbacks": ["a:b"]}, "train.callbacks: it cannot be opened to runs: it is a list"),
-    ({"train.model_parameters": [1]}, "train.model_parameters: it cannot be opened to runs: it is a mapping"),
-    ({"evaluate.gate[].at_least": [0.5]}, "it cannot be opened to runs"),
-    ({"train.optimizer": [1]}, "train.optimizer: there is no such value"),
-    ({"train.wokers": [1]}, "train.wokers: there is no such value; the nearest valid name is 'train.workers'"),
-    ({"train.workers": [0]}, "train.workers: 0 is not a valid value of it; correct or remove it"),
-    ({"train.workers": ["2"]}, "train.workers: '2' is not a valid value of it"),
-    ({"train.workers": [None]}, "train.workers: None is not a valid value of it"),
-    ({"train.hosts": ["../lab"]}, "train.hosts: '../lab' is not a valid value of it"),
-    ({"train.hosts": ["lba"]}, "the nearest valid name is 'lab'"),
-    ({"preprocess.source.path": ["/data/*/../x"]}, "has '..' behind a wildcard; write the folder that is meant"),
-    ({"preprocess.source.path": ["/data/{start}/*"]}, "must be a plain path or a glob"),
-])
+@pytest.mark.parametrize(
+    ("opened", "message"),
+    [
+        ({"per_run": ["train"]}, "per_run: per_run: it cannot be opened to runs"),
+        (
+            {"storage.root": ["/a"]},
+            "storage.root: it cannot be opened to runs: pages, the orphan reaper and other runs need it",
+        ),
+        ({"pipeline": ["a"]}, "pipeline: it cannot be opened to runs"),
+        ({"export.registry": ["/a"]}, "export.registry: it cannot be opened to runs"),
+        ({"export.model": ["a"]}, "export.model: it cannot be opened to runs"),
+        (
+            {"train.python": ["/bin/sh"]},
+            "train.python: it cannot be opened to runs: it selects a program to execute; remove this line",
+        ),
+        (
+            {"train.retries": [1]},
+            "train.retries: it cannot be opened to runs: Airflow reads it when it makes the DAG",
+        ),
+        ({"evaluate.approval.timeout_seconds": [1]}, "it cannot be opened to runs"),
+        (
+            {"train.callbacks": ["a:b"]},
+            "train.callbacks: it cannot be opened to runs: it is a list",
+        ),
+        (
+            {"train.model_parameters": [1]},
+            "train.model_parameters: it cannot be opened to runs: it is a mapping",
+        ),
+        ({"evaluate.gate[].at_least": [0.5]}, "it cannot be opened to runs"),
+        ({"train.optimizer": [1]}, "train.optimizer: there is no such value"),
+        (
+            {"train.wokers": [1]},
+            "train.wokers: there is no such value; the nearest valid name is 'train.workers'",
+        ),
+        (
+            {"train.workers": [0]},
+            "train.workers: 0 is not a valid value of it; correct or remove it",
+        ),
+        ({"train.workers": ["2"]}, "train.workers: '2' is not a valid value of it"),
+        ({"train.workers": [None]}, "train.workers: None is not a valid value of it"),
+        ({"train.hosts": ["../lab"]}, "train.hosts: '../lab' is not a valid value of it"),
+        ({"train.hosts": ["lba"]}, "the nearest valid name is 'lab'"),
+        (
+            {"preprocess.source.path": ["/data/*/../x"]},
+            "has '..' behind a wildcard; write the folder that is meant",
+        ),
+        ({"preprocess.source.path": ["/data/{start}/*"]}, "must be a plain path or a glob"),
+    ],
+)
 def test_what_can_not_be_opened_is_refused_with_its_reason(write, opened, message):
     file = write(opened)
     with pytest.raises(ConfigError) as error:
@@ -63,19 +90,36 @@ def test_what_can_not_be_opened_is_refused_with_its_reason(write, opened, messag
 
 def test_a_wrong_opening_is_told_with_its_line(write):
     file = write({"train.python": ["/bin/sh"]})
-    line = next(number for number, text in enumerate(file.read_text().splitlines(), 1) if text.startswith("per_run:"))
+    line = next(
+        number
+        for number, text in enumerate(file.read_text().splitlines(), 1)
+        if text.startswith("per_run:")
+    )
     with pytest.raises(ConfigError, match=f"digits.yaml:{line}: per_run: train.python"):
         load_config(file)
 
 
 def test_a_run_may_set_what_is_opened_to_the_values_that_are_allowed(write):
-    file = write({"train.hosts": ["lab", "cloud"], "train.workers": [1, 4], "train.epochs": [5], "train.seed": []})
-    config = run_config(file, {"train.hosts": "cloud", "train.workers": 4, "train.epochs": 5}, "run")
+    file = write(
+        {
+            "train.hosts": ["lab", "cloud"],
+            "train.workers": [1, 4],
+            "train.epochs": [5],
+            "train.seed": [],
+        }
+    )
+    config = run_config(
+        file, {"train.hosts": "cloud", "train.workers": 4, "train.epochs": 5}, "run"
+    )
     assert (config.train.hosts, config.train.workers, config.train.epochs) == ("cloud", 4, 5)
-    for conf, message in (({"train.hosts": "cluod"}, "must be one of the values that per_run allows (lab, cloud)"),
-                          ({"train.hosts": "/etc/passwd"}, "must be one of the values"), ({"train.workers": 3}, "per_run allows (1, 4)"),
-                          ({"train.workers": 4.0}, "per_run allows"), ({"train.epochs": 6}, "per_run allows (5)"),
-                          ({"train.seed": 7}, "conf train.seed: is closed to runs by per_run")):
+    for conf, message in (
+        ({"train.hosts": "cluod"}, "must be one of the values that per_run allows (lab, cloud)"),
+        ({"train.hosts": "/etc/passwd"}, "must be one of the values"),
+        ({"train.workers": 3}, "per_run allows (1, 4)"),
+        ({"train.workers": 4.0}, "per_run allows"),
+        ({"train.epochs": 6}, "per_run allows (5)"),
+        ({"train.seed": 7}, "conf train.seed: is closed to runs by per_run"),
+    ):
         with pytest.raises(ConfigError) as error:
             run_config(file, conf, "run")
         assert message in str(error.value)
@@ -86,30 +130,76 @@ def test_the_value_of_the_yaml_is_always_allowed(write):
     assert run_config(file, {"train.workers": 2, "train.seed": 1}, "run").train.workers == 2
 
 
-@pytest.mark.parametrize("value", ["../daily/monday", "{root}/daily/monday", "{root}/daily/tuesday/late", "{root}/daily/nowhere/../monday",
-                                   "{root}/daily//monday/"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "../daily/monday",
+        "{root}/daily/monday",
+        "{root}/daily/tuesday/late",
+        "{root}/daily/nowhere/../monday",
+        "{root}/daily//monday/",
+    ],
+)
 def test_a_path_that_a_glob_allows_is_used_without_links_and_dots(write, tmp_path, value):
-    config = run_config(write({"preprocess.source.path": ["../daily/**"]}), {"preprocess.source.path": value.format(root=tmp_path)}, "run")
-    assert config.preprocess.source.path == str((tmp_path / "configs" / value.format(root=tmp_path)).resolve())
+    config = run_config(
+        write({"preprocess.source.path": ["../daily/**"]}),
+        {"preprocess.source.path": value.format(root=tmp_path)},
+        "run",
+    )
+    assert config.preprocess.source.path == str(
+        (tmp_path / "configs" / value.format(root=tmp_path)).resolve()
+    )
     assert config.preprocess.source.path.startswith(f"{tmp_path}/daily/")
 
 
-@pytest.mark.parametrize("value", ["{root}/secret", "{root}/daily/../secret", "{root}/daily/escape", "{root}/daily/escape/x", "{root}/dailyx", "/",
-                                   "~", "{root}/daily/{{start}}", "s3://daily/monday", "file://{root}/daily/monday", "../daily/**", "**"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "{root}/secret",
+        "{root}/daily/../secret",
+        "{root}/daily/escape",
+        "{root}/daily/escape/x",
+        "{root}/dailyx",
+        "/",
+        "~",
+        "{root}/daily/{{start}}",
+        "s3://daily/monday",
+        "file://{root}/daily/monday",
+        "../daily/**",
+        "**",
+    ],
+)
 def test_a_path_that_leaves_the_allowed_folder_is_refused(write, tmp_path, value):
     """F12: also through a link, and through a name that a format string would make."""
     with pytest.raises(ConfigError, match=r"conf preprocess\.source\.path: "):
-        run_config(write({"preprocess.source.path": ["../daily/**"]}), {"preprocess.source.path": value.format(root=tmp_path)}, "run")
+        run_config(
+            write({"preprocess.source.path": ["../daily/**"]}),
+            {"preprocess.source.path": value.format(root=tmp_path)},
+            "run",
+        )
 
 
-@pytest.mark.parametrize(("pattern", "value", "is_allowed"), [
-    ("s3://lake/daily/*", "s3://lake/daily/monday", True), ("s3://lake/daily/**", "s3://lake/daily/a/b", True),
-    ("s3://lake/daily/*", "s3://lake/daily/a/b", False), ("s3://lake/daily/**", "s3://lake/daily/../secret", False),
-    ("s3://lake/daily/**", "s3://lake/daily/%2e%2e/secret", False), ("s3://lake/daily/**", "s3://lake//daily/a", False),
-    ("s3://lake/daily/**", "gs://lake/daily/a", False), ("s3://lake/daily/**", "s3://other@lake/daily/a", False),
-    ("s3://lake/daily/**", "/lake/daily/a", False), ("../daily/*", "../daily/monday", True), ("../daily/mon*", "../daily/monday", True),
-    ("../daily/mon*", "../daily/tuesday", False), ("../daily/*", "../daily/tuesday/late", False)])
-def test_a_glob_stands_for_folders_below_it_and_for_no_other_place(write, pattern, value, is_allowed):
+@pytest.mark.parametrize(
+    ("pattern", "value", "is_allowed"),
+    [
+        ("s3://lake/daily/*", "s3://lake/daily/monday", True),
+        ("s3://lake/daily/**", "s3://lake/daily/a/b", True),
+        ("s3://lake/daily/*", "s3://lake/daily/a/b", False),
+        ("s3://lake/daily/**", "s3://lake/daily/../secret", False),
+        ("s3://lake/daily/**", "s3://lake/daily/%2e%2e/secret", False),
+        ("s3://lake/daily/**", "s3://lake//daily/a", False),
+        ("s3://lake/daily/**", "gs://lake/daily/a", False),
+        ("s3://lake/daily/**", "s3://other@lake/daily/a", False),
+        ("s3://lake/daily/**", "/lake/daily/a", False),
+        ("../daily/*", "../daily/monday", True),
+        ("../daily/mon*", "../daily/monday", True),
+        ("../daily/mon*", "../daily/tuesday", False),
+        ("../daily/*", "../daily/tuesday/late", False),
+    ],
+)
+def test_a_glob_stands_for_folders_below_it_and_for_no_other_place(
+    write, pattern, value, is_allowed
+):
     file = write({"preprocess.source.path": [pattern]})
     try:
         run_config(file, {"preprocess.source.path": value}, "run")
@@ -123,7 +213,12 @@ def test_a_run_may_begin_with_weights_only_where_the_author_opens_a_folder_of_th
     conf = {"train.warm_start": "../daily/monday"}
     with pytest.raises(ConfigError, match="a run may set it to champion"):
         run_config(write({}), conf, "run")
-    assert run_config(write({"train.warm_start": ["champion", "../daily/*"]}), conf, "run").train.warm_start == f"{tmp_path}/daily/monday"
+    assert (
+        run_config(
+            write({"train.warm_start": ["champion", "../daily/*"]}), conf, "run"
+        ).train.warm_start
+        == f"{tmp_path}/daily/monday"
+    )
 
 
 def test_what_is_opened_is_in_no_fingerprint(write):

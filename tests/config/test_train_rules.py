@@ -8,66 +8,210 @@ from pydantic import ValidationError
 from pipeline_ops.config.train import Train
 
 
-@pytest.mark.parametrize("options, reason", [
-    ({"model": "resnet5"}, "there is no model 'resnet5'; the nearest valid name is 'resnet50', and a model of your own is named as"),
-    ({"model": "my package:build"}, "a function of your own is named as my_package.my_module:function, got 'my package:build'"),
-    ({"model": "dense", "model_parameters": {"unit": 3}}, "the model dense has no parameter unit; it has units, hidden_layers"),
-    ({"strategy": "mirrored"}, "strategy mirrored is for several devices, got devices_per_worker: 1; use one_device"),
-    ({"strategy": "mirrored", "workers": 2, "devices_per_worker": 2}, "strategy mirrored has exactly 1 worker, got workers: 2"),
-    ({"strategy": "one_device", "devices_per_worker": 2}, "strategy one_device uses 1 device of each worker, got devices_per_worker: 2"),
-    ({"strategy": "parameter_server"}, "strategy parameter_server needs parameter_servers"),
-    ({"parameter_servers": 2}, "strategy multi_worker_mirrored has no use for parameter_servers (2), which is for parameter_server"),
-    ({"strategy": "placed_layers", "devices_per_worker": 2}, "strategy placed_layers needs placement"),
-    ({"strategy": "sharded_layers", "devices_per_worker": 2}, "strategy sharded_layers needs sharding"),
-    ({"sharding": {"dense/kernel": 1}}, "which is for sharded_layers"),
-    ({"tpu": "my-tpu"}, "strategy multi_worker_mirrored has no use for tpu (my-tpu)"),
-    ({"workers": 2, "micro_batches": 4, "global_batch": 6}, "global_batch must be at least workers x devices_per_worker x micro_batches (8), got 6"),
-    ({"strategy": "tpu", "devices_per_worker": 8, "global_batch": 60}, "must be a multiple of devices_per_worker x micro_batches (8) for tpu"),
-    ({"synchronized_batch_normalization": True}, "the model digits_cnn has no batch normalisation"),
-    ({"model": "a:b", "strategy": "parameter_server", "parameter_servers": 1, "synchronized_batch_normalization": True},
-     "the workers of parameter_server don't wait for one another"),
-    ({"model": "a:b", "synchronized_batch_normalization": True, "xla": "gradients"}, "can't compile the exchange between replicas"),
-    ({"xla": "step"}, "xla: step is for one_device and tpu"),
-    ({"strategy": "tpu", "xla": "gradients"}, "the whole step is always compiled"),
-    ({"strategy": "placed_layers", "devices_per_worker": 2, "placement": {"*": "GPU:0"}, "xla": "gradients"}, "compiles for one device"),
-    ({"strategy": "parameter_server", "parameter_servers": 1, "precision": "float16"}, "its loss scale would be changed by all workers at once"),
-    ({"strategy": "sharded_layers", "devices_per_worker": 2, "sharding": {"*": 0}, "precision": "float16"}, "has no loss scale"),
-    ({"strategy": "sharded_layers", "devices_per_worker": 2, "sharding": {"*": 0}, "micro_batches": 2}, "DTensor has to know all shapes"),
-    ({"loss": "a:b", "label_smoothing": 0.1}, "label_smoothing belongs to the cross-entropy"),
-    ({"loss": "a:b", "class_weights": True}, "class_weights belongs to the cross-entropy"),
-    ({"input": {"augment": {"mosaic": 0.5}}}, "input.augment.mosaic: four images have four labels, and digits_cnn gives one"),
-    ({"input": {"augment": {"least_visible": 0.5}}}, "input.augment.least_visible is about boxes, and digits_cnn is no detector"),
-    ({"input": {"augment": {"scale": {"least": 1.5}}}}, "less than or equal to 1"),
-    ({"model": "center_detector", "best_checkpoint": {"monitor": "validation_accuracy"}}, "best_checkpoint.monitor must be one of validation_loss"),
-    ({"early_stopping": {"monitor": "validation_top3"}}, "early_stopping.monitor must be one of validation_loss, validation_accuracy, got"),
-    ({"optimizer": {"clip": {"norm": 1.0, "value": 1.0}}}, "exactly one of global_norm, norm and value must be given, got norm and value"),
-    ({"optimizer": {"schedule": {"type": "piecewise", "boundaries_steps": [5], "factors": [1.0, 2.0]}}}, "as boundaries_steps (1), got 2"),
-    ({"optimizer": {"schedule": {"type": "piecewise", "boundaries_steps": [5, 5], "factors": [1.0, 2.0]}}}, "must be positive and ascending"),
-    ({"optimizer": {"name": "adam", "weight_decay": 0.1}}, "weight_decay is for the optimizers adamw and sgd, got it with adam"),
-    ({"model": "retinanet", "synchronized_batch_normalization": True, "model_parameters": {"frozen_batch_normalization": True},
-      "best_checkpoint": None}, "there are no statistics to synchronise"),
-    ({"model": "retinanet", "model_parameters": {"backbones": "A"}, "best_checkpoint": None}, "the model retinanet has no parameter backbones"),
-])
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        (
+            {"model": "resnet5"},
+            "there is no model 'resnet5'; the nearest valid name is 'resnet50', and a model of your own is named as",
+        ),
+        (
+            {"model": "my package:build"},
+            "a function of your own is named as my_package.my_module:function, got 'my package:build'",
+        ),
+        (
+            {"model": "dense", "model_parameters": {"unit": 3}},
+            "the model dense has no parameter unit; it has units, hidden_layers",
+        ),
+        (
+            {"strategy": "mirrored"},
+            "strategy mirrored is for several devices, got devices_per_worker: 1; use one_device",
+        ),
+        (
+            {"strategy": "mirrored", "workers": 2, "devices_per_worker": 2},
+            "strategy mirrored has exactly 1 worker, got workers: 2",
+        ),
+        (
+            {"strategy": "one_device", "devices_per_worker": 2},
+            "strategy one_device uses 1 device of each worker, got devices_per_worker: 2",
+        ),
+        ({"strategy": "parameter_server"}, "strategy parameter_server needs parameter_servers"),
+        (
+            {"parameter_servers": 2},
+            "strategy multi_worker_mirrored has no use for parameter_servers (2), which is for parameter_server",
+        ),
+        (
+            {"strategy": "placed_layers", "devices_per_worker": 2},
+            "strategy placed_layers needs placement",
+        ),
+        (
+            {"strategy": "sharded_layers", "devices_per_worker": 2},
+            "strategy sharded_layers needs sharding",
+        ),
+        ({"sharding": {"dense/kernel": 1}}, "which is for sharded_layers"),
+        ({"tpu": "my-tpu"}, "strategy multi_worker_mirrored has no use for tpu (my-tpu)"),
+        (
+            {"workers": 2, "micro_batches": 4, "global_batch": 6},
+            "global_batch must be at least workers x devices_per_worker x micro_batches (8), got 6",
+        ),
+        (
+            {"strategy": "tpu", "devices_per_worker": 8, "global_batch": 60},
+            "must be a multiple of devices_per_worker x micro_batches (8) for tpu",
+        ),
+        (
+            {"synchronized_batch_normalization": True},
+            "the model digits_cnn has no batch normalisation",
+        ),
+        (
+            {
+                "model": "a:b",
+                "strategy": "parameter_server",
+                "parameter_servers": 1,
+                "synchronized_batch_normalization": True,
+            },
+            "the workers of parameter_server don't wait for one another",
+        ),
+        (
+            {"model": "a:b", "synchronized_batch_normalization": True, "xla": "gradients"},
+            "can't compile the exchange between replicas",
+        ),
+        ({"xla": "step"}, "xla: step is for one_device and tpu"),
+        ({"strategy": "tpu", "xla": "gradients"}, "the whole step is always compiled"),
+        (
+            {
+                "strategy": "placed_layers",
+                "devices_per_worker": 2,
+                "placement": {"*": "GPU:0"},
+                "xla": "gradients",
+            },
+            "compiles for one device",
+        ),
+        (
+            {"strategy": "parameter_server", "parameter_servers": 1, "precision": "float16"},
+            "its loss scale would be changed by all workers at once",
+        ),
+        (
+            {
+                "strategy": "sharded_layers",
+                "devices_per_worker": 2,
+                "sharding": {"*": 0},
+                "precision": "float16",
+            },
+            "has no loss scale",
+        ),
+        (
+            {
+                "strategy": "sharded_layers",
+                "devices_per_worker": 2,
+                "sharding": {"*": 0},
+                "micro_batches": 2,
+            },
+            "DTensor has to know all shapes",
+        ),
+        ({"loss": "a:b", "label_smoothing": 0.1}, "label_smoothing belongs to the cross-entropy"),
+        ({"loss": "a:b", "class_weights": True}, "class_weights belongs to the cross-entropy"),
+        (
+            {"input": {"augment": {"mosaic": 0.5}}},
+            "input.augment.mosaic: four images have four labels, and digits_cnn gives one",
+        ),
+        (
+            {"input": {"augment": {"least_visible": 0.5}}},
+            "input.augment.least_visible is about boxes, and digits_cnn is no detector",
+        ),
+        ({"input": {"augment": {"scale": {"least": 1.5}}}}, "less than or equal to 1"),
+        (
+            {"model": "center_detector", "best_checkpoint": {"monitor": "validation_accuracy"}},
+            "best_checkpoint.monitor must be one of validation_loss",
+        ),
+        (
+            {"early_stopping": {"monitor": "validation_top3"}},
+            "early_stopping.monitor must be one of validation_loss, validation_accuracy, got",
+        ),
+        (
+            {"optimizer": {"clip": {"norm": 1.0, "value": 1.0}}},
+            "exactly one of global_norm, norm and value must be given, got norm and value",
+        ),
+        (
+            {
+                "optimizer": {
+                    "schedule": {
+                        "type": "piecewise",
+                        "boundaries_steps": [5],
+                        "factors": [1.0, 2.0],
+                    }
+                }
+            },
+            "as boundaries_steps (1), got 2",
+        ),
+        (
+            {
+                "optimizer": {
+                    "schedule": {
+                        "type": "piecewise",
+                        "boundaries_steps": [5, 5],
+                        "factors": [1.0, 2.0],
+                    }
+                }
+            },
+            "must be positive and ascending",
+        ),
+        (
+            {"optimizer": {"name": "adam", "weight_decay": 0.1}},
+            "weight_decay is for the optimizers adamw and sgd, got it with adam",
+        ),
+        (
+            {
+                "model": "retinanet",
+                "synchronized_batch_normalization": True,
+                "model_parameters": {"frozen_batch_normalization": True},
+                "best_checkpoint": None,
+            },
+            "there are no statistics to synchronise",
+        ),
+        (
+            {"model": "retinanet", "model_parameters": {"backbones": "A"}, "best_checkpoint": None},
+            "the model retinanet has no parameter backbones",
+        ),
+    ],
+)
 def test_what_cannot_work_is_refused_with_the_reason(options, reason):
     with pytest.raises(ValidationError) as refused:
         Train.model_validate({"model": "digits_cnn"} | options)
     assert reason in str(refused.value)
 
 
-@pytest.mark.parametrize("options", [
-    {"strategy": "mirrored", "devices_per_worker": 2},
-    {"strategy": "parameter_server", "parameter_servers": 2, "workers": 3, "global_batch": 2, "micro_batches": 2},
-    {"strategy": "placed_layers", "devices_per_worker": 2, "placement": {"conv*": "GPU:1"}},
-    {"strategy": "sharded_layers", "devices_per_worker": 2, "sharding": {"*/kernel": 1}},
-    {"strategy": "tpu", "tpu": "my-tpu", "devices_per_worker": 8, "global_batch": 64},
-    {"model": "resnet50", "synchronized_batch_normalization": True, "workers": 2},
-    {"model": "retinanet", "synchronized_batch_normalization": True, "workers": 2, "best_checkpoint": {"monitor": "validation_box_iou"}},
-    {"optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-3}},
-    {"metrics": ["a.b:top3"], "best_checkpoint": {"monitor": "validation_top3"}},
-    {"workers": 3, "global_batch": 64},
-    {"input": {"augment": {"flip_top_bottom": True, "scale": {"most": 1.5}, "saturation": 0.2}}},
-    {"model": "center_detector", "input": {"augment": {"mosaic": 0.5, "least_visible": 0.5}}},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "mirrored", "devices_per_worker": 2},
+        {
+            "strategy": "parameter_server",
+            "parameter_servers": 2,
+            "workers": 3,
+            "global_batch": 2,
+            "micro_batches": 2,
+        },
+        {"strategy": "placed_layers", "devices_per_worker": 2, "placement": {"conv*": "GPU:1"}},
+        {"strategy": "sharded_layers", "devices_per_worker": 2, "sharding": {"*/kernel": 1}},
+        {"strategy": "tpu", "tpu": "my-tpu", "devices_per_worker": 8, "global_batch": 64},
+        {"model": "resnet50", "synchronized_batch_normalization": True, "workers": 2},
+        {
+            "model": "retinanet",
+            "synchronized_batch_normalization": True,
+            "workers": 2,
+            "best_checkpoint": {"monitor": "validation_box_iou"},
+        },
+        {"optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-3}},
+        {"metrics": ["a.b:top3"], "best_checkpoint": {"monitor": "validation_top3"}},
+        {"workers": 3, "global_batch": 64},
+        {
+            "input": {
+                "augment": {"flip_top_bottom": True, "scale": {"most": 1.5}, "saturation": 0.2}
+            }
+        },
+        {"model": "center_detector", "input": {"augment": {"mosaic": 0.5, "least_visible": 0.5}}},
+    ],
+)
 def test_what_works_is_taken(options):
     assert Train.model_validate({"model": "digits_cnn"} | options)
 
@@ -75,5 +219,10 @@ def test_what_works_is_taken(options):
 def test_the_best_epoch_of_a_classifier_goes_by_accuracy_and_that_of_a_detector_by_the_loss():
     assert Train(model="digits_cnn").best_monitor == "validation_accuracy"
     assert Train(model="center_detector").best_monitor == "validation_loss"
-    assert Train(model="center_detector", best_checkpoint={"monitor": "validation_box_iou"}).best_monitor == "validation_box_iou"
+    assert (
+        Train(
+            model="center_detector", best_checkpoint={"monitor": "validation_box_iou"}
+        ).best_monitor
+        == "validation_box_iou"
+    )
     assert Train(model="center_detector", best_checkpoint=None).best_monitor is None

@@ -32,13 +32,16 @@ preprocess:
 """
 
 
-@pytest.mark.parametrize("text", [
-    BLOCK,
-    "notify: [{notifier: a.b, events: [failed], arguments: {token: hunter2}}]\npipeline: digits\n",
-    "notify:\n- notifier: a.b\n  arguments: {token: hunter2}  # why\n  events: [failed]\npipeline: digits",
-    "base: &base {arguments: {token: hunter2}}\nnotify:\n- {<<: *base, notifier: a.b}\npipeline: digits",
-    "base: &base {token: hunter2}\nnotify:\n- {arguments: *base, notifier: a.b}\npipeline: digits",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        BLOCK,
+        "notify: [{notifier: a.b, events: [failed], arguments: {token: hunter2}}]\npipeline: digits\n",
+        "notify:\n- notifier: a.b\n  arguments: {token: hunter2}  # why\n  events: [failed]\npipeline: digits",
+        "base: &base {arguments: {token: hunter2}}\nnotify:\n- {<<: *base, notifier: a.b}\npipeline: digits",
+        "base: &base {token: hunter2}\nnotify:\n- {arguments: *base, notifier: a.b}\npipeline: digits",
+    ],
+)
 def test_secrets_are_not_shown(text):
     """F17."""
     shown = without_secrets(text)
@@ -51,7 +54,10 @@ def test_everything_else_stays_as_it_is():
     assert "  shards: 8  # eight\n" in shown
     value = yaml.safe_load(shown)
     assert [entry["arguments"] for entry in value["notify"]] == ["(not shown)", "(not shown)"]
-    assert value["preprocess"] == {"runner": {"name": "flink", "options": "(not shown)"}, "shards": 8}
+    assert value["preprocess"] == {
+        "runner": {"name": "flink", "options": "(not shown)"},
+        "shards": 8,
+    }
 
 
 def test_a_config_without_secrets_is_shown_as_it_is():

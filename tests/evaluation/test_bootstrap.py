@@ -10,24 +10,45 @@ from pipeline_ops.evaluation import bootstrap
 from pipeline_ops.evaluation.bootstrap import ModelAnswers, draw, interval
 
 
-def answers_of(seed: int, num_examples: int, num_classes: int, noise: float) -> tuple[np.ndarray, ModelAnswers]:
+def answers_of(
+    seed: int, num_examples: int, num_classes: int, noise: float
+) -> tuple[np.ndarray, ModelAnswers]:
     generator = np.random.default_rng(seed)
     labels = np.random.default_rng(0).integers(0, num_classes, num_examples)
-    classes = np.where(generator.random(num_examples) < noise, generator.integers(0, num_classes, num_examples), labels)
-    return labels, ModelAnswers(classes, (classes == labels) | (generator.random(num_examples) < 0.3))
+    classes = np.where(
+        generator.random(num_examples) < noise,
+        generator.integers(0, num_classes, num_examples),
+        labels,
+    )
+    return labels, ModelAnswers(
+        classes, (classes == labels) | (generator.random(num_examples) < 0.3)
+    )
 
 
-def one_by_one(labels: np.ndarray, model: ModelAnswers, num_classes: int, samples: int) -> dict[str, np.ndarray]:
+def one_by_one(
+    labels: np.ndarray, model: ModelAnswers, num_classes: int, samples: int
+) -> dict[str, np.ndarray]:
     """The plain bootstrap, by scikit-learn."""
     generator, found = np.random.default_rng(5), []
     for _ in range(samples):
         index = generator.integers(0, len(labels), len(labels))
         truth, said = labels[index], model.classes[index]
         present = sorted(set(truth.tolist()))
-        means = precision_recall_fscore_support(truth, said, labels=present, average="macro", zero_division=0.0)[:3]
-        worst = precision_recall_fscore_support(truth, said, labels=present, zero_division=0.0)[1].min()
+        means = precision_recall_fscore_support(
+            truth, said, labels=present, average="macro", zero_division=0.0
+        )[:3]
+        worst = precision_recall_fscore_support(truth, said, labels=present, zero_division=0.0)[
+            1
+        ].min()
         found.append([(truth == said).mean(), model.is_in_top_k[index].mean(), *means, worst])
-    names = ("accuracy", "top_k_accuracy", "macro_precision", "macro_recall", "macro_f1", "worst_class_recall")
+    names = (
+        "accuracy",
+        "top_k_accuracy",
+        "macro_precision",
+        "macro_recall",
+        "macro_f1",
+        "worst_class_recall",
+    )
     return dict(zip(names, np.array(found).T, strict=True))
 
 
@@ -35,7 +56,9 @@ def test_draws_of_cells_spread_as_draws_of_examples_do():
     labels, model = answers_of(1, 200, 4, 0.4)
     [ours], theirs = draw(labels, [model], 4, 4000, seed=1), one_by_one(labels, model, 4, 500)
     for name, values in theirs.items():
-        assert ours.metrics[name].mean() == pytest.approx(values.mean(), abs=5 * values.std() / np.sqrt(1000)), name
+        assert ours.metrics[name].mean() == pytest.approx(
+            values.mean(), abs=5 * values.std() / np.sqrt(1000)
+        ), name
         assert ours.metrics[name].std() == pytest.approx(values.std(), rel=0.12), name
 
 
@@ -48,9 +71,21 @@ def test_a_draw_is_what_scikit_learn_says_of_the_same_examples(monkeypatch):
     for row in (0, 50, 99):
         truth, said = (np.repeat(cells[line], weights[row]) for line in (0, 1))
         every = precision_recall_fscore_support(truth, said, labels=range(5), zero_division=0.0)
-        np.testing.assert_allclose([drawn.classes[name][row] for name in ("precision", "recall", "f1")], every[:3], rtol=0, atol=1e-12)
-        means = precision_recall_fscore_support(truth, said, labels=sorted(set(truth.tolist())), average="macro", zero_division=0.0)[:3]
-        np.testing.assert_allclose([drawn.metrics[f"macro_{name}"][row] for name in ("precision", "recall", "f1")], means, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            [drawn.classes[name][row] for name in ("precision", "recall", "f1")],
+            every[:3],
+            rtol=0,
+            atol=1e-12,
+        )
+        means = precision_recall_fscore_support(
+            truth, said, labels=sorted(set(truth.tolist())), average="macro", zero_division=0.0
+        )[:3]
+        np.testing.assert_allclose(
+            [drawn.metrics[f"macro_{name}"][row] for name in ("precision", "recall", "f1")],
+            means,
+            rtol=0,
+            atol=1e-12,
+        )
 
 
 def test_the_same_seed_gives_the_same_draws_however_they_are_cut_into_blocks(monkeypatch):
@@ -59,7 +94,9 @@ def test_the_same_seed_gives_the_same_draws_however_they_are_cut_into_blocks(mon
     monkeypatch.setattr(bootstrap, "_MAX_NUMBERS", 40)
     [cut] = draw(labels, [model], 3, 300, seed=7)
     assert all((whole.metrics[name] == cut.metrics[name]).all() for name in whole.metrics)
-    assert (whole.metrics["accuracy"] != draw(labels, [model], 3, 300, seed=8)[0].metrics["accuracy"]).any()
+    assert (
+        whole.metrics["accuracy"] != draw(labels, [model], 3, 300, seed=8)[0].metrics["accuracy"]
+    ).any()
 
 
 def test_both_models_see_the_same_draws_so_that_equal_models_never_differ():

@@ -13,30 +13,67 @@ from pycocotools.cocoeval import COCOeval
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.coco import DetectionTable, Truths, evaluate_detections
 
-NAMES = ("ap", "ap_50", "ap_75", "ap_small", "ap_medium", "ap_large", "ar_1", "ar_10", "ar_100", "ar_small", "ar_medium", "ar_large")
+NAMES = (
+    "ap",
+    "ap_50",
+    "ap_75",
+    "ap_small",
+    "ap_medium",
+    "ap_large",
+    "ar_1",
+    "ar_10",
+    "ar_100",
+    "ar_small",
+    "ar_medium",
+    "ar_large",
+)
 
 
 def boxes_of(generator: np.random.Generator, count: int, size: float) -> np.ndarray:
-    corner, extent = generator.uniform(0, 200, (count, 2)), generator.uniform(0.3, 1.7, (count, 2)) * size
+    corner, extent = (
+        generator.uniform(0, 200, (count, 2)),
+        generator.uniform(0.3, 1.7, (count, 2)) * size,
+    )
     return np.concatenate([corner, corner + extent], axis=1)
 
 
-def random_set(seed: int, num_images: int = 30, num_classes: int = 4, sizes=(20, 60, 200), ties: bool = False, crowds: float = 0.0,
-               misses: float = 0.2, noise: float = 5.0, extra: int = 40) -> tuple[Truths, DetectionTable, int, int]:
+def random_set(
+    seed: int,
+    num_images: int = 30,
+    num_classes: int = 4,
+    sizes=(20, 60, 200),
+    ties: bool = False,
+    crowds: float = 0.0,
+    misses: float = 0.2,
+    noise: float = 5.0,
+    extra: int = 40,
+) -> tuple[Truths, DetectionTable, int, int]:
     """Boxes of several sizes, of which most are found, not quite where they are; and some that are nowhere."""
     generator = np.random.default_rng(seed)
     count = num_images * 4
-    images, classes = generator.integers(0, num_images, count), generator.integers(0, num_classes, count)
-    boxes = np.concatenate([boxes_of(generator, count // len(sizes) + 1, size) for size in sizes])[:count]
+    images, classes = (
+        generator.integers(0, num_images, count),
+        generator.integers(0, num_classes, count),
+    )
+    boxes = np.concatenate([boxes_of(generator, count // len(sizes) + 1, size) for size in sizes])[
+        :count
+    ]
     truths = Truths(images, boxes, classes, generator.random(count) < crowds)
     found = np.flatnonzero(generator.random(count) > misses)
     moved = boxes[found] + generator.normal(0, noise, (len(found), 4))
     moved[:, 2:] = np.maximum(moved[:, 2:], moved[:, :2] + 0.5)
-    said = np.where(generator.random(len(found)) < 0.1, generator.integers(0, num_classes, len(found)), classes[found])
+    said = np.where(
+        generator.random(len(found)) < 0.1,
+        generator.integers(0, num_classes, len(found)),
+        classes[found],
+    )
     scores = generator.random(len(found) + extra)
-    detections = DetectionTable(np.append(images[found], generator.integers(0, num_images, extra)),
-                            np.concatenate([moved, boxes_of(generator, extra, 50)]), np.append(said, generator.integers(0, num_classes, extra)),
-                            np.round(scores, 1) if ties else scores)
+    detections = DetectionTable(
+        np.append(images[found], generator.integers(0, num_images, extra)),
+        np.concatenate([moved, boxes_of(generator, extra, 50)]),
+        np.append(said, generator.integers(0, num_classes, extra)),
+        np.round(scores, 1) if ties else scores,
+    )
     return truths, detections, num_images, num_classes
 
 
@@ -45,7 +82,9 @@ def nothing() -> DetectionTable:
 
 
 def perfect(truths: Truths) -> DetectionTable:
-    return DetectionTable(truths.images, truths.boxes, truths.classes, np.full(len(truths.images), 0.9))
+    return DetectionTable(
+        truths.images, truths.boxes, truths.classes, np.full(len(truths.images), 0.9)
+    )
 
 
 def crowded_image() -> tuple[Truths, DetectionTable, int, int]:
@@ -65,15 +104,27 @@ def without_extent() -> tuple[Truths, DetectionTable, int, int]:
 
 def at_the_borders() -> tuple[Truths, DetectionTable, int, int]:
     """Areas of exactly 32 * 32 and 96 * 96, and overlaps of exactly 0.5 and 0.75."""
-    truths = Truths(np.arange(4), np.array([[0, 0, 32, 32], [0, 0, 96, 96], [0, 0, 10, 10], [0, 0, 10, 10.0]]), np.zeros(4, int), np.zeros(4, bool))
+    truths = Truths(
+        np.arange(4),
+        np.array([[0, 0, 32, 32], [0, 0, 96, 96], [0, 0, 10, 10], [0, 0, 10, 10.0]]),
+        np.zeros(4, int),
+        np.zeros(4, bool),
+    )
     boxes = np.array([[0, 0, 32, 32], [0, 0, 96, 96], [0, 0, 10, 5], [0, 0, 10, 7.5]])
-    return truths, DetectionTable(np.arange(4), boxes, np.zeros(4, int), np.array([0.9, 0.8, 0.7, 0.6])), 4, 1
+    return (
+        truths,
+        DetectionTable(np.arange(4), boxes, np.zeros(4, int), np.array([0.9, 0.8, 0.7, 0.6])),
+        4,
+        1,
+    )
 
 
 def doubled() -> tuple[Truths, DetectionTable, int, int]:
     """Every box is found three times, with equal scores."""
     truths, _, num_images, num_classes = random_set(6)
-    thrice = [np.concatenate([column] * 3) for column in (truths.images, truths.boxes, truths.classes)]
+    thrice = [
+        np.concatenate([column] * 3) for column in (truths.images, truths.boxes, truths.classes)
+    ]
     return truths, DetectionTable(*thrice, np.full(len(thrice[0]), 0.5)), num_images, num_classes
 
 
@@ -87,33 +138,65 @@ SETS = {
     "only large ones": lambda: random_set(8, sizes=(150,)),
     "perfect": lambda: (truths := random_set(9)[0], perfect(truths), 30, 4),
     "nothing found": lambda: (random_set(10)[0], nothing(), 30, 4),
-    "nothing to be found": lambda: (Truths(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0, bool)), random_set(11)[1], 30, 4),
+    "nothing to be found": lambda: (
+        Truths(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0, bool)),
+        random_set(11)[1],
+        30,
+        4,
+    ),
     "images without a box": lambda: (*random_set(12)[:2], 200, 4),
     "more than 100 in an image": crowded_image,
     "boxes without extent": without_extent,
     "exactly at the borders": at_the_borders,
     "every box three times": doubled,
-    "far outside, and negative": lambda: (truths := random_set(13)[0], shifted(perfect(truths)), 30, 4),
+    "far outside, and negative": lambda: (
+        truths := random_set(13)[0],
+        shifted(perfect(truths)),
+        30,
+        4,
+    ),
 }
 
 
 def shifted(detections: DetectionTable) -> DetectionTable:
-    return DetectionTable(detections.images, detections.boxes - 150.0, detections.classes, -detections.scores)
+    return DetectionTable(
+        detections.images, detections.boxes - 150.0, detections.classes, -detections.scores
+    )
 
 
-def by_pycocotools(truths: Truths, detections: DetectionTable, num_images: int, num_classes: int) -> COCOeval:
+def by_pycocotools(
+    truths: Truths, detections: DetectionTable, num_images: int, num_classes: int
+) -> COCOeval:
     def xywh(box):
         return [box[1], box[0], box[3] - box[1], box[2] - box[0]]
 
     gt = COCO()
-    gt.dataset = {"images": [{"id": i} for i in range(num_images)], "categories": [{"id": i, "name": str(i)} for i in range(num_classes)],
-                  "annotations": [{"id": i + 1, "image_id": int(truths.images[i]), "category_id": int(truths.classes[i]),
-                                   "bbox": xywh(truths.boxes[i].tolist()), "iscrowd": int(truths.is_crowd[i]),
-                                   "area": float(np.prod(xywh(truths.boxes[i].tolist())[2:]))} for i in range(len(truths.images))]}
+    gt.dataset = {
+        "images": [{"id": i} for i in range(num_images)],
+        "categories": [{"id": i, "name": str(i)} for i in range(num_classes)],
+        "annotations": [
+            {
+                "id": i + 1,
+                "image_id": int(truths.images[i]),
+                "category_id": int(truths.classes[i]),
+                "bbox": xywh(truths.boxes[i].tolist()),
+                "iscrowd": int(truths.is_crowd[i]),
+                "area": float(np.prod(xywh(truths.boxes[i].tolist())[2:])),
+            }
+            for i in range(len(truths.images))
+        ],
+    }
     with contextlib.redirect_stdout(io.StringIO()):
         gt.createIndex()
-        found = [{"image_id": int(detections.images[i]), "category_id": int(detections.classes[i]), "bbox": xywh(detections.boxes[i].tolist()),
-                  "score": float(detections.scores[i])} for i in range(len(detections.images))]
+        found = [
+            {
+                "image_id": int(detections.images[i]),
+                "category_id": int(detections.classes[i]),
+                "bbox": xywh(detections.boxes[i].tolist()),
+                "score": float(detections.scores[i]),
+            }
+            for i in range(len(detections.images))
+        ]
         if found:
             results = gt.loadRes(found)
         else:  # which pycocotools can't load
@@ -130,9 +213,17 @@ def by_pycocotools(truths: Truths, detections: DetectionTable, num_images: int, 
 @pytest.mark.parametrize("name", SETS)
 def test_the_figures_are_those_of_pycocotools(name):
     made = SETS[name]()
-    ours, theirs = evaluate_detections(*made[:3], [str(i) for i in range(made[3])]), by_pycocotools(*made)
+    ours, theirs = (
+        evaluate_detections(*made[:3], [str(i) for i in range(made[3])]),
+        by_pycocotools(*made),
+    )
     assert tuple(ours.metrics) == NAMES
-    np.testing.assert_allclose([-1.0 if value is None else value for value in ours.metrics.values()], theirs.stats, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        [-1.0 if value is None else value for value in ours.metrics.values()],
+        theirs.stats,
+        rtol=0,
+        atol=1e-9,
+    )
     precision, recall = theirs.eval["precision"], theirs.eval["recall"]
     for index, figures in enumerate(ours.classes):
         curve = precision[0, :, index, 0, 2]
@@ -141,7 +232,9 @@ def test_the_figures_are_those_of_pycocotools(name):
             assert figures.average_precision is None and figures.num_boxes == 0
             continue
         np.testing.assert_allclose(figures.precisions, curve, rtol=0, atol=1e-9)
-        assert figures.average_precision == pytest.approx(precision[:, :, index, 0, 2].mean(), abs=1e-9)
+        assert figures.average_precision == pytest.approx(
+            precision[:, :, index, 0, 2].mean(), abs=1e-9
+        )
         assert figures.average_precision_50 == pytest.approx(curve.mean(), abs=1e-9)
         assert figures.average_recall == pytest.approx(recall[:, index, 0, 2].mean(), abs=1e-9)
 
@@ -149,25 +242,49 @@ def test_the_figures_are_those_of_pycocotools(name):
 @pytest.mark.parametrize("seed", range(20, 32))
 def test_the_figures_are_those_of_pycocotools_on_many_random_sets(seed):
     generator = np.random.default_rng(seed)
-    made = random_set(seed, num_images=int(generator.integers(1, 25)), num_classes=int(generator.integers(1, 8)), ties=bool(generator.integers(2)),
-                      crowds=float(generator.uniform(0, 0.4)), misses=float(generator.uniform(0, 0.9)), noise=float(generator.uniform(0, 20)),
-                      extra=int(generator.integers(0, 150)))
-    ours, theirs = evaluate_detections(*made[:3], [str(i) for i in range(made[3])]), by_pycocotools(*made)
-    np.testing.assert_allclose([-1.0 if value is None else value for value in ours.metrics.values()], theirs.stats, rtol=0, atol=1e-9)
+    made = random_set(
+        seed,
+        num_images=int(generator.integers(1, 25)),
+        num_classes=int(generator.integers(1, 8)),
+        ties=bool(generator.integers(2)),
+        crowds=float(generator.uniform(0, 0.4)),
+        misses=float(generator.uniform(0, 0.9)),
+        noise=float(generator.uniform(0, 20)),
+        extra=int(generator.integers(0, 150)),
+    )
+    ours, theirs = (
+        evaluate_detections(*made[:3], [str(i) for i in range(made[3])]),
+        by_pycocotools(*made),
+    )
+    np.testing.assert_allclose(
+        [-1.0 if value is None else value for value in ours.metrics.values()],
+        theirs.stats,
+        rtol=0,
+        atol=1e-9,
+    )
 
 
 def test_a_perfect_detector_has_a_perfect_curve():
     truths = random_set(9)[0]
     found = evaluate_detections(truths, perfect(truths), 30, list("abcd"))
-    assert found.metrics["ap"] == pytest.approx(1.0) and all((c.precisions == 1.0).all() for c in found.classes)
+    assert found.metrics["ap"] == pytest.approx(1.0) and all(
+        (c.precisions == 1.0).all() for c in found.classes
+    )
 
 
-@pytest.mark.parametrize("change", [{"boxes": np.nan}, {"images": 99}, {"classes": -1}, {"scores": np.inf}])
+@pytest.mark.parametrize(
+    "change", [{"boxes": np.nan}, {"images": 99}, {"classes": -1}, {"scores": np.inf}]
+)
 def test_a_detection_that_can_not_be_is_refused_by_its_number(change):
     truths, detections, num_images, num_classes = random_set(1)
     [(column, value)] = change.items()
     broken = getattr(detections, column).copy()
     broken[7] = value
-    changed = DetectionTable(**{name: broken if name == column else getattr(detections, name) for name in ("images", "boxes", "classes", "scores")})
+    changed = DetectionTable(
+        **{
+            name: broken if name == column else getattr(detections, name)
+            for name in ("images", "boxes", "classes", "scores")
+        }
+    )
     with pytest.raises(DataError, match="^detection 7: image"):
         evaluate_detections(truths, changed, num_images, ["a"] * num_classes)

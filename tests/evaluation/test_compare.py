@@ -21,14 +21,22 @@ def leave_run(shop: Workshop, run_id: str, model: str, **overrides) -> Path:
     layout, train = Layout(shop.root, "digits"), shop.train(model)
     plan = shop.plan("evaluate", train, **overrides)
     shop.run(plan)
-    for job, manifest in {"preprocess": shop.dataset, "train": train, "evaluate": str(plan.manifest)}.items():
-        write_record(layout.task_record(run_id, job), TaskRecord(state="success", manifest=manifest))
+    for job, manifest in {
+        "preprocess": shop.dataset,
+        "train": train,
+        "evaluate": str(plan.manifest),
+    }.items():
+        write_record(
+            layout.task_record(run_id, job), TaskRecord(state="success", manifest=manifest)
+        )
     return layout.run(run_id)
 
 
 @pytest.fixture
 def runs(workshop) -> tuple[Path, Path]:
-    return leave_run(workshop, "manual__2026-11-20", "fair"), leave_run(workshop, "manual__2026-11-21", "good")
+    return leave_run(workshop, "manual__2026-11-20", "fair"), leave_run(
+        workshop, "manual__2026-11-21", "good"
+    )
 
 
 def test_a_table_and_a_page_show_both_runs_and_what_changed(runs, tmp_path, capsys):
@@ -40,10 +48,16 @@ def test_a_table_and_a_page_show_both_runs_and_what_changed(runs, tmp_path, caps
     assert 'train      config model: "fair" -> "good"' in output and str(page) in output
     assert "different test splits" not in output
     shown = Page(page.read_text()).text
-    assert "manual__2026-11-20" in shown and 'config model: "fair" -> "good"' in shown and "+0.1300" in shown
+    assert (
+        "manual__2026-11-20" in shown
+        and 'config model: "fair" -> "good"' in shown
+        and "+0.1300" in shown
+    )
 
 
-def test_a_page_of_two_runs_runs_nothing_loads_nothing_and_escapes_what_is_hostile(workshop, dataset, tmp_path):
+def test_a_page_of_two_runs_runs_nothing_loads_nothing_and_escapes_what_is_hostile(
+    workshop, dataset, tmp_path
+):
     hostile = copy_dataset(dataset, tmp_path / "hostile", class_names=[SCRIPT, *"123456789"])
     shop = Workshop(workshop.root, hostile, workshop.saved_models)
     runs = leave_run(shop, "<b>first", "fair"), leave_run(shop, "second", "good")
@@ -51,24 +65,53 @@ def test_a_page_of_two_runs_runs_nothing_loads_nothing_and_escapes_what_is_hosti
     text = (tmp_path / "page.html").read_text()
     page = Page(text)
     assert SCRIPT in page.text and SCRIPT not in text and "<b>first" not in text
-    assert not {tag for tag, _ in page.tags} & {"script", "iframe", "link", "img"} and not re.search(r"url\(|@import|https?://", text)
+    assert not {tag for tag, _ in page.tags} & {
+        "script",
+        "iframe",
+        "link",
+        "img",
+    } and not re.search(r"url\(|@import|https?://", text)
 
 
 def test_the_same_run_twice_has_no_difference(runs, tmp_path, capsys):
-    assert main(["compare", str(runs[0]), str(runs[0]), "--output", str(tmp_path / "page.html")]) == 0
-    assert "Nothing: the same data, config, code and package versions." in (tmp_path / "page.html").read_text()
+    assert (
+        main(["compare", str(runs[0]), str(runs[0]), "--output", str(tmp_path / "page.html")]) == 0
+    )
+    assert (
+        "Nothing: the same data, config, code and package versions."
+        in (tmp_path / "page.html").read_text()
+    )
 
 
 def test_runs_on_other_test_splits_are_told_of(runs, workshop, dataset, tmp_path, capsys):
-    other = Workshop(workshop.root, copy_dataset(dataset, tmp_path / "other", key_prefix="other/"), workshop.saved_models)
-    assert main(["compare", str(runs[0]), str(leave_run(other, "third", "poor")), "--output", str(tmp_path / "page.html")]) == 0
+    other = Workshop(
+        workshop.root,
+        copy_dataset(dataset, tmp_path / "other", key_prefix="other/"),
+        workshop.saved_models,
+    )
+    assert (
+        main(
+            [
+                "compare",
+                str(runs[0]),
+                str(leave_run(other, "third", "poor")),
+                "--output",
+                str(tmp_path / "page.html"),
+            ]
+        )
+        == 0
+    )
     assert "different test splits" in capsys.readouterr().out
     assert "different test splits" in (tmp_path / "page.html").read_text()
 
 
-def test_a_run_can_be_named_by_its_id_and_one_that_is_not_there_lists_those_that_are(runs, workshop, tmp_path, capsys):
+def test_a_run_can_be_named_by_its_id_and_one_that_is_not_there_lists_those_that_are(
+    runs, workshop, tmp_path, capsys
+):
     config = tmp_path / "digits.yaml"
-    config.write_text(workshop.config().file.read_text().replace("root: ../.trainyard", f"root: {workshop.root}"))
+    config.write_text(
+        workshop.config().file.read_text().replace("root: ../.trainyard", f"root: {workshop.root}")
+    )
     words = ["--config", str(config), "--output", str(tmp_path / "page.html")]
     assert main(["compare", "manual__2026-11-20", "manual__2026-11-21", *words]) == 0
     assert main(["compare", "manual__2026-11-20", "manual__1999", *words]) == 78
@@ -83,4 +126,9 @@ def test_a_run_that_never_evaluated_can_not_be_compared(runs, capsys):
 
 def test_comparing_imports_neither_tensorflow_nor_beam():
     command = "import sys, pipeline_ops.evaluation.compare; print([m for m in ('tensorflow', 'keras', 'apache_beam') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", command], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )

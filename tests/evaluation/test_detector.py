@@ -19,7 +19,13 @@ from scenes import DIGIT_SCENES, scene_example
 from pipeline_ops.artifacts.dataset import shard_paths
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.manifest import NAME, read_manifest
-from pipeline_ops.artifacts.results import METRICS, REPORT, SAVED_MODEL, EvaluationFigures, ModelFigures
+from pipeline_ops.artifacts.results import (
+    METRICS,
+    REPORT,
+    SAVED_MODEL,
+    EvaluationFigures,
+    ModelFigures,
+)
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.export import Export
 from pipeline_ops.config.pipeline import load_config
@@ -34,19 +40,37 @@ pytestmark = pytest.mark.slow
 def chain(scenes, tmp_path_factory):
     """Train, evaluate and export, each as its own process; the folders of their artifacts."""
     root = tmp_path_factory.mktemp("chain")
-    config = load_config(DIGIT_SCENES, {
-        "storage.root": str(root), "train.model_parameters": {"width": 8}, "train.epochs": 12, "train.global_batch": 16, "train.workers": 1,
-        "train.strategy": "one_device", "train.optimizer.schedule": {"type": "constant", "warmup_steps": 10},
-        "export.formats": ["saved_model", "tflite", "onnx"],
-        "evaluate.gate": [{"metric": "map", "at_least": 0.001}, {"metric": "map_50", "at_least": 0.001},
-                          {"metric": "latency_milliseconds", "at_most": 60_000}]})
+    config = load_config(
+        DIGIT_SCENES,
+        {
+            "storage.root": str(root),
+            "train.model_parameters": {"width": 8},
+            "train.epochs": 12,
+            "train.global_batch": 16,
+            "train.workers": 1,
+            "train.strategy": "one_device",
+            "train.optimizer.schedule": {"type": "constant", "warmup_steps": 10},
+            "export.formats": ["saved_model", "tflite", "onnx"],
+            "evaluate.gate": [
+                {"metric": "map", "at_least": 0.001},
+                {"metric": "map_50", "at_least": 0.001},
+                {"metric": "latency_milliseconds", "at_most": 60_000},
+            ],
+        },
+    )
     manifests = {"preprocess": scenes}
     for job in ("train", "evaluate", "export"):
         plan = plan_job(job, config, "run", {name: manifests[name] for name in KINDS[job].reads})
         attempt = Attempt(root / job)
         write_request(attempt, plan.request)
-        run = subprocess.run([sys.executable, "-m", KINDS[job].module, "--request", str(attempt.request)], capture_output=True, text=True)
-        assert run.returncode == 0, f"{job}: {run.stdout[-3000:]}{run.stderr[-3000:]}{attempt.status.read_text()}"
+        run = subprocess.run(
+            [sys.executable, "-m", KINDS[job].module, "--request", str(attempt.request)],
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, (
+            f"{job}: {run.stdout[-3000:]}{run.stderr[-3000:]}{attempt.status.read_text()}"
+        )
         manifests[job] = str(Path(plan.request.artifact) / NAME)
     return {job: Path(manifest).parent for job, manifest in manifests.items()}
 
@@ -54,7 +78,9 @@ def chain(scenes, tmp_path_factory):
 def test_the_chain_publishes_a_detector_with_its_figures(chain):
     figures = ModelFigures.model_validate(read_manifest(chain["export"] / NAME).figures)
     assert figures.version == 1 and figures.num_checked == 30
-    measures = EvaluationFigures.model_validate(read_manifest(chain["evaluate"] / NAME).figures).challenger.measures
+    measures = EvaluationFigures.model_validate(
+        read_manifest(chain["evaluate"] / NAME).figures
+    ).challenger.measures
     assert measures["latency_milliseconds"] > 0 and measures["model_bytes"] > 100_000
     assert 0 < figures.metrics["map"] <= figures.metrics["map_50"] <= 1
 
@@ -68,14 +94,29 @@ def test_every_format_of_a_detector_finds_the_same_boxes_as_the_trained_model(ch
     figures = ModelFigures.model_validate(manifest.figures)
     version = chain["export"].parents[3] / "models" / "digit_scenes" / "1"
     found = {each.name: each for each in figures.formats}
-    assert list(found) == ["saved_model", "tflite", "onnx"] and found["saved_model"].top1_agreement == 1.0
+    assert (
+        list(found) == ["saved_model", "tflite", "onnx"]
+        and found["saved_model"].top1_agreement == 1.0
+    )
     references = References(chain["train"], version, 10, "detection")
     for name, each in found.items():
-        assert each.num_checked == 30 and each.latency_seconds > 0 and each.top1_agreement >= each.min_top1_agreement
+        assert (
+            each.num_checked == 30
+            and each.latency_seconds > 0
+            and each.top1_agreement >= each.min_top1_agreement
+        )
         assert each.max_difference <= each.tolerance == 1e-4
         if name in PATHS:
             answer = load_format(name, version / PATHS[name])(references.images())
-            assert compare(references.outputs, references.packed(answer), AgreementRule.of(name, Export(model="any"), "detection"), name).num_checked == 30
+            assert (
+                compare(
+                    references.outputs,
+                    references.packed(answer),
+                    AgreementRule.of(name, Export(model="any"), "detection"),
+                    name,
+                ).num_checked
+                == 30
+            )
             assert answer["num_detections"].min() > 0
     assert "Images with the same boxes" in (chain["export"] / REPORT).read_text()
 
@@ -89,41 +130,77 @@ def test_the_figures_are_those_of_pycocotools(chain, scenes):
     model = tf.saved_model.load(str(chain["train"] / SAVED_MODEL)).signatures["serving_default"]
     truths, found = [], []
     manifest = read_manifest(scenes)
-    for image_id, record in enumerate(tf.data.TFRecordDataset(shard_paths(scenes, manifest, "test")).as_numpy_iterator(), 1):
+    for image_id, record in enumerate(
+        tf.data.TFRecordDataset(shard_paths(scenes, manifest, "test")).as_numpy_iterator(), 1
+    ):
         features = tf.train.Example.FromString(record).features.feature
-        edges = [features[f"image/object/bbox/{edge}"].float_list.value for edge in ("xmin", "ymin", "xmax", "ymax")]
-        for *box, label in zip(*edges, features["image/object/class/label"].int64_list.value, strict=True):
+        edges = [
+            features[f"image/object/bbox/{edge}"].float_list.value
+            for edge in ("xmin", "ymin", "xmax", "ymax")
+        ]
+        for *box, label in zip(
+            *edges, features["image/object/class/label"].int64_list.value, strict=True
+        ):
             xmin, ymin, xmax, ymax = (128 * value for value in box)
-            truths.append({"id": len(truths) + 1, "image_id": image_id, "category_id": label, "bbox": [xmin, ymin, xmax - xmin, ymax - ymin],
-                           "area": (xmax - xmin) * (ymax - ymin), "iscrowd": 0})
+            truths.append(
+                {
+                    "id": len(truths) + 1,
+                    "image_id": image_id,
+                    "category_id": label,
+                    "bbox": [xmin, ymin, xmax - xmin, ymax - ymin],
+                    "area": (xmax - xmin) * (ymax - ymin),
+                    "iscrowd": 0,
+                }
+            )
         answer = model(image_bytes=tf.constant([features["image/encoded"].bytes_list.value[0]]))
         for i in range(int(answer["num_detections"][0])):
             ymin, xmin, ymax, xmax = (128 * answer["boxes"][0, i].numpy().astype(float)).tolist()
-            found.append({"image_id": image_id, "category_id": int(answer["classes"][0, i]), "score": float(answer["scores"][0, i]),
-                          "bbox": [xmin, ymin, xmax - xmin, ymax - ymin]})
+            found.append(
+                {
+                    "image_id": image_id,
+                    "category_id": int(answer["classes"][0, i]),
+                    "score": float(answer["scores"][0, i]),
+                    "bbox": [xmin, ymin, xmax - xmin, ymax - ymin],
+                }
+            )
     truth = COCO()
-    truth.dataset = {"info": {}, "images": [{"id": i} for i in range(1, 31)], "annotations": truths,
-                     "categories": [{"id": label, "name": str(label)} for label in range(10)]}
+    truth.dataset = {
+        "info": {},
+        "images": [{"id": i} for i in range(1, 31)],
+        "annotations": truths,
+        "categories": [{"id": label, "name": str(label)} for label in range(10)],
+    }
     truth.createIndex()
     evaluator = COCOeval(truth, truth.loadRes(found), "bbox")
     evaluator.evaluate()
     evaluator.accumulate()
     evaluator.summarize()
     figures = EvaluationFigures.model_validate(read_manifest(chain["evaluate"] / NAME).figures)
-    assert [figures.challenger.metrics[name] for name in ("map", "map_50")] == pytest.approx(np.array(evaluator.stats[:2]).tolist(), abs=1e-4)
+    assert [figures.challenger.metrics[name] for name in ("map", "map_50")] == pytest.approx(
+        np.array(evaluator.stats[:2]).tolist(), abs=1e-4
+    )
 
 
 def test_every_box_of_the_test_split_is_counted_once(chain):
     metrics = json.loads((chain["evaluate"] / METRICS).read_bytes())
     confusion = metrics["challenger"]["confusion"]
     num_boxes = sum(sum(row) for row in confusion[:-1])
-    assert num_boxes == sum(each["support"] for each in metrics["challenger"]["classes"]) == sum(count for count, _ in metrics["by_size"].values())
-    assert sum(confusion[i][i] for i in range(10)) == sum(found for _, found in metrics["by_size"].values())
+    assert (
+        num_boxes
+        == sum(each["support"] for each in metrics["challenger"]["classes"])
+        == sum(count for count, _ in metrics["by_size"].values())
+    )
+    assert sum(confusion[i][i] for i in range(10)) == sum(
+        found for _, found in metrics["by_size"].values()
+    )
 
 
 def test_the_page_draws_truth_and_answer_on_the_same_picture(chain):
     page = (chain["evaluate"] / REPORT).read_text()
-    assert all(f'<section id="{name}">' in page for name in ("models", "changes", "training", "scores", "classes", "data", "lineage"))
+    assert all(
+        f'<section id="{name}">' in page
+        for name in ("models", "changes", "training", "scores", "classes", "data", "lineage")
+    )
     assert page.count('class="framed"') == 24
     assert "truth-box" in page and "missed" in page
     assert "<script" not in page and "mAP@0.5" in page
@@ -132,23 +209,42 @@ def test_the_page_draws_truth_and_answer_on_the_same_picture(chain):
 def test_two_runs_of_a_detector_are_compared_by_its_figures(chain, tmp_path, capsys):
     run = tmp_path / "run-1"
     for job in ("preprocess", "train", "evaluate"):
-        write_record(run / f"{job}.json", TaskRecord(state="success", manifest=str(chain[job] / NAME)))
+        write_record(
+            run / f"{job}.json", TaskRecord(state="success", manifest=str(chain[job] / NAME))
+        )
     assert main(["compare", str(run), str(run), "--output", str(tmp_path / "page.html")]) == 0
-    assert "map 50" in capsys.readouterr().out.lower() and "mAP@0.5 on" in (tmp_path / "page.html").read_text()
+    assert (
+        "map 50" in capsys.readouterr().out.lower()
+        and "mAP@0.5 on" in (tmp_path / "page.html").read_text()
+    )
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine: install the package chromium")
+@pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium on this machine: install the package chromium"
+)
 def test_the_page_of_the_server_draws_what_a_real_detector_finds(chain, tmp_path):
     from playwright.sync_api import sync_playwright
 
     assert cv2.imwrite(str(tmp_path / "scene.png"), scene_example("test", 3).image)
     registry = chain["export"].parents[3] / "models"
-    command = [sys.executable, "-m", "pipeline_ops.cli.main", "serve", "digit_scenes", "--registry", str(registry), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline_ops.cli.main",
+        "serve",
+        "digit_scenes",
+        "--registry",
+        str(registry),
+        "--port",
+        "0",
+    ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         address = server.stdout.readline().strip()
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
+            browser = playwright.chromium.launch(
+                executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"]
+            )
             page = browser.new_page(viewport={"width": 390, "height": 900})
             page.set_default_timeout(120_000)
             page.goto(address)
@@ -156,8 +252,17 @@ def test_the_page_of_the_server_draws_what_a_real_detector_finds(chain, tmp_path
             page.set_input_files("#file", str(tmp_path / "scene.png"))
             page.get_by_text(re.compile(r"^\d+ objects?$")).wait_for()
             answer = json.loads(page.locator("#json").text_content())
-            assert page.locator("#boxes rect").count() == page.locator("#bars li").count() == sum(score >= 0.3 for score in answer["scores"])
-            assert len(answer["boxes"]) == 100 and set(answer) == {"boxes", "scores", "classes", "num_detections"}
+            assert (
+                page.locator("#boxes rect").count()
+                == page.locator("#bars li").count()
+                == sum(score >= 0.3 for score in answer["scores"])
+            )
+            assert len(answer["boxes"]) == 100 and set(answer) == {
+                "boxes",
+                "scores",
+                "classes",
+                "num_detections",
+            }
             if folder := os.environ.get("TRAINYARD_SCREENSHOTS"):
                 page.screenshot(path=Path(folder) / "serve-detector.png", full_page=True)
             browser.close()

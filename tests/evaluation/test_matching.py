@@ -11,35 +11,64 @@ A, B, CROWD = [0, 0, 10, 10], [20, 20, 40, 40], [50, 50, 100, 100]
 def found(boxes, classes, scores, crowd=False):
     truths = np.array([A, B] + [CROWD] * crowd, float)
     is_crowd = np.array([False, False] + [True] * crowd)
-    result = match(truths, np.array([0, 1] + [0] * crowd), is_crowd, np.array(boxes, float).reshape(-1, 4), np.array(classes), np.array(scores))
+    result = match(
+        truths,
+        np.array([0, 1] + [0] * crowd),
+        is_crowd,
+        np.array(boxes, float).reshape(-1, 4),
+        np.array(classes),
+        np.array(scores),
+    )
     return result.truth_of.tolist(), result.is_ignored.tolist()
 
 
-@pytest.mark.parametrize(("boxes", "classes", "scores", "truth_of"), [
-    ([A, B], [0, 1], [0.9, 0.8], [0, 1]),
-    ([A, A], [0, 0], [0.6, 0.9], [-1, 0]),  # the second of two is a false alarm, and the better score comes first
-    ([A], [1], [0.9], [0]),  # another class: confused
-    ([[0, 0, 10, 4]], [0], [0.9], [-1]),  # overlaps by 0.4 only
-    ([], [], [], []),
-])
+@pytest.mark.parametrize(
+    ("boxes", "classes", "scores", "truth_of"),
+    [
+        ([A, B], [0, 1], [0.9, 0.8], [0, 1]),
+        (
+            [A, A],
+            [0, 0],
+            [0.6, 0.9],
+            [-1, 0],
+        ),  # the second of two is a false alarm, and the better score comes first
+        ([A], [1], [0.9], [0]),  # another class: confused
+        ([[0, 0, 10, 4]], [0], [0.9], [-1]),  # overlaps by 0.4 only
+        ([], [], [], []),
+    ],
+)
 def test_each_true_box_is_found_once(boxes, classes, scores, truth_of):
     assert found(boxes, classes, scores)[0] == truth_of
 
 
 def test_a_box_of_its_own_class_comes_before_a_nearer_one():
     truths = np.array([[0, 0, 10, 10], [0, 0, 10, 12]], float)
-    result = match(truths, np.array([1, 0]), np.zeros(2, bool), np.array([[0, 0, 10, 10]], float), np.array([0]), np.array([0.9]))
+    result = match(
+        truths,
+        np.array([1, 0]),
+        np.zeros(2, bool),
+        np.array([[0, 0, 10, 10]], float),
+        np.array([0]),
+        np.array([0.9]),
+    )
     assert result.truth_of.tolist() == [1]
 
 
 def test_what_lies_in_a_crowd_is_ignored():
-    assert found([[60, 60, 70, 70], [0, 60, 10, 70]], [0, 0], [0.9, 0.9], crowd=True) == ([-1, -1], [True, False])
+    assert found([[60, 60, 70, 70], [0, 60, 10, 70]], [0, 0], [0.9, 0.9], crowd=True) == (
+        [-1, -1],
+        [True, False],
+    )
 
 
 def test_overlaps():
-    assert pairwise_ious(np.array([A], float), np.array([A, B, [5, 0, 15, 10]], float))[0] == pytest.approx([1, 0, 1 / 3])
+    assert pairwise_ious(np.array([A], float), np.array([A, B, [5, 0, 15, 10]], float))[
+        0
+    ] == pytest.approx([1, 0, 1 / 3])
 
 
-@pytest.mark.parametrize(("area", "name"), [(1023, "small"), (1024, "medium"), (9215, "medium"), (9216, "large")])
+@pytest.mark.parametrize(
+    ("area", "name"), [(1023, "small"), (1024, "medium"), (9215, "medium"), (9216, "large")]
+)
 def test_sizes_are_cocos(area, name):
     assert size_of(area) == name

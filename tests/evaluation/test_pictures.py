@@ -29,7 +29,9 @@ def test_what_a_browser_shows_stays_as_it_is(kind):
     assert data_uri(image) == f"data:image/{kind.lower()};base64,{base64.b64encode(image).decode()}"
 
 
-@pytest.mark.parametrize("kind, mode", [("BMP", "L"), ("GIF", "L"), ("TIFF", "CMYK"), ("WEBP", "RGB")])
+@pytest.mark.parametrize(
+    "kind, mode", [("BMP", "L"), ("GIF", "L"), ("TIFF", "CMYK"), ("WEBP", "RGB")]
+)
 def test_any_other_format_becomes_a_png(kind, mode):
     uri = data_uri(encode(kind, mode=mode))
     assert uri.startswith("data:image/png;base64,") and decode(uri).size == (8, 8)
@@ -39,6 +41,8 @@ def test_a_large_picture_is_shown_small():
     assert max(decode(data_uri(encode("PNG", side=600, mode="RGB"))).size) == 256
 
 
-@pytest.mark.parametrize("image", [b"", b"<svg onload='alert(1)'/>", b"\x89PNG\r\n\x1a\n" + b"0" * 60_000, b"BM garbage"])
+@pytest.mark.parametrize(
+    "image", [b"", b"<svg onload='alert(1)'/>", b"\x89PNG\r\n\x1a\n" + b"0" * 60_000, b"BM garbage"]
+)
 def test_what_is_no_image_is_not_shown_as_one(image):
     assert data_uri(image) is None

@@ -10,7 +10,9 @@ import yaml
 
 from pipeline_ops.config.evaluate import Evaluate, Rule
 
-PAGE = (Path(__file__).resolve().parents[2] / "pipeline_ops" / "evaluation" / "README.md").read_text()
+PAGE = (
+    Path(__file__).resolve().parents[2] / "pipeline_ops" / "evaluation" / "README.md"
+).read_text()
 
 
 def test_the_example_is_a_config():

@@ -7,13 +7,26 @@ import warnings
 import numpy as np
 import pytest
 from sklearn.calibration import calibration_curve
-from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score, top_k_accuracy_score
+from sklearn.metrics import (
+    average_precision_score,
+    precision_recall_curve,
+    roc_auc_score,
+    top_k_accuracy_score,
+)
 
 from pipeline_ops.evaluation.metrics import ModelAnswer, evaluate_model
-from pipeline_ops.evaluation.scores import RECALLS, Ranking, calibration, calibration_error, label_ranks
+from pipeline_ops.evaluation.scores import (
+    RECALLS,
+    Ranking,
+    calibration,
+    calibration_error,
+    label_ranks,
+)
 
 
-def scores_of(kind: str, seed: int, num_examples: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+def scores_of(
+    kind: str, seed: int, num_examples: int, num_classes: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities float32 [N, C] and labels."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, num_classes, num_examples)
@@ -21,7 +34,10 @@ def scores_of(kind: str, seed: int, num_examples: int, num_classes: int) -> tupl
         case "random":
             scores = generator.dirichlet(np.ones(num_classes), num_examples)
         case "good":
-            scores = generator.dirichlet(np.ones(num_classes), num_examples) + 2.0 * np.eye(num_classes)[labels]
+            scores = (
+                generator.dirichlet(np.ones(num_classes), num_examples)
+                + 2.0 * np.eye(num_classes)[labels]
+            )
         case "ties":  # few distinct values, many of them equal to the label's
             scores = 1.0 + generator.integers(0, 3, (num_examples, num_classes))
         case "constant":
@@ -31,12 +47,26 @@ def scores_of(kind: str, seed: int, num_examples: int, num_classes: int) -> tupl
         case "nearly equal":  # differ in the last bit of a float32
             scores = 1.0 + 1e-7 * generator.integers(0, 4, (num_examples, num_classes))
         case "one class":
-            scores, labels = generator.dirichlet(np.ones(num_classes), num_examples), np.zeros(num_examples, int)
+            scores, labels = (
+                generator.dirichlet(np.ones(num_classes), num_examples),
+                np.zeros(num_examples, int),
+            )
     return (scores / scores.sum(axis=1, keepdims=True)).astype(np.float32), labels
 
 
-SETS = [("random", 1, 500, 10), ("good", 2, 800, 7), ("ties", 3, 300, 6), ("ties", 4, 40, 30), ("constant", 5, 50, 4), ("certain", 6, 200, 5),
-        ("nearly equal", 7, 200, 4), ("one class", 8, 30, 3), ("random", 9, 1, 3), ("random", 10, 2, 2), ("good", 11, 5000, 3)]
+SETS = [
+    ("random", 1, 500, 10),
+    ("good", 2, 800, 7),
+    ("ties", 3, 300, 6),
+    ("ties", 4, 40, 30),
+    ("constant", 5, 50, 4),
+    ("certain", 6, 200, 5),
+    ("nearly equal", 7, 200, 4),
+    ("one class", 8, 30, 3),
+    ("random", 9, 1, 3),
+    ("random", 10, 2, 2),
+    ("good", 11, 5000, 3),
+]
 
 
 @pytest.mark.parametrize("kind, seed, num_examples, num_classes", SETS)
@@ -44,7 +74,9 @@ def test_top_k_accuracy_is_that_of_scikit_learn(kind, seed, num_examples, num_cl
     scores, labels = scores_of(kind, seed, num_examples, num_classes)
     ranks = label_ranks(scores, labels)
     for k in range(1, num_classes):
-        theirs = top_k_accuracy_score(labels, scores if num_classes > 2 else scores[:, 1], k=k, labels=range(num_classes))
+        theirs = top_k_accuracy_score(
+            labels, scores if num_classes > 2 else scores[:, 1], k=k, labels=range(num_classes)
+        )
         assert num_classes == 2 or (ranks < k).mean() == pytest.approx(theirs, abs=1e-15)
     assert (ranks < num_classes).all()
 
@@ -58,9 +90,13 @@ def test_areas_are_those_of_scikit_learn(kind, seed, num_examples, num_classes):
         assert (ranking.roc_auc is None) == (is_positive.all() or not is_positive.any())
         assert (ranking.average_precision is None) == (not is_positive.any())
         if ranking.roc_auc is not None:
-            assert ranking.roc_auc == pytest.approx(roc_auc_score(is_positive, scores[:, index]), abs=1e-12)
+            assert ranking.roc_auc == pytest.approx(
+                roc_auc_score(is_positive, scores[:, index]), abs=1e-12
+            )
         if ranking.average_precision is not None:
-            assert ranking.average_precision == pytest.approx(average_precision_score(is_positive, scores[:, index]), abs=1e-12)
+            assert ranking.average_precision == pytest.approx(
+                average_precision_score(is_positive, scores[:, index]), abs=1e-12
+            )
 
 
 @pytest.mark.parametrize("kind, seed, num_examples, num_classes", SETS)
@@ -68,7 +104,10 @@ def test_a_curve_is_the_envelope_of_scikit_learns(kind, seed, num_examples, num_
     scores, labels = scores_of(kind, seed, num_examples, num_classes)
     for index in set(labels.tolist()):
         precision, recall, _ = precision_recall_curve(labels == index, scores[:, index])
-        best = [precision[recall >= wanted - 1e-12].max() if (recall >= wanted - 1e-12).any() else 0.0 for wanted in RECALLS]
+        best = [
+            precision[recall >= wanted - 1e-12].max() if (recall >= wanted - 1e-12).any() else 0.0
+            for wanted in RECALLS
+        ]
         ours = Ranking(scores[:, index], labels == index).precisions()
         # At recall 0 scikit-learn adds a point of precision 1 that no threshold gives.
         np.testing.assert_allclose(ours[1:], best[1:], rtol=0, atol=1e-12)
@@ -76,9 +115,14 @@ def test_a_curve_is_the_envelope_of_scikit_learns(kind, seed, num_examples, num_
 
 @pytest.mark.parametrize("kind, seed, num_examples, num_classes", SETS)
 @pytest.mark.parametrize("num_bins", [2, 15])
-def test_the_bins_of_the_calibration_are_those_of_scikit_learn(kind, seed, num_examples, num_classes, num_bins):
+def test_the_bins_of_the_calibration_are_those_of_scikit_learn(
+    kind, seed, num_examples, num_classes, num_bins
+):
     scores, labels = scores_of(kind, seed, num_examples, num_classes)
-    confidences, is_right = np.clip(scores.max(axis=1).astype(float), 0, 1), scores.argmax(axis=1) == labels
+    confidences, is_right = (
+        np.clip(scores.max(axis=1).astype(float), 0, 1),
+        scores.argmax(axis=1) == labels,
+    )
     bins = calibration(confidences, is_right, num_bins)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -98,9 +142,20 @@ def test_a_probability_on_an_edge_is_in_one_bin_only():
 @pytest.mark.parametrize("kind, seed, num_examples, num_classes", SETS)
 def test_the_means_leave_out_what_has_no_meaning(kind, seed, num_examples, num_classes):
     scores, labels = scores_of(kind, seed, num_examples, num_classes)
-    answer = ModelAnswer(scores.argmax(axis=1), label_ranks(scores, labels), scores.max(axis=1).astype(float), scores.T)
+    answer = ModelAnswer(
+        scores.argmax(axis=1),
+        label_ranks(scores, labels),
+        scores.max(axis=1).astype(float),
+        scores.T,
+    )
     evaluation, curves = evaluate_model(labels, answer, [str(c) for c in range(num_classes)], 2, 10)
-    areas = [roc_auc_score(labels == c, scores[:, c]) for c in range(num_classes) if 0 < (labels == c).sum() < num_examples]
-    assert evaluation.metrics.get("macro_roc_auc") == (pytest.approx(np.mean(areas), abs=1e-12) if areas else None)
+    areas = [
+        roc_auc_score(labels == c, scores[:, c])
+        for c in range(num_classes)
+        if 0 < (labels == c).sum() < num_examples
+    ]
+    assert evaluation.metrics.get("macro_roc_auc") == (
+        pytest.approx(np.mean(areas), abs=1e-12) if areas else None
+    )
     assert sorted(curves.by_class) == sorted(set(labels.tolist()))
     assert curves.mean.shape == (101,)

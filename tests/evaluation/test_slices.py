@@ -13,25 +13,40 @@ from pipeline_ops.input.saved_model_client import EncodedBatch
 
 
 def batch(keys=("a/b/1.png", "2.png"), sizes=(3, 40), **features) -> EncodedBatch:
-    return EncodedBatch(list(keys), np.array([b"x" * size for size in sizes], object), np.zeros(len(keys), int), features)
+    return EncodedBatch(
+        list(keys),
+        np.array([b"x" * size for size in sizes], object),
+        np.zeros(len(keys), int),
+        features,
+    )
 
 
-@pytest.mark.parametrize("part, features, values", [
-    (Slice(by="folder"), {}, ["a/b", NOTHING]),
-    (Slice(by="folder", folder_depth=1), {}, ["a", NOTHING]),
-    (Slice(by="image_bytes", edges=[10.0]), {}, ["below 10", "10 and more"]),
-    (Slice(by="camera"), {"camera": [b"front", None]}, ["front", NOTHING]),
-    (Slice(by="camera"), {"camera": [b"\xff<b>", b""]}, ["\\xff<b>", ""]),
-    (Slice(by="width"), {"width": [640, 0.5]}, ["640", "0.5"]),
-    (Slice(by="width", edges=[32.0, 96.0]), {"width": [32, 95.9]}, ["32 to 96", "32 to 96"]),
-    (Slice(by="width", edges=[32.0, 96.0]), {"width": [96, 31]}, ["96 and more", "below 32"]),
-])
+@pytest.mark.parametrize(
+    "part, features, values",
+    [
+        (Slice(by="folder"), {}, ["a/b", NOTHING]),
+        (Slice(by="folder", folder_depth=1), {}, ["a", NOTHING]),
+        (Slice(by="image_bytes", edges=[10.0]), {}, ["below 10", "10 and more"]),
+        (Slice(by="camera"), {"camera": [b"front", None]}, ["front", NOTHING]),
+        (Slice(by="camera"), {"camera": [b"\xff<b>", b""]}, ["\\xff<b>", ""]),
+        (Slice(by="width"), {"width": [640, 0.5]}, ["640", "0.5"]),
+        (Slice(by="width", edges=[32.0, 96.0]), {"width": [32, 95.9]}, ["32 to 96", "32 to 96"]),
+        (Slice(by="width", edges=[32.0, 96.0]), {"width": [96, 31]}, ["96 and more", "below 32"]),
+    ],
+)
 def test_an_example_has_the_value_that_its_key_size_or_feature_says(part, features, values):
     assert values_of(batch(**features), [part]) == {part.title: values}
 
 
 def test_only_features_are_read_with_the_examples():
-    assert wanted_features([Slice(by="folder"), Slice(by="camera"), Slice(by="image_bytes", edges=[1.0]), Slice(by="angle")]) == ["angle", "camera"]
+    assert wanted_features(
+        [
+            Slice(by="folder"),
+            Slice(by="camera"),
+            Slice(by="image_bytes", edges=[1.0]),
+            Slice(by="angle"),
+        ]
+    ) == ["angle", "camera"]
 
 
 def test_edges_for_text_are_refused():
@@ -50,5 +65,10 @@ def test_a_slice_of_too_many_values_is_refused():
 
 
 def test_ranges_stand_in_the_order_of_their_numbers():
-    assert _in_order({"96 and more", "below 8", "8 to 32", "32 to 96"}) == ["below 8", "8 to 32", "32 to 96", "96 and more"]
+    assert _in_order({"96 and more", "below 8", "8 to 32", "32 to 96"}) == [
+        "below 8",
+        "8 to 32",
+        "32 to 96",
+        "96 and more",
+    ]
     assert _in_order({"night", "day", NOTHING}) == [NOTHING, "day", "night"]

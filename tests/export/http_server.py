@@ -23,8 +23,10 @@ class Model:
     """Gives every row the same answer, once `may_answer` is set."""
 
     number, class_names, signature_def = 1, ["a", "b"], {}
-    signatures = {"serving_default": {"image_bytes": Spec(np.dtype(object), (None,))},
-                  "images": {"images": Spec(np.dtype(np.float32), (None, 2, 2, 1))}}
+    signatures = {
+        "serving_default": {"image_bytes": Spec(np.dtype(object), (None,))},
+        "images": {"images": Spec(np.dtype(np.float32), (None, 2, 2, 1))},
+    }
 
     def __init__(self):
         self.may_answer = threading.Event()
@@ -70,13 +72,17 @@ class Running:
 
     def is_alive(self) -> bool:
         answer = self.send(post(BODY, b"Connection: close\r\n"))
-        return answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b'"probabilities": [1.0, 1.0]}]}')
+        return answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(
+            b'"probabilities": [1.0, 1.0]}]}'
+        )
 
 
 @contextlib.contextmanager
 def running(allowed_names: tuple[str, ...] = (), **limits: float) -> Iterator[Running]:
     loaded = Loaded()
-    server = Server("127.0.0.1", 0, Service("digits", "champion", loaded), allowed_names, Limits(**limits))
+    server = Server(
+        "127.0.0.1", 0, Service("digits", "champion", loaded), allowed_names, Limits(**limits)
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -89,12 +95,19 @@ def running(allowed_names: tuple[str, ...] = (), **limits: float) -> Iterator[Ru
 
 def post(body: bytes, headers: bytes = b"", length: int | None = None) -> bytes:
     length = len(body) if length is None else length
-    return (b"POST /v1/models/digits:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % length
-            + headers + b"\r\n" + body)
+    return (
+        b"POST /v1/models/digits:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
+        % length
+        + headers
+        + b"\r\n"
+        + body
+    )
 
 
 def post_as(framing: bytes, body: bytes) -> bytes:
-    return b"POST /v1/models/digits:predict HTTP/1.1\r\nHost: localhost\r\n" + framing + b"\r\n" + body
+    return (
+        b"POST /v1/models/digits:predict HTTP/1.1\r\nHost: localhost\r\n" + framing + b"\r\n" + body
+    )
 
 
 def read_to_end(connection: socket.socket) -> bytes:

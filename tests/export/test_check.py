@@ -20,7 +20,9 @@ RULE = AgreementRule.of("saved_model", CONFIG)
 
 
 def check(training, num_classes: int = 10):
-    return check_saved_model(References(training, training / SAVED_MODEL, num_classes), training / SAVED_MODEL, CONFIG)
+    return check_saved_model(
+        References(training, training / SAVED_MODEL, num_classes), training / SAVED_MODEL, CONFIG
+    )
 
 
 @pytest.fixture
@@ -34,7 +36,9 @@ def test_a_candidate_that_answers_as_in_training_is_accepted(training):
     assert (found.num_checked, found.top1_agreement, found.path) == (16, 1.0, "")
     assert found.max_difference < 1e-6
     assert 0 < found.latency_seconds < 10
-    assert found.num_bytes == sum(file.stat().st_size for file in (training / SAVED_MODEL).rglob("*") if file.is_file())
+    assert found.num_bytes == sum(
+        file.stat().st_size for file in (training / SAVED_MODEL).rglob("*") if file.is_file()
+    )
 
 
 def test_another_model_than_the_trained_one_is_refused(training, saved_models):
@@ -61,7 +65,10 @@ def test_a_model_with_another_signature_is_refused(training):
     shutil.rmtree(training / SAVED_MODEL)
     other = Other()
     tf.saved_model.save(other, str(training / SAVED_MODEL), signatures=other.other)
-    with pytest.raises(DataError, match="must have the signature serving_default from image_bytes to probabilities and classes"):
+    with pytest.raises(
+        DataError,
+        match="must have the signature serving_default from image_bytes to probabilities and classes",
+    ):
         check(training)
 
 
@@ -78,7 +85,10 @@ def test_a_reference_that_is_no_image_is_refused_by_key(training):
     example.features.feature["image/encoded"].bytes_list.value[0] = b"no image"
     with tf.io.TFRecordWriter(str(training / REFERENCE_EXAMPLES)) as writer:
         writer.write(example.SerializeToString())
-    with pytest.raises(DataError, match=r"the candidate failed on the examples 800 to 800: Unknown image file format"):
+    with pytest.raises(
+        DataError,
+        match=r"the candidate failed on the examples 800 to 800: Unknown image file format",
+    ):
         check(training)
 
 
@@ -95,11 +105,14 @@ def test_references_that_are_no_array_are_refused(training):
         check(training)
 
 
-@pytest.mark.parametrize("answers, complaint", [
-    ([[0.9, 0.1], [0.2, 0.8002]], "differs by 0.0002"),
-    ([[np.nan, 0.1], [0.2, 0.8]], "differs by nan"),
-    ([[0.9, 0.1]], "train again"),
-])
+@pytest.mark.parametrize(
+    "answers, complaint",
+    [
+        ([[0.9, 0.1], [0.2, 0.8002]], "differs by 0.0002"),
+        ([[np.nan, 0.1], [0.2, 0.8]], "differs by nan"),
+        ([[0.9, 0.1]], "train again"),
+    ],
+)
 def test_a_difference_beyond_the_tolerance_is_refused_with_its_size(answers, complaint):
     with pytest.raises(DataError, match=complaint):
         compare(REFERENCES, np.array(answers, np.float32), RULE, "the SavedModel")
@@ -108,7 +121,12 @@ def test_a_difference_beyond_the_tolerance_is_refused_with_its_size(answers, com
 def test_another_answer_is_refused_however_small_the_difference():
     close = np.array([[0.50001, 0.49999]], np.float32)
     with pytest.raises(DataError, match="0.0% of the answers are the same"):
-        compare(close, close[:, ::-1], AgreementRule(1e-3, 1.0, ("export.tolerance", "the format")), "the SavedModel")
+        compare(
+            close,
+            close[:, ::-1],
+            AgreementRule(1e-3, 1.0, ("export.tolerance", "the format")),
+            "the SavedModel",
+        )
 
 
 def test_a_difference_within_the_tolerance_is_measured():
@@ -127,12 +145,18 @@ def test_a_signature_that_answers_otherwise_is_refused_by_name(training):
     good = tf.saved_model.load(str(training / SAVED_MODEL))
     shifted = tf.Module()
     shifted.good = good
-    shifted.images = tf.function(lambda images: good.signatures["images"](images=images + 40.0),
-                                 input_signature=[tf.TensorSpec([None, 16, 16, 1], tf.float32, "images")])
+    shifted.images = tf.function(
+        lambda images: good.signatures["images"](images=images + 40.0),
+        input_signature=[tf.TensorSpec([None, 16, 16, 1], tf.float32, "images")],
+    )
     others = {name: good.signatures[name] for name in ("serving_default", "examples", "decode")}
     shutil.rmtree(training / SAVED_MODEL)
-    tf.saved_model.save(shifted, str(training / SAVED_MODEL), signatures=others | {"images": shifted.images})
-    with pytest.raises(DataError, match="the signature images of the SavedModel is not the model that was trained"):
+    tf.saved_model.save(
+        shifted, str(training / SAVED_MODEL), signatures=others | {"images": shifted.images}
+    )
+    with pytest.raises(
+        DataError, match="the signature images of the SavedModel is not the model that was trained"
+    ):
         check(training)
 
 
@@ -141,4 +165,9 @@ def test_how_far_eight_bits_may_be_off_is_a_matter_of_its_own():
     far = REFERENCES + np.array([[-0.2, 0.2], [0.2, -0.2]], np.float32)
     assert compare(REFERENCES, far, rule, "the format tflite_int8").top1_agreement == 1.0
     with pytest.raises(DataError, match=r"where export\.int8\.top1_agreement asks for 95\.0%"):
-        compare(REFERENCES, REFERENCES[:, ::-1], AgreementRule(1.0, 0.95, rule.keys), "the format tflite_int8")
+        compare(
+            REFERENCES,
+            REFERENCES[:, ::-1],
+            AgreementRule(1.0, 0.95, rule.keys),
+            "the format tflite_int8",
+        )

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 from signing_keys import make_pair
 
-from pipeline_ops.artifacts.manifest import NAME, Input, find_damage, list_files, read_manifest, write_manifest
+from pipeline_ops.artifacts.manifest import (
+    NAME,
+    Input,
+    find_damage,
+    list_files,
+    read_manifest,
+    write_manifest,
+)
 from pipeline_ops.artifacts.results import REFERENCE_OUTPUTS, ModelFigures
 from pipeline_ops.errors import ConfigError, DataError, ExitCode
 from pipeline_ops.jobs.progress import ProgressReader
@@ -51,17 +58,23 @@ def test_a_version_has_the_layout_that_tensorflow_serving_loads(workshop):
     version = workshop.registry.champion()
     published = workshop.root / "models" / "digits" / "1"
     assert version.folder == str(published)
-    assert {"saved_model.pb", "variables/variables.index", "manifest.json"} <= {str(path.relative_to(published)) for path in published.rglob("*")}
+    assert {"saved_model.pb", "variables/variables.index", "manifest.json"} <= {
+        str(path.relative_to(published)) for path in published.rglob("*")
+    }
     assert "serving_default" in tf.saved_model.load(version.folder).signatures
     assert find_damage(version.uri, version.manifest(), checksums=True) == []
-    assert ModelFigures.model_validate(version.manifest().figures) == ModelFigures.model_validate(read_manifest(folder / NAME).figures)
+    assert ModelFigures.model_validate(version.manifest().figures) == ModelFigures.model_validate(
+        read_manifest(folder / NAME).figures
+    )
 
 
 def test_a_version_is_signed_by_the_key_that_the_config_names(workshop, tmp_path):
     public, secret = make_pair(tmp_path / "keys")
     code, _ = workshop.run(planned(workshop, "good", export__signing_key=str(secret)))
     assert code == ExitCode.SUCCESS
-    workshop.registry.champion().copy(tmp_path / "copy", tmp_path / "cache", read_public_key(public))
+    workshop.registry.champion().copy(
+        tmp_path / "copy", tmp_path / "cache", read_public_key(public)
+    )
     assert (tmp_path / "copy" / "saved_model.pb").exists()
 
 
@@ -76,8 +89,15 @@ def test_the_manifest_of_a_version_says_where_it_comes_from_and_how_well_it_was_
     workshop.run(plan)
     manifest = workshop.registry.champion().manifest()
     figures = ModelFigures.model_validate(manifest.figures)
-    assert manifest.inputs == plan.request.inputs and manifest.fingerprint == plan.request.fingerprint
-    assert (figures.version, figures.compared_with, figures.num_checked, figures.top1_agreement) == (1, None, 16, 1.0)
+    assert (
+        manifest.inputs == plan.request.inputs and manifest.fingerprint == plan.request.fingerprint
+    )
+    assert (
+        figures.version,
+        figures.compared_with,
+        figures.num_checked,
+        figures.top1_agreement,
+    ) == (1, None, 16, 1.0)
     assert figures.metrics["accuracy"] == 0.87
     [move] = workshop.registry.history()
     assert move.version == 1 and "accuracy 0.8700 is at least 0.7000" in move.reason
@@ -87,14 +107,23 @@ def test_a_better_model_takes_the_place_of_the_champion(workshop):
     workshop.publish("fair")
     workshop.publish("good")
     assert workshop.registry.champion().number == 2
-    assert ModelFigures.model_validate(workshop.registry.champion().manifest().figures).compared_with == 1
+    assert (
+        ModelFigures.model_validate(workshop.registry.champion().manifest().figures).compared_with
+        == 1
+    )
 
 
 def test_a_reference_that_the_model_does_not_confirm_stops_the_publication(workshop):
     train = Path(workshop.train("good"))
     np.save(train.parent / REFERENCE_OUTPUTS, np.load(train.parent / REFERENCE_OUTPUTS)[:, ::-1])
-    write_manifest(train.parent, read_manifest(train).model_copy(update={"files": list_files(train.parent)}))
-    refused(workshop, workshop.plan("export", str(train), workshop.evaluate(str(train))), "not the model that was trained")
+    write_manifest(
+        train.parent, read_manifest(train).model_copy(update={"files": list_files(train.parent)})
+    )
+    refused(
+        workshop,
+        workshop.plan("export", str(train), workshop.evaluate(str(train))),
+        "not the model that was trained",
+    )
 
 
 def test_a_reference_that_was_changed_after_training_is_named(workshop):
@@ -106,18 +135,28 @@ def test_a_reference_that_was_changed_after_training_is_named(workshop):
 
 def test_a_challenger_that_has_not_passed_the_gate_is_not_published(workshop):
     train = workshop.train("good")
-    refused(workshop, workshop.plan("export", train, workshop.evaluate(train, evaluate__gate=STRICT)), "the gate was not passed")
+    refused(
+        workshop,
+        workshop.plan("export", train, workshop.evaluate(train, evaluate__gate=STRICT)),
+        "the gate was not passed",
+    )
 
 
 def test_the_evaluation_of_another_model_does_not_count(workshop):
     evaluation = workshop.evaluate(workshop.train("good"))
-    refused(workshop, workshop.plan("export", workshop.train("poor"), evaluation), "the evaluation of another model")
+    refused(
+        workshop,
+        workshop.plan("export", workshop.train("poor"), evaluation),
+        "the evaluation of another model",
+    )
 
 
 def test_a_candidate_that_was_replaced_after_the_run_was_planned_is_not_published(workshop):
     plan = planned(workshop, "good")
     entry = plan.request.inputs["train"]
-    changed = plan.request.model_copy(update={"inputs": {**plan.request.inputs, "train": Input(uri=entry.uri, digest="0" * 32)}})
+    changed = plan.request.model_copy(
+        update={"inputs": {**plan.request.inputs, "train": Input(uri=entry.uri, digest="0" * 32)}}
+    )
     refused(workshop, dataclasses.replace(plan, request=changed), "when this job was planned")
 
 
@@ -125,7 +164,9 @@ def test_a_model_that_a_person_has_rolled_back_is_not_put_in_service_again(works
     workshop.publish("fair")
     train = workshop.publish("good")
     workshop.registry.roll_back()
-    again = workshop.plan("export", train, workshop.evaluate(train, evaluate__batch=64), export__tolerance=1e-3)
+    again = workshop.plan(
+        "export", train, workshop.evaluate(train, evaluate__batch=64), export__tolerance=1e-3
+    )
     assert not again.is_cached
     code, folder = workshop.run(again, attempt="again")
     assert code == ExitCode.SUCCESS and read_manifest(folder / NAME).figures["version"] == 2
@@ -138,13 +179,19 @@ def test_the_champion_is_not_published_again_when_only_the_gate_changes(workshop
     train = workshop.publish("good")
     evaluation = workshop.evaluate(train, evaluate__gate=[{"metric": "accuracy", "at_least": 0.6}])
     code, _ = workshop.run(workshop.plan("export", train, evaluation))
-    assert code == ExitCode.SUCCESS and numbers(workshop) == [1] and len(workshop.registry.history()) == 1
+    assert (
+        code == ExitCode.SUCCESS
+        and numbers(workshop) == [1]
+        and len(workshop.registry.history()) == 1
+    )
 
 
 def test_a_champion_that_was_promoted_meanwhile_stays_and_the_job_says_who_it_is(workshop):
     late = planned(workshop, "good")
     workshop.publish("fair")
-    with pytest.raises(DataError, match="version 2 was chosen over no version, but in service is version 1 by now"):
+    with pytest.raises(
+        DataError, match="version 2 was chosen over no version, but in service is version 1 by now"
+    ):
         workshop.run(late)
     assert workshop.registry.champion().number == 1 and numbers(workshop) == [1, 2]
 
@@ -174,7 +221,10 @@ def test_two_exporters_at_once_get_two_versions_and_one_champion(workshop):
     statuses = [read_status(attempt) for _, attempt in started]
     assert sorted(codes) == [ExitCode.SUCCESS, ExitCode.DATA], statuses
     assert numbers(workshop) == [1, 2]
-    assert all(find_damage(version.uri, version.manifest(), checksums=True) == [] for version in workshop.registry.versions())
+    assert all(
+        find_damage(version.uri, version.manifest(), checksums=True) == []
+        for version in workshop.registry.versions()
+    )
     winner, loser = statuses[codes.index(0)], statuses[codes.index(ExitCode.DATA)]
     assert read_manifest(winner.manifest).figures["version"] == workshop.registry.champion().number
     assert "was chosen over no version" in loser.message
@@ -184,7 +234,10 @@ def test_the_same_export_twice_at_once_publishes_once(workshop):
     plan = planned(workshop, "good")
     started = [workshop.start(plan, attempt=f"attempt-{index}") for index in range(2)]
     codes = sorted(process.wait(240) for process, _ in started)
-    assert codes in ([0, 0], [0, 75])  # the second was told that the first is at it, or came when all was done
+    assert codes in (
+        [0, 0],
+        [0, 75],
+    )  # the second was told that the first is at it, or came when all was done
     assert numbers(workshop) == [1] and workshop.registry.champion().number == 1
 
 
@@ -193,14 +246,22 @@ def kill(process) -> None:
     process.wait()
 
 
-def test_a_kill_between_publishing_and_promoting_leaves_a_version_that_the_next_try_promotes(workshop):
+def test_a_kill_between_publishing_and_promoting_leaves_a_version_that_the_next_try_promotes(
+    workshop,
+):
     plan = planned(workshop, "good")
     _, folder = workshop.run(plan)
     shutil.rmtree(folder)
-    shutil.rmtree(workshop.registry.place / "aliases")  # neither the move nor the artifact was written yet
+    shutil.rmtree(
+        workshop.registry.place / "aliases"
+    )  # neither the move nor the artifact was written yet
     assert numbers(workshop) == [1] and workshop.registry.champion() is None
     code, folder = workshop.run(plan)
-    assert code == ExitCode.SUCCESS and numbers(workshop) == [1] and workshop.registry.champion().number == 1
+    assert (
+        code == ExitCode.SUCCESS
+        and numbers(workshop) == [1]
+        and workshop.registry.champion().number == 1
+    )
     assert (folder / NAME).exists()
 
 
@@ -210,7 +271,11 @@ def test_a_kill_after_promoting_is_repaired_by_the_next_try(workshop):
     (folder / NAME).unlink()
     shutil.rmtree(folder)
     workshop.run(plan)
-    assert numbers(workshop) == [1] and len(workshop.registry.history()) == 1 and (folder / NAME).exists()
+    assert (
+        numbers(workshop) == [1]
+        and len(workshop.registry.history()) == 1
+        and (folder / NAME).exists()
+    )
 
 
 @pytest.mark.parametrize("after_seconds", [0.4, 1.6, 2.0])
@@ -230,7 +295,15 @@ def test_a_kill_at_any_time_is_repaired_by_the_next_try(workshop, after_seconds)
 def test_the_champion_in_other_formats_is_a_new_version_that_takes_its_place(workshop):
     train = workshop.publish("good")
     for tolerance in (1e-4, 1e-3):
-        workshop.run(workshop.plan("export", train, workshop.evaluate(train), export__card={"intended_use": "letters"}, export__tolerance=tolerance))
+        workshop.run(
+            workshop.plan(
+                "export",
+                train,
+                workshop.evaluate(train),
+                export__card={"intended_use": "letters"},
+                export__tolerance=tolerance,
+            )
+        )
     assert numbers(workshop) == [1, 2] and workshop.registry.champion().number == 2
     assert [move.version for move in workshop.registry.history()] == [1, 2]
 
@@ -240,13 +313,18 @@ def test_a_model_that_was_rolled_back_does_not_come_back_in_other_formats(worksh
     train = workshop.publish("good")
     workshop.registry.roll_back()
     evaluation = workshop.evaluate(train, evaluate__batch=64)
-    workshop.run(workshop.plan("export", train, evaluation, export__card={"intended_use": "letters"}), attempt="again")
+    workshop.run(
+        workshop.plan("export", train, evaluation, export__card={"intended_use": "letters"}),
+        attempt="again",
+    )
     assert numbers(workshop) == [1, 2, 3] and workshop.registry.champion().number == 1
 
 
 def test_old_versions_are_retired_but_never_the_champion_before(workshop):
     for model in ("poor", "fair", "good"):
-        workshop.publish(model, evaluate__gate=[{"metric": "accuracy", "at_least": 0.1}], export__keep_versions=1)
+        workshop.publish(
+            model, evaluate__gate=[{"metric": "accuracy", "at_least": 0.1}], export__keep_versions=1
+        )
     assert numbers(workshop) == [2, 3]
     assert workshop.registry.previous().number == 2
 
@@ -264,7 +342,10 @@ def test_a_registry_on_s3_is_published_to_compared_with_and_promoted_in(workshop
     workshop.publish("fair", **place)
     train = workshop.publish("good", **place)
     registry = Registry(s3_place)
-    assert [version.number for version in registry.versions()] == [1, 2] and registry.champion().number == 2
+    assert [version.number for version in registry.versions()] == [
+        1,
+        2,
+    ] and registry.champion().number == 2
     figures = ModelFigures.model_validate(registry.champion().manifest().figures)
     assert figures.compared_with == 1 and figures.metrics["accuracy"] == 0.87
     local = registry.champion().fetch(workshop.root / "copy")
@@ -273,4 +354,6 @@ def test_a_registry_on_s3_is_published_to_compared_with_and_promoted_in(workshop
     again = workshop.plan("export", train, evaluation, **place)
     assert again.is_cached and numbers(workshop) == []
     registry.store.remove(2)
-    assert workshop.plan("export", train, evaluation, **place).damage == ("version 2 of the model digits is gone",)
+    assert workshop.plan("export", train, evaluation, **place).damage == (
+        "version 2 of the model digits is gone",
+    )

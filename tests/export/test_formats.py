@@ -32,7 +32,11 @@ def published(dataset, saved_models, tmp_path_factory) -> Path:
     from workshop import Workshop
 
     workshop = Workshop(tmp_path_factory.mktemp("all"), dataset, saved_models)
-    workshop.publish("good", export__formats=ALL, export__card={"intended_use": "Sorts <b>post</b>.", "contact": "ml@example.org"})
+    workshop.publish(
+        "good",
+        export__formats=ALL,
+        export__card={"intended_use": "Sorts <b>post</b>.", "contact": "ml@example.org"},
+    )
     return workshop.registry.place / "1"
 
 
@@ -45,7 +49,9 @@ def test_every_format_is_measured_and_agrees_with_the_trained_model(published):
     assert list(found) == ALL
     for name, each in found.items():
         assert each.num_checked == 16 and each.num_bytes > 0 and each.latency_seconds > 0
-        assert each.max_difference <= each.tolerance and each.top1_agreement >= each.min_top1_agreement
+        assert (
+            each.max_difference <= each.tolerance and each.top1_agreement >= each.min_top1_agreement
+        )
         assert name == "saved_model" or (published / each.path).stat().st_size == each.num_bytes
     assert found["tflite"].max_difference < 1e-4 and found["onnx"].max_difference < 1e-4
     assert 0 < found["tflite_int8"].max_difference < 0.3  # not the float model under another name
@@ -69,56 +75,103 @@ def test_eight_bits_means_eight_bits(published):
 
 def test_every_signature_answers_alike(published, dataset):
     records, _, _ = read_examples(shard_paths(dataset, read_manifest(dataset), "test"))
-    encoded = tf.io.parse_example(records, {"image/encoded": tf.io.FixedLenFeature([], tf.string)})["image/encoded"]
+    encoded = tf.io.parse_example(records, {"image/encoded": tf.io.FixedLenFeature([], tf.string)})[
+        "image/encoded"
+    ]
     signatures = tf.saved_model.load(str(published)).signatures
     images = signatures["decode"](image_bytes=encoded)["images"]
     wanted = signatures["serving_default"](image_bytes=encoded)["probabilities"].numpy()
-    for answer in (signatures["images"](images=images), signatures["examples"](examples=tf.constant(records))):
+    for answer in (
+        signatures["images"](images=images),
+        signatures["examples"](examples=tf.constant(records)),
+    ):
         np.testing.assert_allclose(answer["probabilities"], wanted, atol=1e-6)
 
 
 def test_a_version_holds_warm_up_requests_that_the_model_can_answer(published):
-    prediction_log_pb2 = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2", reason="tensorflow-serving-api is not installed")
+    prediction_log_pb2 = pytest.importorskip(
+        "tensorflow_serving.apis.prediction_log_pb2",
+        reason="tensorflow-serving-api is not installed",
+    )
     signatures = tf.saved_model.load(str(published)).signatures
-    records = list(tf.data.TFRecordDataset([str(published / "assets.extra" / "tf_serving_warmup_requests")]).as_numpy_iterator())
+    records = list(
+        tf.data.TFRecordDataset(
+            [str(published / "assets.extra" / "tf_serving_warmup_requests")]
+        ).as_numpy_iterator()
+    )
     logs = [prediction_log_pb2.PredictionLog.FromString(record) for record in records]
     for log, record in zip(logs, records, strict=True):
         log.DiscardUnknownFields()
         assert log.ByteSize() == len(record)  # there were none
     requests = [log.predict_log.request for log in logs]
-    assert [request.model_spec.signature_name for request in requests] == ["serving_default", "images", "examples"] * 2
+    assert [request.model_spec.signature_name for request in requests] == [
+        "serving_default",
+        "images",
+        "examples",
+    ] * 2
     for request in requests:
         assert request.model_spec.name == "digits"
-        inputs = {name: tf.constant(tf.make_ndarray(tensor)) for name, tensor in request.inputs.items()}
-        assert signatures[request.model_spec.signature_name](**inputs)["probabilities"].shape[1] == 10
+        inputs = {
+            name: tf.constant(tf.make_ndarray(tensor)) for name, tensor in request.inputs.items()
+        }
+        assert (
+            signatures[request.model_spec.signature_name](**inputs)["probabilities"].shape[1] == 10
+        )
 
 
 def test_the_card_says_what_the_config_the_evaluation_and_the_lineage_say(published):
-    card, text = json.loads((published / "model_card.json").read_text()), (published / "MODEL_CARD.md").read_text()
-    assert (card["model"], card["version"], card["intended_use"]) == ("digits", 1, "Sorts <b>post</b>.")
-    assert card["evaluation"]["metrics"]["accuracy"] == 0.87 and card["data"]["num_examples"]["train"] == 700
+    card, text = (
+        json.loads((published / "model_card.json").read_text()),
+        (published / "MODEL_CARD.md").read_text(),
+    )
+    assert (card["model"], card["version"], card["intended_use"]) == (
+        "digits",
+        1,
+        "Sorts <b>post</b>.",
+    )
+    assert (
+        card["evaluation"]["metrics"]["accuracy"] == 0.87
+        and card["data"]["num_examples"]["train"] == 700
+    )
     assert [each["name"] for each in card["formats"]] == ALL
     manifest = read_manifest(published / "manifest.json")
-    assert {name: card["lineage"][name] for name in ("train", "evaluate")} == {name: entry.digest for name, entry in manifest.inputs.items()}
+    assert {name: card["lineage"][name] for name in ("train", "evaluate")} == {
+        name: entry.digest for name, entry in manifest.inputs.items()
+    }
     assert "preprocess" in card["lineage"]
     assert "Sorts &lt;b&gt;post&lt;/b&gt;." in text and "<b>" not in text
     assert "Not said in the config" in text  # the limitations
-    assert "| accuracy | 0.8700 |" in text and "| tflite\\_int8 | formats/model\\_int8.tflite |" in text
+    assert (
+        "| accuracy | 0.8700 |" in text
+        and "| tflite\\_int8 | formats/model\\_int8.tflite |" in text
+    )
 
 
 def test_the_page_of_the_run_shows_size_latency_and_agreement_of_every_format(published):
     [page] = (published.parents[2] / "artifacts" / "digits" / "export").glob(f"*/{REPORT}")
     section = page.read_text().split('<section id="publication">')[1].split("</section>")[0]
     rows = [Page(row).text for row in section.split("<tr>")[2:]]
-    assert "Published as version 1 of digits" in section and "Version 1 is in service." in section and PUBLICATION not in page.read_text()
+    assert (
+        "Published as version 1 of digits" in section
+        and "Version 1 is in service." in section
+        and PUBLICATION not in page.read_text()
+    )
     for row, each in zip(rows, figures(published).formats, strict=True):
-        for cell in ({"saved_model": "SavedModel", "onnx": "ONNX"}.get(each.name, "TFLite"), each.path, f"{each.num_bytes:,}",
-                     f"{1000 * each.latency_seconds:.3f} ms",
-                     f"{100 * each.top1_agreement:.1f} %", f"of 16; {100 * each.min_top1_agreement:.0f} % asked", f"{each.max_difference:.2g}",
-                     f"{each.tolerance:g} allowed"):
+        for cell in (
+            {"saved_model": "SavedModel", "onnx": "ONNX"}.get(each.name, "TFLite"),
+            each.path,
+            f"{each.num_bytes:,}",
+            f"{1000 * each.latency_seconds:.3f} ms",
+            f"{100 * each.top1_agreement:.1f} %",
+            f"of 16; {100 * each.min_top1_agreement:.0f} % asked",
+            f"{each.max_difference:.2g}",
+            f"{each.tolerance:g} allowed",
+        ):
             assert cell in row
     told = json.loads(page.with_name(METRICS).read_bytes())
-    assert told["publication"]["formats"] == [each.model_dump(mode="json") for each in figures(published).formats]
+    assert told["publication"]["formats"] == [
+        each.model_dump(mode="json") for each in figures(published).formats
+    ]
     assert told["challenger"]["metrics"]["accuracy"] == 0.87
 
 
@@ -136,29 +189,57 @@ def test_an_evaluation_that_was_changed_is_named_and_nothing_is_published(worksh
 def test_no_name_of_a_class_becomes_markdown_or_html(dataset, saved_models, tmp_path):
     from workshop import Workshop, copy_dataset
 
-    workshop = Workshop(tmp_path / "root", copy_dataset(dataset, tmp_path / "data", [PUBLICATION, *NAMES[1:]]), saved_models)
+    workshop = Workshop(
+        tmp_path / "root",
+        copy_dataset(dataset, tmp_path / "data", [PUBLICATION, *NAMES[1:]]),
+        saved_models,
+    )
     workshop.publish("good")
     [page] = workshop.root.glob(f"artifacts/digits/export/*/{REPORT}")
-    assert page.read_text().count("Published as version 1") == 1 and PUBLICATION in Page(page.read_text()).text
+    assert (
+        page.read_text().count("Published as version 1") == 1
+        and PUBLICATION in Page(page.read_text()).text
+    )
     assert SCRIPT not in page.read_text() and SCRIPT in Page(page.read_text()).text
     text = (workshop.registry.place / "1" / "MODEL_CARD.md").read_text()
-    assert "<script" not in text and "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "a\\|b" in text
+    assert (
+        "<script" not in text
+        and "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+        and "a\\|b" in text
+    )
 
 
 def test_a_second_try_writes_the_same_bytes(dataset, saved_models, tmp_path, published):
     from workshop import Workshop
 
     again = Workshop(tmp_path / "again", dataset, saved_models)
-    again.publish("good", export__formats=ALL, export__card={"intended_use": "Sorts <b>post</b>.", "contact": "ml@example.org"})
-    first, second = (read_manifest(folder / "manifest.json") for folder in (published, again.registry.place / "1"))
-    assert [file for file in first.files if not file.path.startswith(("model_card", "MODEL_CARD"))] == [
-        file for file in second.files if not file.path.startswith(("model_card", "MODEL_CARD"))]
+    again.publish(
+        "good",
+        export__formats=ALL,
+        export__card={"intended_use": "Sorts <b>post</b>.", "contact": "ml@example.org"},
+    )
+    first, second = (
+        read_manifest(folder / "manifest.json")
+        for folder in (published, again.registry.place / "1")
+    )
+    assert [
+        file for file in first.files if not file.path.startswith(("model_card", "MODEL_CARD"))
+    ] == [file for file in second.files if not file.path.startswith(("model_card", "MODEL_CARD"))]
 
 
 def test_a_format_that_is_not_the_trained_model_stops_the_publication(workshop):
     train = workshop.train("good")
-    plan = workshop.plan("export", train, workshop.evaluate(train), export__formats=["saved_model", "tflite_int8"], export__int8={"tolerance": 1e-6})
-    with pytest.raises(DataError, match=r"the format tflite_int8 is not the model that was trained: .* where export\.int8\.tolerance allows 1e-06"):
+    plan = workshop.plan(
+        "export",
+        train,
+        workshop.evaluate(train),
+        export__formats=["saved_model", "tflite_int8"],
+        export__int8={"tolerance": 1e-6},
+    )
+    with pytest.raises(
+        DataError,
+        match=r"the format tflite_int8 is not the model that was trained: .* where export\.int8\.tolerance allows 1e-06",
+    ):
         workshop.run(plan)
     assert workshop.registry.versions() == []
 
@@ -167,14 +248,30 @@ def test_a_model_that_a_format_can_not_hold_is_the_configs_affair(workshop, tmp_
     """TFLite has no kernel for this operation."""
     folder = tmp_path / "model"
     module = tf.Module()
-    module.images = tf.function(lambda images: {"probabilities": tf.linalg.svd(images[..., 0], compute_uv=False)[:, :10]},
-                                input_signature=[tf.TensorSpec([None, 16, 16, 1], tf.float32, "images")])
+    module.images = tf.function(
+        lambda images: {"probabilities": tf.linalg.svd(images[..., 0], compute_uv=False)[:, :10]},
+        input_signature=[tf.TensorSpec([None, 16, 16, 1], tf.float32, "images")],
+    )
     tf.saved_model.save(module, str(folder), signatures={"images": module.images})
-    command = [sys.executable, "-m", "pipeline_ops.export.convert", "--folder", str(folder), "--dataset", workshop.dataset, "--examples", "10",
-               "--classes", "10", "tflite"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline_ops.export.convert",
+        "--folder",
+        str(folder),
+        "--dataset",
+        workshop.dataset,
+        "--examples",
+        "10",
+        "--classes",
+        "10",
+        "tflite",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == ExitCode.CONFIG, ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith("export.formats: the model can't be converted to TFLite:")
+    assert ended.stderr.splitlines()[-1].startswith(
+        "export.formats: the model can't be converted to TFLite:"
+    )
     assert not (folder / "formats").exists()
 
 
@@ -184,28 +281,55 @@ def test_a_full_disk_is_a_reason_to_try_again(published, dataset, small_disk, tm
     folder = tmp_path / "model"
     shutil.copytree(published, folder, ignore=shutil.ignore_patterns("formats", "manifest.json"))
     (small_disk / "filler").write_bytes(bytes(DISK_BYTES - 4096))
-    (folder / "formats").symlink_to(small_disk) if full == "formats" else (folder / "formats").mkdir()
-    command = [sys.executable, "-m", "pipeline_ops.export.convert", "--folder", str(folder), "--dataset", dataset, "--examples", "10",
-               "--classes", "10", "tflite"]
+    (folder / "formats").symlink_to(small_disk) if full == "formats" else (
+        folder / "formats"
+    ).mkdir()
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline_ops.export.convert",
+        "--folder",
+        str(folder),
+        "--dataset",
+        dataset,
+        "--examples",
+        "10",
+        "--classes",
+        "10",
+        "tflite",
+    ]
     environment = {**os.environ, "TMPDIR": str(small_disk if full == "temporary" else tmp_path)}
     ended = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert ended.returncode == ExitCode.RETRY, ended.stderr
     assert "No space left on device" in ended.stderr.splitlines()[-1]
 
 
-def test_without_the_training_data_eight_bits_can_not_be_made_and_the_shard_is_named(dataset, saved_models, tmp_path):
+def test_without_the_training_data_eight_bits_can_not_be_made_and_the_shard_is_named(
+    dataset, saved_models, tmp_path
+):
     from workshop import Workshop, copy_dataset
 
     workshop = Workshop(tmp_path / "root", copy_dataset(dataset, tmp_path / "data"), saved_models)
     train = workshop.train("good")
-    plan = workshop.plan("export", train, workshop.evaluate(train), export__formats=["saved_model", "tflite_int8"])
+    plan = workshop.plan(
+        "export", train, workshop.evaluate(train), export__formats=["saved_model", "tflite_int8"]
+    )
     (tmp_path / "data" / "train-00000-of-00004.tfrecord").unlink()
-    with pytest.raises(DataError, match=r"train-00000-of-00004\.tfrecord is gone, and export\.int8 needs training examples"):
+    with pytest.raises(
+        DataError,
+        match=r"train-00000-of-00004\.tfrecord is gone, and export\.int8 needs training examples",
+    ):
         workshop.run(plan)
 
 
-@pytest.mark.parametrize("formats, complaint", [(["tflite"], "must name saved_model"), (["saved_model", "saved_model"], "nothing twice"),
-                                                (["saved_model", "tensorrt"], "tensorrt")])
+@pytest.mark.parametrize(
+    "formats, complaint",
+    [
+        (["tflite"], "must name saved_model"),
+        (["saved_model", "saved_model"], "nothing twice"),
+        (["saved_model", "tensorrt"], "tensorrt"),
+    ],
+)
 def test_formats_that_can_not_be_are_refused_in_the_config(workshop, formats, complaint):
     with pytest.raises(ConfigError, match=complaint):
         workshop.config(export__formats=formats)

@@ -26,24 +26,48 @@ def patient():
 
 
 AMBIGUOUS = {
-    "a_get_with_a_body": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(GET) + GET,
-                          "GET must not have a body"),
-    "a_get_with_chunks": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-                          "GET must not have a body"),
-    "length_and_chunks": (post(b"0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), "both Content-Length and Transfer-Enc"),
-    "chunks_and_length": (post_as(b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", b"0\r\n\r\n"), "both Content-Len"),
+    "a_get_with_a_body": (
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(GET) + GET,
+        "GET must not have a body",
+    ),
+    "a_get_with_chunks": (
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "GET must not have a body",
+    ),
+    "length_and_chunks": (
+        post(b"0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"),
+        "both Content-Length and Transfer-Enc",
+    ),
+    "chunks_and_length": (
+        post_as(b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", b"0\r\n\r\n"),
+        "both Content-Len",
+    ),
     "two_lengths": (post(BODY, b"Content-Length: 4\r\n"), "conflicting Content-Length"),
-    "the_same_length_twice": (post(BODY, b"Content-Length: %d\r\n" % len(BODY)), "given more than once"),
+    "the_same_length_twice": (
+        post(BODY, b"Content-Length: %d\r\n" % len(BODY)),
+        "given more than once",
+    ),
     "a_list_of_lengths": (post_as(b"Content-Length: 20, 20\r\n", BODY), "given more than once"),
-    "a_length_of_4301_digits": (post_as(b"Content-Length: " + b"1" * 4301 + b"\r\n", BODY), "bad Content-Length"),
+    "a_length_of_4301_digits": (
+        post_as(b"Content-Length: " + b"1" * 4301 + b"\r\n", BODY),
+        "bad Content-Length",
+    ),
     "a_length_below_zero": (post_as(b"Content-Length: -1\r\n", BODY), "bad Content-Length"),
     "a_length_with_a_sign": (post_as(b"Content-Length: +20\r\n", BODY), "bad Content-Length"),
-    "chunks_in_http_1_0": (post_as(b"Transfer-Encoding: chunked\r\n", b"0\r\n\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"),
-                           "HTTP/1.0 has no Transfer-Encoding"),
+    "chunks_in_http_1_0": (
+        post_as(b"Transfer-Encoding: chunked\r\n", b"0\r\n\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"),
+        "HTTP/1.0 has no Transfer-Encoding",
+    ),
     "a_bad_chunk": (post_as(b"Transfer-Encoding: chunked\r\n", b"zz\r\n"), "illegal chunk header"),
     "no_host": (b"GET /health HTTP/1.1\r\n\r\n", "Missing mandatory Host"),
-    "two_hosts": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", "multiple Host"),
-    "a_folded_request_line": (b"GET\r\n /health HTTP/1.1\r\nHost: localhost\r\n\r\n", "illegal request line"),
+    "two_hosts": (
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
+        "multiple Host",
+    ),
+    "a_folded_request_line": (
+        b"GET\r\n /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "illegal request line",
+    ),
 }
 
 
@@ -52,14 +76,26 @@ def test_a_request_whose_end_is_unclear_gets_400_and_no_byte_after_it_is_a_reque
     """F18. What follows in the pipe is a whole request, which gets no answer."""
     request, reason = AMBIGUOUS[name]
     received = server.send(request + GET)
-    assert statuses(received) == [400] and reason in json.loads(received.partition(b"\r\n\r\n")[2])["error"]
+    assert (
+        statuses(received) == [400]
+        and reason in json.loads(received.partition(b"\r\n\r\n")[2])["error"]
+    )
     assert b"\r\nConnection: close\r\n" in received
     assert server.is_alive()
 
 
 def test_requests_in_a_pipe_get_their_answers_in_order(server):
-    chunked = post_as(b"Transfer-Encoding: chunked\r\n", b"%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n")
-    received = server.send(GET + post(BODY) + chunked + GET + post(b"{") + GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    chunked = post_as(
+        b"Transfer-Encoding: chunked\r\n", b"%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n"
+    )
+    received = server.send(
+        GET
+        + post(BODY)
+        + chunked
+        + GET
+        + post(b"{")
+        + GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    )
     assert statuses(received) == [200, 200, 200, 200, 400, 200] and received.count(PREDICTED) == 2
 
 
@@ -84,9 +120,16 @@ def test_a_client_that_closes_its_side_still_gets_the_answer(server):
         assert read_to_end(connection).endswith(PREDICTED)
 
 
-@pytest.mark.parametrize("sent, wanted", [
-    (b"", [408]), (b"GET /health HT", [408]), (GET + b"GET /hea", [200]), (post(BODY, length=len(BODY) + 1), [408]),
-], ids=["nothing", "half_a_head", "half_a_second_head", "half_a_body"])
+@pytest.mark.parametrize(
+    "sent, wanted",
+    [
+        (b"", [408]),
+        (b"GET /health HT", [408]),
+        (GET + b"GET /hea", [200]),
+        (post(BODY, length=len(BODY) + 1), [408]),
+    ],
+    ids=["nothing", "half_a_head", "half_a_second_head", "half_a_body"],
+)
 def test_a_slow_request_is_given_up(server, sent, wanted):
     """F18: no client holds a connection by sending slowly. The limits of this server are a second each."""
     begin = time.monotonic()
@@ -129,7 +172,11 @@ def test_the_number_of_connections_has_a_limit():
             connection.sendall(GET)
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
         received = server.send(b"")
-        assert statuses(received) == [503] and b"too many connections" in received and b"Retry-After" not in received
+        assert (
+            statuses(received) == [503]
+            and b"too many connections" in received
+            and b"Retry-After" not in received
+        )
         connections.pop().close()
         deadline = time.monotonic() + 30
         while not server.is_alive():
@@ -149,10 +196,19 @@ def test_predictions_beyond_the_queue_get_503_and_the_others_their_answers():
         while statuses(server.send(post(BODY, b"Connection: close\r\n"))) == [200]:
             pass
         refused = server.send(post(BODY))
-        assert statuses(refused) == [503] and b"retry-after: 1" in refused and b"too many predictions" in refused
-        assert statuses(server.send(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))) == [200]
+        assert (
+            statuses(refused) == [503]
+            and b"retry-after: 1" in refused
+            and b"too many predictions" in refused
+        )
+        assert statuses(
+            server.send(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        ) == [200]
         server.model.may_answer.set()
-        assert [read_to_end(connection).endswith(PREDICTED) for connection in (first, second)] == [True, True]
+        assert [read_to_end(connection).endswith(PREDICTED) for connection in (first, second)] == [
+            True,
+            True,
+        ]
         first.close()
         second.close()
 
@@ -161,7 +217,9 @@ def test_the_bodies_that_are_under_way_have_a_limit_together():
     with running(bytes_under_way=1000, threads=2) as server, server.connect() as holder:
         holder.sendall(post(b"x" * 900, length=901))
         deadline = time.monotonic() + 30
-        while statuses(received := server.send(post(b"x" * 200, b"Connection: close\r\n"))) != [503]:
+        while statuses(received := server.send(post(b"x" * 200, b"Connection: close\r\n"))) != [
+            503
+        ]:
             assert time.monotonic() < deadline
         assert b"too many bytes are under way" in received
         holder.close()
@@ -169,45 +227,89 @@ def test_the_bodies_that_are_under_way_have_a_limit_together():
             assert time.monotonic() < deadline
 
 
-@pytest.mark.parametrize("request_, status", [
-    (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", 431),
-    (b"GET /" + b"y" * 300_000, 431),
-    (post_as(b"Content-Length: %d\r\n" % (1 << 40), b""), 413),
-    (post_as(b"Transfer-Encoding: chunked\r\n", b"4000001\r\n" + b" " * 0x4000001), 413),
-    (post_as(b"Transfer-Encoding: gzip\r\n", b""), 501),
-    (b"PUT /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 405),
-    (b"GET /v1/models/digits/versions/" + b"1" * 4400 + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
-], ids=["long_head", "long_line", "long_body", "long_chunk", "gzip", "put", "version"])
+@pytest.mark.parametrize(
+    "request_, status",
+    [
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"y" * 300_000, 431),
+        (post_as(b"Content-Length: %d\r\n" % (1 << 40), b""), 413),
+        (post_as(b"Transfer-Encoding: chunked\r\n", b"4000001\r\n" + b" " * 0x4000001), 413),
+        (post_as(b"Transfer-Encoding: gzip\r\n", b""), 501),
+        (b"PUT /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 405),
+        (
+            b"GET /v1/models/digits/versions/"
+            + b"1" * 4400
+            + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+            404,
+        ),
+    ],
+    ids=["long_head", "long_line", "long_body", "long_chunk", "gzip", "put", "version"],
+)
 def test_what_is_too_long_or_not_served_gets_its_status(patient, request_, status):
     received = patient.send(request_)
-    assert statuses(received)[:1] in ([status], []) and (received or status in (413, 431))  # a reset can lose the answer
+    assert statuses(received)[:1] in ([status], []) and (
+        received or status in (413, 431)
+    )  # a reset can lose the answer
     assert patient.is_alive()
 
 
-@pytest.mark.parametrize("body, reason", [
-    (b"[" * 3_000_000, "nested too deeply"), (b"[" * (60 << 20), "4000000 lists, objects and texts"),
-    (b'{"instances": [' + b'"ab",' * 4_000_000 + b'"ab"]}', "4000000 lists, objects and texts"),
-    (b'{"instances": ' + b'{"b64":' * 100_000, "nested too deeply"),
-    (b'{"instances": [' + b"1" * 5_000 + b"]}", "JSON Parse error: Exceeds the limit"),
-    (b'{"instances": ["\\ud800"]}', "surrogates not allowed"),
-], ids=["deep", "lists", "texts", "deep_objects", "digits", "surrogate"])
+@pytest.mark.parametrize(
+    "body, reason",
+    [
+        (b"[" * 3_000_000, "nested too deeply"),
+        (b"[" * (60 << 20), "4000000 lists, objects and texts"),
+        (b'{"instances": [' + b'"ab",' * 4_000_000 + b'"ab"]}', "4000000 lists, objects and texts"),
+        (b'{"instances": ' + b'{"b64":' * 100_000, "nested too deeply"),
+        (b'{"instances": [' + b"1" * 5_000 + b"]}", "JSON Parse error: Exceeds the limit"),
+        (b'{"instances": ["\\ud800"]}', "surrogates not allowed"),
+    ],
+    ids=["deep", "lists", "texts", "deep_objects", "digits", "surrogate"],
+)
 def test_json_that_python_can_not_hold_is_a_bad_request(patient, body, reason):
     """F18: 60 MB of `[` was a 500."""
     received = patient.send(post(body, b"Connection: close\r\n"))
-    assert statuses(received) == [400] and reason in json.loads(received.partition(b"\r\n\r\n")[2])["error"]
+    assert (
+        statuses(received) == [400]
+        and reason in json.loads(received.partition(b"\r\n\r\n")[2])["error"]
+    )
 
 
-@pytest.mark.parametrize("host, status", [
-    ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:8501", 200), ("192.0.2.7", 200), ("models.example.org:80", 200),
-    ("attacker.example:8501", 421), ("localhost.attacker.example", 421), ("[", 421), ("a@127.0.0.1", 200)])
-def test_a_foreign_name_is_refused_so_that_no_page_can_read_answers_by_rebinding_its_name(server, host, status):
-    received = server.send(GET.replace(b"localhost", host.encode()).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+@pytest.mark.parametrize(
+    "host, status",
+    [
+        ("localhost:1", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8501", 200),
+        ("192.0.2.7", 200),
+        ("models.example.org:80", 200),
+        ("attacker.example:8501", 421),
+        ("localhost.attacker.example", 421),
+        ("[", 421),
+        ("a@127.0.0.1", 200),
+    ],
+)
+def test_a_foreign_name_is_refused_so_that_no_page_can_read_answers_by_rebinding_its_name(
+    server, host, status
+):
+    received = server.send(
+        GET.replace(b"localhost", host.encode()).replace(
+            b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"
+        )
+    )
     assert statuses(received) == [status]
 
 
-@pytest.mark.parametrize("origin, status", [
-    ("http://localhost", 200), ("https://models.example.org", 200), ("http://attacker.example", 403), ("null", 403),
-    ("http://localhost:3000", 403), ("http://attacker.example/localhost", 403)])
+@pytest.mark.parametrize(
+    "origin, status",
+    [
+        ("http://localhost", 200),
+        ("https://models.example.org", 200),
+        ("http://attacker.example", 403),
+        ("null", 403),
+        ("http://localhost:3000", 403),
+        ("http://attacker.example/localhost", 403),
+    ],
+)
 def test_a_page_of_another_site_can_not_ask_for_predictions(server, origin, status):
     received = server.send(post(BODY, b"Connection: close\r\nOrigin: " + origin.encode() + b"\r\n"))
     assert statuses(received) == [status] and b"access-control-allow" not in received.lower()
@@ -215,8 +317,13 @@ def test_a_page_of_another_site_can_not_ask_for_predictions(server, origin, stat
 
 def test_answers_forbid_what_the_page_does_not_need(server):
     page = server.send(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").lower()
-    for header in (b"content-security-policy: default-src 'none'", b"frame-ancestors 'none'", b"x-content-type-options: nosniff",
-                   b"referrer-policy: no-referrer", b"cross-origin-resource-policy: same-origin"):
+    for header in (
+        b"content-security-policy: default-src 'none'",
+        b"frame-ancestors 'none'",
+        b"x-content-type-options: nosniff",
+        b"referrer-policy: no-referrer",
+        b"cross-origin-resource-policy: same-origin",
+    ):
         assert header in page
     assert b"\r\nserver:" not in page
 

@@ -17,13 +17,50 @@ from export.http_server import Running, read_to_end, running, statuses
 
 CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", 300))
 BATCHES = 10
-CORPUS = {file.stem: file.read_bytes() for file in sorted((Path(__file__).parent / "http_corpus").iterdir())}
+CORPUS = {
+    file.stem: file.read_bytes()
+    for file in sorted((Path(__file__).parent / "http_corpus").iterdir())
+}
 DOCUMENTED = {100, 200, 400, 403, 404, 405, 408, 413, 421, 431, 501}
-PIECES = [b"\r\n", b"\n", b"\r", b"\r\n\r\n", b"\0", b" ", b":", b",", b"Content-Length: 5\r\n", b"content-length:0\r\n",
-          b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: identity\r\n", b"Connection: close\r\n",
-          b"Connection: keep-alive\r\n", b"Host: [::1\r\n", b"Expect: 100-continue\r\n", b"0\r\n\r\n", b"ffffffffffffffff\r\n",
-          b"-1", b"9" * 5000, b"[" * 1500, b'{"b64":', b'"\\ud800"', b"NaN", b"1e999", b"%00", b"%", b"/../", b":predict",
-          b"\xff\xfe", "é".encode(), b"POST ", b"GET ", b"HTTP/1.1", b"HTTP/9.9", b"/versions/", b"x" * 20_000]
+PIECES = [
+    b"\r\n",
+    b"\n",
+    b"\r",
+    b"\r\n\r\n",
+    b"\0",
+    b" ",
+    b":",
+    b",",
+    b"Content-Length: 5\r\n",
+    b"content-length:0\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Transfer-Encoding: identity\r\n",
+    b"Connection: close\r\n",
+    b"Connection: keep-alive\r\n",
+    b"Host: [::1\r\n",
+    b"Expect: 100-continue\r\n",
+    b"0\r\n\r\n",
+    b"ffffffffffffffff\r\n",
+    b"-1",
+    b"9" * 5000,
+    b"[" * 1500,
+    b'{"b64":',
+    b'"\\ud800"',
+    b"NaN",
+    b"1e999",
+    b"%00",
+    b"%",
+    b"/../",
+    b":predict",
+    b"\xff\xfe",
+    "é".encode(),
+    b"POST ",
+    b"GET ",
+    b"HTTP/1.1",
+    b"HTTP/9.9",
+    b"/versions/",
+    b"x" * 20_000,
+]
 
 
 def cut(random_: random.Random, case: bytes) -> bytes:
@@ -38,7 +75,7 @@ def insert(random_: random.Random, case: bytes) -> bytes:
 
 def flip(random_: random.Random, case: bytes) -> bytes:
     at = random_.randrange(len(case))
-    return case[:at] + bytes([random_.randrange(256)]) + case[at + 1:]
+    return case[:at] + bytes([random_.randrange(256)]) + case[at + 1 :]
 
 
 def repeat_a_line(random_: random.Random, case: bytes) -> bytes:
@@ -49,10 +86,17 @@ def repeat_a_line(random_: random.Random, case: bytes) -> bytes:
 
 def splice(random_: random.Random, case: bytes) -> bytes:
     other = random_.choice(list(CORPUS.values()))
-    return case[:random_.randrange(len(case) + 1)] + other[random_.randrange(len(other)):]
+    return case[: random_.randrange(len(case) + 1)] + other[random_.randrange(len(other)) :]
 
 
-CHANGES: list[Callable[[random.Random, bytes], bytes]] = [cut, insert, insert, flip, repeat_a_line, splice]
+CHANGES: list[Callable[[random.Random, bytes], bytes]] = [
+    cut,
+    insert,
+    insert,
+    flip,
+    repeat_a_line,
+    splice,
+]
 
 
 def make_case(seed: int) -> list[bytes]:
@@ -88,7 +132,9 @@ def test_a_request_of_the_corpus_gets_a_documented_status(server, name):
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_whatever_is_sent_gets_a_documented_status_and_the_next_client_its_answer(server, caplog, batch):
+def test_whatever_is_sent_gets_a_documented_status_and_the_next_client_its_answer(
+    server, caplog, batch
+):
     """F18."""
     for seed in range(batch, CASES, BATCHES):
         parts = make_case(seed)
@@ -96,4 +142,6 @@ def test_whatever_is_sent_gets_a_documented_status_and_the_next_client_its_answe
         assert set(statuses(received)) <= DOCUMENTED, (seed, parts, received)
         assert not received or statuses(received), (seed, parts, received)
         assert server.is_alive(), (seed, parts)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], (
+        caplog.text
+    )

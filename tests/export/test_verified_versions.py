@@ -21,7 +21,11 @@ from pipeline_ops.registry.registry import Registry
 
 @pytest.fixture(params=["folder", "s3"])
 def registry(request, tmp_path) -> Registry:
-    made = Registry(tmp_path / "models" / "digits" if request.param == "folder" else request.getfixturevalue("s3_place"))
+    made = Registry(
+        tmp_path / "models" / "digits"
+        if request.param == "folder"
+        else request.getfixturevalue("s3_place")
+    )
     publish(made, "a", num_bytes=1000)
     made.promote(1, "first")
     return made
@@ -44,8 +48,10 @@ def change_manifest(registry: Registry, **changes) -> None:
 def refusals(registry: Registry, tmp_path: Path, key=None) -> list[str]:
     """What a copy and a server say."""
     said = []
-    for ask in (lambda: registry.version(1).copy(tmp_path / "copy", tmp_path / "cache", key),
-                lambda: AliasSource(registry, "champion", tmp_path / "served", key).folder(1)):
+    for ask in (
+        lambda: registry.version(1).copy(tmp_path / "copy", tmp_path / "cache", key),
+        lambda: AliasSource(registry, "champion", tmp_path / "served", key).folder(1),
+    ):
         with pytest.raises(DataError) as refused:
             ask()
         said.append(str(refused.value))
@@ -57,19 +63,28 @@ def sign(registry: Registry, secret: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["../../../../dags/x.py", "{outside}/x.py"])
-def test_a_path_that_leads_outside_is_refused_and_nothing_is_written_there(registry, tmp_path, path):
+def test_a_path_that_leads_outside_is_refused_and_nothing_is_written_there(
+    registry, tmp_path, path
+):
     """F7."""
     (tmp_path / "dags").mkdir()
     change_manifest(registry, path=path.format(outside=tmp_path / "dags"))
-    assert all("not a manifest of this version of Trainyard: files.0.path" in text for text in refusals(registry, tmp_path))
+    assert all(
+        "not a manifest of this version of Trainyard: files.0.path" in text
+        for text in refusals(registry, tmp_path)
+    )
     assert os.listdir(tmp_path / "dags") == []
 
 
-@pytest.mark.parametrize("content, problem", [(b"b" * 1000, "another checksum"), (b"b", "the manifest says")])
+@pytest.mark.parametrize(
+    "content, problem", [(b"b" * 1000, "another checksum"), (b"b", "the manifest says")]
+)
 def test_a_file_that_was_changed_is_refused(registry, tmp_path, content, problem):
     """F7: `serve` and a local `fetch` verified nothing."""
     put(registry, "1/saved_model.pb", content)
-    assert all("saved_model.pb" in text and problem in text for text in refusals(registry, tmp_path))
+    assert all(
+        "saved_model.pb" in text and problem in text for text in refusals(registry, tmp_path)
+    )
 
 
 def test_a_link_in_the_place_of_a_file_is_refused(tmp_path):
@@ -88,9 +103,16 @@ def test_a_signed_version_is_copied_and_served_and_its_signature_goes_with_it(re
     sign(registry, secret)
     key = read_public_key(public)
     registry.version(1).copy(tmp_path / "copy", tmp_path / "cache", key)
-    key.verify((tmp_path / "copy" / NAME).read_bytes(), (tmp_path / "copy" / SIGNATURE).read_bytes(), "copy")
+    key.verify(
+        (tmp_path / "copy" / NAME).read_bytes(),
+        (tmp_path / "copy" / SIGNATURE).read_bytes(),
+        "copy",
+    )
     served, _ = AliasSource(registry, "champion", tmp_path / "served", key).folder(1)
-    assert served.is_relative_to(tmp_path / "served") and (served / "saved_model.pb").read_bytes() == b"a" * 1000
+    assert (
+        served.is_relative_to(tmp_path / "served")
+        and (served / "saved_model.pb").read_bytes() == b"a" * 1000
+    )
 
 
 def test_a_version_without_a_signature_or_with_a_wrong_one_is_refused(registry, tmp_path):
@@ -118,9 +140,19 @@ def config_file(tmp_path, request) -> Path:
 
 
 @pytest.mark.parametrize("registry", ["folder"], indirect=True)
-def test_fetch_verifies_by_a_key_file_and_also_what_was_fetched_before(registry, config_file, tmp_path, capsys):
+def test_fetch_verifies_by_a_key_file_and_also_what_was_fetched_before(
+    registry, config_file, tmp_path, capsys
+):
     public, secret = make_pair(tmp_path / "keys")
-    words = ["models", "fetch", str(config_file), "champion", str(tmp_path / "here"), "--verify", str(public)]
+    words = [
+        "models",
+        "fetch",
+        str(config_file),
+        "champion",
+        str(tmp_path / "here"),
+        "--verify",
+        str(public),
+    ]
     assert main(words) == 65
     assert f"1/{NAME} is not signed, and {public} was given to verify it" in capsys.readouterr().err
     assert not (tmp_path / "here" / "1").exists()

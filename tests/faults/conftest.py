@@ -66,8 +66,11 @@ def make_scene(shim, tmp_path) -> Iterator:
 def preprocess_scene(make_scene, tmp_path) -> Scene:
     """Twenty tiny images in two classes."""
     config = load_config(_write_pipeline(tmp_path))
-    return make_scene("preprocess", lambda: plan_job("preprocess", config, "run", {}),
-                      lambda manifest: read_manifest(manifest).digest)
+    return make_scene(
+        "preprocess",
+        lambda: plan_job("preprocess", config, "run", {}),
+        lambda manifest: read_manifest(manifest).digest,
+    )
 
 
 @pytest.fixture
@@ -76,8 +79,11 @@ def train_scene(make_scene, tmp_path) -> Scene:
     file = _write_pipeline(tmp_path)
     dataset = carry_out(file, tmp_path, last="preprocess")
     config = load_config(file)
-    return make_scene("train", lambda: plan_job("train", config, "run", dataset),
-                      lambda manifest: read_manifest(manifest).figures["weights_digest"])
+    return make_scene(
+        "train",
+        lambda: plan_job("train", config, "run", dataset),
+        lambda manifest: read_manifest(manifest).figures["weights_digest"],
+    )
 
 
 @pytest.fixture
@@ -94,8 +100,11 @@ def export_scene(make_scene, tmp_path, dataset, saved_models) -> Scene:
     workshop = _workshop(tmp_path, dataset, saved_models)
     train = workshop.train("good")
     evaluation = workshop.evaluate(train)
-    return make_scene("export", lambda: workshop.plan("export", train, evaluation),
-                      lambda _: _digest_of_registry(workshop))
+    return make_scene(
+        "export",
+        lambda: workshop.plan("export", train, evaluation),
+        lambda _: _digest_of_registry(workshop),
+    )
 
 
 def _write_pipeline(folder: Path) -> Path:
@@ -129,7 +138,14 @@ def _digest_of_registry(workshop: Workshop) -> str:
     registry = workshop.registry
     champion = registry.champion()
     versions = [
-        [version.number, [(file.path, file.crc32c) for file in version.manifest().files if file.path.endswith(_MODEL_FILES)]]
+        [
+            version.number,
+            [
+                (file.path, file.crc32c)
+                for file in version.manifest().files
+                if file.path.endswith(_MODEL_FILES)
+            ],
+        ]
         for version in registry.versions()
     ]
     return digest_of([versions, champion and champion.number])
@@ -141,7 +157,12 @@ _MODEL_FILES = ("saved_model.pb", ".index", ".data-00000-of-00001")
 def _without_measured(value):
     if isinstance(value, dict):
         return {
-            name: _without_measured(inner) for name, inner in value.items()
+            name: _without_measured(inner)
+            for name, inner in value.items()
             if not any(part in name for part in _MEASURED)
         }
-    return [_without_measured(inner) for inner in value] if isinstance(value, list) else json.loads(json.dumps(value))
+    return (
+        [_without_measured(inner) for inner in value]
+        if isinstance(value, list)
+        else json.loads(json.dumps(value))
+    )

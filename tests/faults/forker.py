@@ -13,7 +13,11 @@ import os
 import sys
 
 _PRELOADED = {
-    "preprocess": ["beam_jobs.pipeline", "beam_jobs.planning.perceptual_hash", "beam_jobs.output.shard"],
+    "preprocess": [
+        "beam_jobs.pipeline",
+        "beam_jobs.planning.perceptual_hash",
+        "beam_jobs.output.shard",
+    ],
     "train": [],
     "evaluate": ["pipeline_ops.input.saved_model_client"],
     "export": ["pipeline_ops.input.saved_model_client"],

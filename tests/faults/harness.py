@@ -93,8 +93,13 @@ class Forker:
         with open(log, "wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / "forker.py"), job],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env=environment, cwd=REPOSITORY, start_new_session=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+                cwd=REPOSITORY,
+                start_new_session=True,
             )
         assert self._answer()["ready"]
 
@@ -173,12 +178,17 @@ class Scene:
             remove_by_rename(plan.manifest.parent)
         handle = prepare_job(plan, Layout(self.root, plan.request.pipeline), plan.request.job)
         self.page.arm(self.root, target, action, log)
-        with self.forker.job(handle.attempt.request, handle.attempt.log) as pid, contextlib.suppress(ProcessLookupError):
+        with (
+            self.forker.job(handle.attempt.request, handle.attempt.log) as pid,
+            contextlib.suppress(ProcessLookupError),
+        ):
             write_json(handle.attempt.process, ProcessIdentity.of(pid).to_json())
         count, operation = self.page.disarm()
         status = handle.outcome()
         if handle.process:
-            kill_group(handle.process, GRACE_SECONDS)  # a fork of the preloaded process does not bear the attempt's mark
+            kill_group(
+                handle.process, GRACE_SECONDS
+            )  # a fork of the preloaded process does not bear the attempt's mark
         handle.reap()
         text = handle.attempt.log.read_text(errors="replace") if handle.attempt.log.exists() else ""
         return Outcome(status, count, operation, action == KILL, text)
@@ -203,7 +213,9 @@ class Scene:
         wrong = self._wrong_with(first)
         second = self.attempt()
         if second and second.status.exit_code not in _GOOD:
-            wrong.append(f"the next try ended with {second.status.exit_code.name}: {second.status.message}")
+            wrong.append(
+                f"the next try ended with {second.status.exit_code.name}: {second.status.message}"
+            )
         plan = self.plan()
         if not plan.is_cached:
             wrong.append(f"nothing whole is there after the next try: {plan.reason}")

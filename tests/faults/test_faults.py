@@ -51,7 +51,10 @@ def stratified(operations: list[str], count: int) -> list[tuple[int, str]]:
         rounds = by_kind.setdefault(operation.partition(" ")[0], [[] for _ in ACTIONS])
         for cases, action in zip(rounds, draw.sample(list(ACTIONS), len(ACTIONS)), strict=True):
             cases.append((number, action))
-    kinds = [[case for cases in rounds for case in draw.sample(cases, len(cases))] for rounds in by_kind.values()]
+    kinds = [
+        [case for cases in rounds for case in draw.sample(cases, len(cases))]
+        for rounds in by_kind.values()
+    ]
     in_turn = itertools.chain.from_iterable(itertools.zip_longest(*kinds))
     return list(itertools.islice(filter(None, in_turn), count))
 

@@ -7,21 +7,33 @@ import pytest
 
 from pipeline_ops.config.input import AugmentOptions, Scale
 
-ALL = AugmentOptions(flip_left_right=True, flip_top_bottom=True, shift=0.2, scale={"least": 0.8, "most": 1.5}, brightness=0.2, contrast=0.3, saturation=0.2)
+ALL = AugmentOptions(
+    flip_left_right=True,
+    flip_top_bottom=True,
+    shift=0.2,
+    scale={"least": 0.8, "most": 1.5},
+    brightness=0.2,
+    contrast=0.3,
+    saturation=0.2,
+)
 
 
 def images(count: int) -> np.ndarray:
     return np.random.default_rng(1).integers(60, 190, [count, 10, 10, 3], np.uint8)
 
 
-def changed(config: AugmentOptions, batch: np.ndarray, first: int = 0, epoch: int = 0, seed: int = 1) -> np.ndarray:
+def changed(
+    config: AugmentOptions, batch: np.ndarray, first: int = 0, epoch: int = 0, seed: int = 1
+) -> np.ndarray:
     import tensorflow as tf
 
     from pipeline_ops.input.augment import ImageChanges
     from pipeline_ops.input.stateless_random import StatelessRandom
 
     count = len(batch)
-    draws = StatelessRandom(seed, tf.fill([count], np.int64(epoch)), tf.range(first, first + count, dtype=tf.int64))
+    draws = StatelessRandom(
+        seed, tf.fill([count], np.int64(epoch)), tf.range(first, first + count, dtype=tf.int64)
+    )
     return ImageChanges(config).images(tf.constant(batch), draws).numpy()
 
 
@@ -32,23 +44,36 @@ def test_without_a_change_images_are_what_they_were():
 def test_an_example_is_changed_alike_in_any_batch():
     batch = images(12)
     whole = changed(ALL, batch)
-    parts = [changed(ALL, batch[start:start + 4], first=start) for start in (0, 4, 8)]
+    parts = [changed(ALL, batch[start : start + 4], first=start) for start in (0, 4, 8)]
     assert (whole == np.concatenate(parts)).all()
     assert whole.dtype == np.uint8
 
 
 def test_each_epoch_and_each_seed_changes_otherwise():
     same = images(1).repeat(50, 0)
-    results = [changed(ALL, same), changed(ALL, same, epoch=1), changed(ALL, same, seed=2), changed(ALL, same, first=50)]
+    results = [
+        changed(ALL, same),
+        changed(ALL, same, epoch=1),
+        changed(ALL, same, seed=2),
+        changed(ALL, same, first=50),
+    ]
     assert len({result.tobytes() for result in results}) == 4
     assert len({image.tobytes() for image in results[0]}) > 45
 
 
 def test_about_half_of_all_images_are_mirrored():
     batch = images(1).repeat(400, 0)
-    mirrored = [(image == batch[0][:, ::-1]).all() for image in changed(AugmentOptions(flip_left_right=True), batch)]
+    mirrored = [
+        (image == batch[0][:, ::-1]).all()
+        for image in changed(AugmentOptions(flip_left_right=True), batch)
+    ]
     assert 0.4 < np.mean(mirrored) < 0.6
-    assert all(flipped or (image == batch[0]).all() for flipped, image in zip(mirrored, changed(AugmentOptions(flip_left_right=True), batch), strict=True))
+    assert all(
+        flipped or (image == batch[0]).all()
+        for flipped, image in zip(
+            mirrored, changed(AugmentOptions(flip_left_right=True), batch), strict=True
+        )
+    )
 
 
 def test_a_shift_stays_within_its_bound_and_repeats_the_edge():
@@ -63,11 +88,22 @@ def test_a_scaled_image_shows_a_part_of_itself_or_lies_within_its_repeated_edge(
     ramp = np.arange(40, 200, 4, dtype=np.uint8)[None, :, None, None].repeat(200, 0).repeat(40, 2)
     larger = changed(AugmentOptions(scale=Scale(most=2.0)), ramp)[:, :, 0, 0].astype(int)
     steps = np.diff(larger, axis=1)
-    assert {int(row.max() - row.min()) for row in larger} >= {90, 110, 130} and steps[:, 2:-2].min() >= 1 and steps[:, 2:-2].max() <= 4
+    assert (
+        {int(row.max() - row.min()) for row in larger} >= {90, 110, 130}
+        and steps[:, 2:-2].min() >= 1
+        and steps[:, 2:-2].max() <= 4
+    )
     assert len({row[0] for row in larger}) > 15  # at different places
     smaller = changed(AugmentOptions(scale=Scale(least=0.5)), ramp)[:, :, 0, 0].astype(int)
-    assert (smaller[:, 0] == 40).any() and (smaller[:, -1] == 196).any() and smaller.min() == 40 and smaller.max() == 196
-    assert (np.diff(smaller, axis=1) >= 0).all() and (np.diff(smaller, axis=1)[:, 1:-1].max(1) > 4).mean() > 0.8
+    assert (
+        (smaller[:, 0] == 40).any()
+        and (smaller[:, -1] == 196).any()
+        and smaller.min() == 40
+        and smaller.max() == 196
+    )
+    assert (np.diff(smaller, axis=1) >= 0).all() and (
+        np.diff(smaller, axis=1)[:, 1:-1].max(1) > 4
+    ).mean() > 0.8
 
 
 def test_saturation_leaves_grey_as_it_is():
@@ -76,7 +112,13 @@ def test_saturation_leaves_grey_as_it_is():
     assert (changed(AugmentOptions(saturation=0.5), images(20)) != images(20)).mean() > 0.5
 
 
-@pytest.mark.parametrize(("config", "low", "high"), [(AugmentOptions(brightness=0.1), 100 - 26, 100 + 26), (AugmentOptions(contrast=0.5), 100, 100)])
+@pytest.mark.parametrize(
+    ("config", "low", "high"),
+    [
+        (AugmentOptions(brightness=0.1), 100 - 26, 100 + 26),
+        (AugmentOptions(contrast=0.5), 100, 100),
+    ],
+)
 def test_brightness_moves_the_mean_and_contrast_does_not(config, low, high):
     batch = np.full([300, 4, 4, 1], 100, np.uint8)
     batch[:, ::2] = 50

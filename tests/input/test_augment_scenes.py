@@ -11,10 +11,21 @@ from pipeline_ops.config.input import AugmentOptions
 
 HEIGHT, WIDTH = 48, 64
 NUM_SCENES = 40
-FULL = {"flip_left_right": True, "flip_top_bottom": True, "scale": {"least": 0.7, "most": 1.6}, "mosaic": 0.5}
-PIXELS = [pytest.param({"flip_left_right": True}, id="flip_left_right"), pytest.param({"flip_top_bottom": True}, id="flip_top_bottom"),
-          pytest.param({"shift": 0.4}, id="shift"), pytest.param({"scale": {"most": 2.0}}, id="larger"),
-          pytest.param({"scale": {"least": 0.5}}, id="smaller"), pytest.param({"mosaic": 1.0}, id="mosaic"), pytest.param(FULL, id="all")]
+FULL = {
+    "flip_left_right": True,
+    "flip_top_bottom": True,
+    "scale": {"least": 0.7, "most": 1.6},
+    "mosaic": 0.5,
+}
+PIXELS = [
+    pytest.param({"flip_left_right": True}, id="flip_left_right"),
+    pytest.param({"flip_top_bottom": True}, id="flip_top_bottom"),
+    pytest.param({"shift": 0.4}, id="shift"),
+    pytest.param({"scale": {"most": 2.0}}, id="larger"),
+    pytest.param({"scale": {"least": 0.5}}, id="smaller"),
+    pytest.param({"mosaic": 1.0}, id="mosaic"),
+    pytest.param(FULL, id="all"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +42,10 @@ def make_scenes():
         for number in range(generator.integers(1, 5)):
             top, left = 3 + 24 * (number // 2), 3 + 32 * (number % 2)
             height, width = generator.integers(8, 18, 2)
-            image[top:top + height, left:left + width] = grey_of(number)
-            boxes.append([top / HEIGHT, left / WIDTH, (top + height) / HEIGHT, (left + width) / WIDTH])
+            image[top : top + height, left : left + width] = grey_of(number)
+            boxes.append(
+                [top / HEIGHT, left / WIDTH, (top + height) / HEIGHT, (left + width) / WIDTH]
+            )
         all_boxes.append(boxes)
     return images, all_boxes
 
@@ -49,12 +62,19 @@ def load_from(scenes, pad_to=None):
 
     images, all_boxes = scenes
     most = pad_to or max(map(len, all_boxes))
-    corners, classes = np.zeros([NUM_SCENES, most, 4], np.float32), np.full([NUM_SCENES, most], -1, np.int32)
+    corners, classes = (
+        np.zeros([NUM_SCENES, most, 4], np.float32),
+        np.full([NUM_SCENES, most], -1, np.int32),
+    )
     for number, boxes in enumerate(all_boxes):
-        corners[number, :len(boxes)], classes[number, :len(boxes)] = boxes, range(len(boxes))
+        corners[number, : len(boxes)], classes[number, : len(boxes)] = boxes, range(len(boxes))
 
     def load(examples):
-        return tf.gather(images, examples), Boxes(tf.gather(corners, examples), tf.gather(classes, examples), tf.zeros([len(examples), most], bool))
+        return tf.gather(images, examples), Boxes(
+            tf.gather(corners, examples),
+            tf.gather(classes, examples),
+            tf.zeros([len(examples), most], bool),
+        )
 
     return load
 
@@ -66,8 +86,12 @@ def changed(scenes, options, epoch=0, examples=range(NUM_SCENES), seed=1, max_bo
     from pipeline_ops.input.augmentation import make_changes
     from pipeline_ops.input.stateless_random import StatelessRandom
 
-    draws = StatelessRandom(seed, tf.fill([len(examples)], np.int64(epoch)), tf.constant(list(examples), tf.int64))
-    images, labels = make_changes(AugmentOptions(**options), "detection", NUM_SCENES, max_boxes).load(load_from(scenes, max_boxes), draws)
+    draws = StatelessRandom(
+        seed, tf.fill([len(examples)], np.int64(epoch)), tf.constant(list(examples), tf.int64)
+    )
+    images, labels = make_changes(
+        AugmentOptions(**options), "detection", NUM_SCENES, max_boxes
+    ).load(load_from(scenes, max_boxes), draws)
     assert images.dtype == tf.uint8 and images.shape[1:] == (HEIGHT, WIDTH, 1)
     return images.numpy(), labels
 
@@ -75,13 +99,17 @@ def changed(scenes, options, epoch=0, examples=range(NUM_SCENES), seed=1, max_bo
 def found(labels, number):
     """[(class, corners in pixels, is_crowd)] of one image."""
     pixels = labels.in_pixels(HEIGHT, WIDTH).numpy()
-    rows = zip(labels.classes[number].numpy(), pixels[number], labels.is_crowd[number].numpy(), strict=True)
+    rows = zip(
+        labels.classes[number].numpy(), pixels[number], labels.is_crowd[number].numpy(), strict=True
+    )
     return [(int(label), box, bool(is_crowd)) for label, box, is_crowd in rows if label >= 0]
 
 
 def slices(low, high) -> tuple[slice, ...]:
     """The whole pixels between two corners."""
-    return tuple(slice(max(0, ceil(start)), max(0, floor(end))) for start, end in zip(low, high, strict=True))
+    return tuple(
+        slice(max(0, ceil(start)), max(0, floor(end))) for start, end in zip(low, high, strict=True)
+    )
 
 
 @pytest.mark.parametrize("options", PIXELS)
@@ -94,7 +122,9 @@ def test_each_box_holds_its_object_and_nothing_is_painted_outside_of_a_box(scene
             for label, (ymin, xmin, ymax, xmax), _ in found(labels, number):
                 assert 0 <= ymin < ymax <= HEIGHT and 0 <= xmin < xmax <= WIDTH
                 low, high = np.array([ymin, xmin]), np.array([ymax, xmax])
-                inside = image[slices(low + 1, high - 1)]  # twice as large, an edge is two pixels wide
+                inside = image[
+                    slices(low + 1, high - 1)
+                ]  # twice as large, an edge is two pixels wide
                 assert (abs(inside - grey_of(label)) <= 1).all()
                 rest[slices(np.floor(low - 1), np.ceil(high + 1))] = 0
                 seen += inside.size > 0
@@ -104,13 +134,24 @@ def test_each_box_holds_its_object_and_nothing_is_painted_outside_of_a_box(scene
 
 def test_pixels_that_are_not_scaled_are_the_very_same(scenes):
     """A tight box, found again in the pixels, is the label to the last digit."""
-    images, labels = changed(scenes, {"flip_left_right": True, "flip_top_bottom": True, "shift": 0.1, "mosaic": 0.5, "least_visible": 0.01})
+    images, labels = changed(
+        scenes,
+        {
+            "flip_left_right": True,
+            "flip_top_bottom": True,
+            "shift": 0.1,
+            "mosaic": 0.5,
+            "least_visible": 0.01,
+        },
+    )
     for number, image in enumerate(images[..., 0]):
         boxes = found(labels, number)
         if len({label for label, _, _ in boxes}) == len(boxes):
             for label, box, _ in boxes:
                 rows, columns = np.nonzero(image == grey_of(label))
-                assert box == pytest.approx([rows.min(), columns.min(), rows.max() + 1, columns.max() + 1], abs=1e-4)
+                assert box == pytest.approx(
+                    [rows.min(), columns.min(), rows.max() + 1, columns.max() + 1], abs=1e-4
+                )
 
 
 @pytest.mark.parametrize("least", [0.2, 0.8])
@@ -121,7 +162,11 @@ def test_what_is_cut_off_too_much_is_left_alone_and_what_is_out_of_sight_is_gone
         for number in range(NUM_SCENES):
             for label, (ymin, xmin, ymax, xmax), is_crowd in found(labels, number):
                 top, left, bottom, right = scenes[1][number][label]
-                visible = (ymax - ymin) * (xmax - xmin) / ((bottom - top) * HEIGHT * (right - left) * WIDTH)
+                visible = (
+                    (ymax - ymin)
+                    * (xmax - xmin)
+                    / ((bottom - top) * HEIGHT * (right - left) * WIDTH)
+                )
                 assert is_crowd == (visible < least - 1e-3)
                 total, crowds = total + 1, crowds + is_crowd
     assert total < 4 * sum(map(len, scenes[1])) and 0 < crowds < total
@@ -130,26 +175,53 @@ def test_what_is_cut_off_too_much_is_left_alone_and_what_is_out_of_sight_is_gone
 def test_an_example_is_changed_alike_in_any_batch_and_otherwise_in_each_epoch(scenes):
     whole, labels = changed(scenes, FULL | {"brightness": 0.2})
     for start in (0, 10, 20, 30):
-        part, part_labels = changed(scenes, FULL | {"brightness": 0.2}, examples=range(start, start + 10))
-        assert (part == whole[start:start + 10]).all()
+        part, part_labels = changed(
+            scenes, FULL | {"brightness": 0.2}, examples=range(start, start + 10)
+        )
+        assert (part == whole[start : start + 10]).all()
         for number in range(10):
             one, other = found(part_labels, number), found(labels, start + number)
-            assert [(c, b.tolist(), i) for c, b, i in one] == [(c, b.tolist(), i) for c, b, i in other]
-    others = [changed(scenes, FULL, epoch=1)[0], changed(scenes, FULL, seed=2)[0], changed(scenes, FULL)[0]]
+            assert [(c, b.tolist(), i) for c, b, i in one] == [
+                (c, b.tolist(), i) for c, b, i in other
+            ]
+    others = [
+        changed(scenes, FULL, epoch=1)[0],
+        changed(scenes, FULL, seed=2)[0],
+        changed(scenes, FULL)[0],
+    ]
     assert len({each.tobytes() for each in others}) == 3
 
 
 def test_a_mosaic_is_its_own_image_and_three_of_the_whole_split(scenes):
     """Seen by their greys: with one image painted in a value of its own, the mosaics that have it are those whose fourth it was drawn for."""
-    images = np.arange(NUM_SCENES, dtype=np.uint8)[:, None, None, None].repeat(HEIGHT, 1).repeat(WIDTH, 2) + 1
+    images = (
+        np.arange(NUM_SCENES, dtype=np.uint8)[:, None, None, None]
+        .repeat(HEIGHT, 1)
+        .repeat(WIDTH, 2)
+        + 1
+    )
     mosaics, _ = changed((images, [[[0, 0, 1, 1]]] * NUM_SCENES), {"mosaic": 1.0})
-    members = [[int(image[y, x, 0]) - 1 for y, x in ((0, 0), (0, -1), (-1, 0), (-1, -1))] for image in mosaics]
+    members = [
+        [int(image[y, x, 0]) - 1 for y, x in ((0, 0), (0, -1), (-1, 0), (-1, -1))]
+        for image in mosaics
+    ]
     assert [first for first, *_ in members] == list(range(NUM_SCENES))
     assert len({other for _, *others in members for other in others}) > 0.8 * NUM_SCENES
-    meeting = {(int((image[:, 0, 0] == image[0, 0, 0]).sum()), int((image[0, :, 0] == image[0, 0, 0]).sum())) for image in mosaics}
+    meeting = {
+        (
+            int((image[:, 0, 0] == image[0, 0, 0]).sum()),
+            int((image[0, :, 0] == image[0, 0, 0]).sum()),
+        )
+        for image in mosaics
+    }
     rows, columns = zip(*meeting, strict=True)
-    assert len(meeting) > 30 and min(rows) >= 12 and max(columns) <= 48 or max(columns) == WIDTH  # equal neighbours look like one part
-    share = [len(set(image.ravel().tolist())) > 1 for image in changed((images, [[[0, 0, 1, 1]]] * NUM_SCENES), {"mosaic": 0.4})[0]]
+    assert (
+        len(meeting) > 30 and min(rows) >= 12 and max(columns) <= 48 or max(columns) == WIDTH
+    )  # equal neighbours look like one part
+    share = [
+        len(set(image.ravel().tolist())) > 1
+        for image in changed((images, [[[0, 0, 1, 1]]] * NUM_SCENES), {"mosaic": 0.4})[0]
+    ]
     assert 0.2 < np.mean(share) < 0.6
 
 
@@ -168,4 +240,6 @@ def test_a_detector_that_wants_one_shape_always_gets_it(scenes):
             _, fixed = changed(scenes, options, examples=examples, max_boxes=6)
             _, fitted = changed(scenes, options, examples=examples)
             assert fixed.classes.shape[1] == columns
-            assert [str(found(fixed, n)) for n in range(10)] == [str(found(fitted, n)) for n in range(10)]
+            assert [str(found(fixed, n)) for n in range(10)] == [
+                str(found(fitted, n)) for n in range(10)
+            ]

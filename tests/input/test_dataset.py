@@ -32,10 +32,14 @@ def split(request, dataset):
     manifest = read_manifest(dataset)
     figures = DatasetFigures.model_validate(manifest.figures)
     num_bytes = sum(f.num_bytes for f in shards_of(manifest, "train"))
-    split = SplitShards(tuple(shard_paths(dataset, manifest, "train")), figures.num_examples["train"], num_bytes)
+    split = SplitShards(
+        tuple(shard_paths(dataset, manifest, "train")), figures.num_examples["train"], num_bytes
+    )
     if request.param == "whole":
         return split
-    return dataclasses.replace(split, removed=REMOVED, num_examples=split.num_examples - sum(map(len, REMOVED)))
+    return dataclasses.replace(
+        split, removed=REMOVED, num_examples=split.num_examples - sum(map(len, REMOVED))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +74,18 @@ def batches(split, count, worker=0, workers=1, start_step=0, seed=3, source=None
     from pipeline_ops.input.split import BatchSlice
 
     part, source = BatchSlice.of(worker, workers, BATCH), source or EncodedSource(split, parse())
-    return [(x.numpy(), y.numpy()) for x, y in training_batches(split, source, BATCH, part, seed, start_step, changes).take(count)]
+    return [
+        (x.numpy(), y.numpy())
+        for x, y in training_batches(split, source, BATCH, part, seed, start_step, changes).take(
+            count
+        )
+    ]
 
 
 def same(a, b) -> bool:
-    return len(a) == len(b) and all((x == u).all() and (y == v).all() for (x, y), (u, v) in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        (x == u).all() and (y == v).all() for (x, y), (u, v) in zip(a, b, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -86,12 +97,20 @@ def test_the_workers_slices_make_up_the_global_batches(split):
     whole = batches(split, 15)
     for workers in (2, 4):
         parts = [batches(split, 15, worker, workers) for worker in range(workers)]
-        assert same(whole, [tuple(np.concatenate([part[step][i] for part in parts]) for i in range(2)) for step in range(15)])
+        assert same(
+            whole,
+            [
+                tuple(np.concatenate([part[step][i] for part in parts]) for i in range(2))
+                for step in range(15)
+            ],
+        )
 
 
 @pytest.mark.parametrize("step", [1, 10, 11, 12, 25])
 def test_resuming_at_a_step_gives_what_would_have_come(split, step):
-    assert split.end_of_epoch(0, BATCH) == (11 if split.removed else 12)  # so the steps lie within, at and beyond the end of an epoch
+    assert split.end_of_epoch(0, BATCH) == (
+        11 if split.removed else 12
+    )  # so the steps lie within, at and beyond the end of an epoch
     assert same(batches(split, 30)[step:], batches(split, 30 - step, start_step=step))
 
 
@@ -103,7 +122,9 @@ def test_a_step_far_away_costs_what_the_first_one_costs(split):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_every_example_comes_exactly_once_in_each_epoch_whatever_the_number_of_workers(split, workers):
+def test_every_example_comes_exactly_once_in_each_epoch_whatever_the_number_of_workers(
+    split, workers
+):
     """The split has a number of examples that no batch divides: the batch at the end goes on with the next epoch."""
     from pipeline_ops.input.dataset import examples_of_step
     from pipeline_ops.input.sources import EncodedSource
@@ -111,9 +132,13 @@ def test_every_example_comes_exactly_once_in_each_epoch_whatever_the_number_of_w
     epochs, source = 3, EncodedSource(split, parse())
     steps = split.end_of_epoch(epochs - 1, BATCH)
     assert split.num_examples % BATCH
-    stream = [example for step in range(steps) for example in examples_of_step(split, BATCH, 3, step, source)]
+    stream = [
+        example
+        for step in range(steps)
+        for example in examples_of_step(split, BATCH, 3, step, source)
+    ]
     for epoch in range(epochs):
-        of_epoch = stream[epoch * split.num_examples:(epoch + 1) * split.num_examples]
+        of_epoch = stream[epoch * split.num_examples : (epoch + 1) * split.num_examples]
         assert len(of_epoch) == split.num_examples
         assert sorted(of_epoch) == sorted(examples_of(split))
     parts = [batches(split, steps, worker, workers) for worker in range(workers)]
@@ -126,11 +151,15 @@ def labels_of(examples) -> np.ndarray:
 
     from pipeline_ops.artifacts.dataset import LABEL
 
-    return tf.io.parse_example(examples, {LABEL: tf.io.FixedLenFeature([], tf.int64)})[LABEL].numpy()
+    return tf.io.parse_example(examples, {LABEL: tf.io.FixedLenFeature([], tf.int64)})[
+        LABEL
+    ].numpy()
 
 
-@pytest.mark.parametrize(("num_examples", "batch", "ends"), [(700, 60, [12, 24, 35]), (660, 60, [11, 22, 33]), (61, 60, [2, 3, 4]),
-                                                            (60, 60, [1, 2, 3])])
+@pytest.mark.parametrize(
+    ("num_examples", "batch", "ends"),
+    [(700, 60, [12, 24, 35]), (660, 60, [11, 22, 33]), (61, 60, [2, 3, 4]), (60, 60, [1, 2, 3])],
+)
 def test_an_epoch_ends_with_the_step_that_uses_its_last_example(num_examples, batch, ends):
     from pipeline_ops.input.split import SplitShards
 
@@ -148,8 +177,18 @@ def test_an_order_has_no_trace_of_the_order_in_the_shards(split):
 
     from pipeline_ops.input.dataset import _order
 
-    numbers = [_order(split, 3, epoch * split.num_examples + tf.range(split.num_examples, dtype=tf.int64))[1].numpy() for epoch in range(3)]
-    pairs = [(numbers[0], numbers[1]), (numbers[1], numbers[2]), (numbers[0], np.arange(split.num_examples)), (numbers[0][1:], numbers[0][:-1])]
+    numbers = [
+        _order(split, 3, epoch * split.num_examples + tf.range(split.num_examples, dtype=tf.int64))[
+            1
+        ].numpy()
+        for epoch in range(3)
+    ]
+    pairs = [
+        (numbers[0], numbers[1]),
+        (numbers[1], numbers[2]),
+        (numbers[0], np.arange(split.num_examples)),
+        (numbers[0][1:], numbers[0][:-1]),
+    ]
     assert max(abs(np.corrcoef(a, b)[0, 1]) for a, b in pairs) < 0.15
 
 
@@ -157,7 +196,17 @@ def test_what_does_not_fit_is_not_cached_and_that_is_said(split, cache):
     from pipeline_ops.input.sources import EncodedSource, open_source
 
     said = []
-    assert isinstance(open_source(split, parse((16, 16, 1000)), InputOptions(cache="memory", cache_limit_mib=1), cache, "1", said.append), EncodedSource)
+    assert isinstance(
+        open_source(
+            split,
+            parse((16, 16, 1000)),
+            InputOptions(cache="memory", cache_limit_mib=1),
+            cache,
+            "1",
+            said.append,
+        ),
+        EncodedSource,
+    )
     assert "train.input.cache_limit_mib is 1" in said[0]
 
 
@@ -166,7 +215,11 @@ def test_offsets_and_decoded_images_are_made_once_for_a_host(split, tmp_path):
     made = {}
     for _ in range(2):
         source_of("encoded on disk", split, cache), source_of("decoded on disk", split, cache)
-        files = {path: path.stat().st_ino for path in tmp_path.rglob("*") if path.is_file() and not path.name.startswith(".")}
+        files = {
+            path: path.stat().st_ino
+            for path in tmp_path.rglob("*")
+            if path.is_file() and not path.name.startswith(".")
+        }
         assert len(files) == 6
         assert made in ({}, files)
         made = files
@@ -177,14 +230,19 @@ def test_a_shard_that_is_cut_off_is_named(split, tmp_path):
 
     shard = tmp_path / "train-00000-of-00001.tfrecord"
     shard.write_bytes(Path(split.paths[0]).read_bytes()[:-5])
-    with pytest.raises(MachineError, match=r"train-00000-of-00001.tfrecord is cut off .* begins at byte \d+"):
+    with pytest.raises(
+        MachineError, match=r"train-00000-of-00001.tfrecord is cut off .* begins at byte \d+"
+    ):
         record_offsets(shard)
 
 
 def test_evaluation_sees_every_example_once_over_all_workers(split):
     from pipeline_ops.input.dataset import evaluation_batches
 
-    counts = [sum(len(y) for _, y in evaluation_batches(split, parse(), 64, worker, 3)) for worker in range(3)]
+    counts = [
+        sum(len(y) for _, y in evaluation_batches(split, parse(), 64, worker, 3))
+        for worker in range(3)
+    ]
     assert sum(counts) == split.num_examples
     assert max(counts) - min(counts) <= 1
 
@@ -203,7 +261,12 @@ def test_what_is_removed_is_read_by_nobody(split):
 
     every = [list(read_records([path]).as_numpy_iterator()) for path in split.paths]
     removed = split.removed or ((),) * len(every)
-    wanted = [example for examples, positions in zip(every, removed, strict=True) for i, example in enumerate(examples) if i not in positions]
+    wanted = [
+        example
+        for examples, positions in zip(every, removed, strict=True)
+        for i, example in enumerate(examples)
+        if i not in positions
+    ]
     assert len(wanted) == split.num_examples
     assert examples_of(split) == wanted
     assert sum(len(y) for _, y in evaluation_batches(split, parse(), 64)) == len(wanted)
@@ -217,7 +280,9 @@ def test_training_never_sees_an_image_that_is_removed(split):
     from pipeline_ops.artifacts.dataset import ENCODED
 
     def images(examples) -> set[bytes]:
-        parsed = tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})[ENCODED].numpy()
+        parsed = tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})[
+            ENCODED
+        ].numpy()
         return {tf.io.decode_image(encoded).numpy().tobytes() for encoded in parsed}
 
     seen = {image.tobytes() for x, _ in batches(split, split.end_of_epoch(3, BATCH)) for image in x}
@@ -233,7 +298,10 @@ def test_training_opens_a_data_set_without_what_was_removed_from_it(dataset, tmp
     uri = remove_from_tests(dataset, tmp_path / "later", [1, 2])
     manifest = read_manifest(uri)
     validation = shards_of(manifest, "validation")[1].path
-    write_manifest(tmp_path / "later", manifest.model_copy(update={"figures": manifest.figures | {"removed": {validation: [3]}}}))
+    write_manifest(
+        tmp_path / "later",
+        manifest.model_copy(update={"figures": manifest.figures | {"removed": {validation: [3]}}}),
+    )
     config = load_config(DIGITS, {"storage.root": str(tmp_path / "root")})
     train, found, _ = open_splits(plan_job("train", config, "run", {"preprocess": uri}).request)
     assert train.removed == ((), (), (), ())

@@ -12,7 +12,14 @@ from pipeline_ops.system.disk_cache import HostCache
 
 BATCH = 24
 PLAIN = AugmentOptions()
-FULL = AugmentOptions(flip_left_right=True, shift=0.1, scale={"least": 0.7, "most": 1.4}, brightness=0.1, contrast=0.1, mosaic=0.5)
+FULL = AugmentOptions(
+    flip_left_right=True,
+    shift=0.1,
+    scale={"least": 0.7, "most": 1.4},
+    brightness=0.1,
+    contrast=0.1,
+    mosaic=0.5,
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +29,9 @@ def split(scenes):
     manifest = read_manifest(scenes)
     figures = DatasetFigures.model_validate(manifest.figures)
     num_bytes = sum(file.num_bytes for file in shards_of(manifest, "train"))
-    return SplitShards(tuple(shard_paths(scenes, manifest, "train")), figures.num_examples["train"], num_bytes)
+    return SplitShards(
+        tuple(shard_paths(scenes, manifest, "train")), figures.num_examples["train"], num_bytes
+    )
 
 
 def parse():
@@ -39,14 +48,26 @@ def examples(split, count, changes=FULL, worker=0, workers=1, start_step=0, sour
     from pipeline_ops.input.sources import EncodedSource
     from pipeline_ops.input.split import BatchSlice
 
-    batches = training_batches(split, source or EncodedSource(split, parse()), BATCH, BatchSlice.of(worker, workers, BATCH), 3, start_step,
-                               make_changes(changes, "detection", split.num_examples))
-    return [[_seen(images[i], labels, i) for i in range(len(images))] for images, labels in batches.take(count).as_numpy_iterator()]
+    batches = training_batches(
+        split,
+        source or EncodedSource(split, parse()),
+        BATCH,
+        BatchSlice.of(worker, workers, BATCH),
+        3,
+        start_step,
+        make_changes(changes, "detection", split.num_examples),
+    )
+    return [
+        [_seen(images[i], labels, i) for i in range(len(images))]
+        for images, labels in batches.take(count).as_numpy_iterator()
+    ]
 
 
 def _seen(image, labels, number) -> tuple[bytes, bytes]:
     is_box = labels.classes[number] >= 0
-    return image.tobytes(), np.c_[labels.corners[number], labels.classes[number], labels.is_crowd[number]][is_box].astype(np.float32).tobytes()
+    return image.tobytes(), np.c_[
+        labels.corners[number], labels.classes[number], labels.is_crowd[number]
+    ][is_box].astype(np.float32).tobytes()
 
 
 @pytest.mark.parametrize("changes", [PLAIN, FULL], ids=["plain", "augmented"])
@@ -71,21 +92,37 @@ def test_what_a_step_is_made_of_can_be_told(split):
     from pipeline_ops.input.sources import EncodedSource
 
     source = EncodedSource(split, parse())
-    plain, mixed = (examples_of_step(split, BATCH, 3, 4, source, make_changes(changes, "detection", split.num_examples)) for changes in (PLAIN, FULL))
-    assert len(plain) == BATCH and (len(mixed) - BATCH) % 3 == 0 and BATCH + 9 <= len(mixed) <= BATCH + 60
+    plain, mixed = (
+        examples_of_step(
+            split, BATCH, 3, 4, source, make_changes(changes, "detection", split.num_examples)
+        )
+        for changes in (PLAIN, FULL)
+    )
+    assert (
+        len(plain) == BATCH
+        and (len(mixed) - BATCH) % 3 == 0
+        and BATCH + 9 <= len(mixed) <= BATCH + 60
+    )
     place = 0
     for example, following in zip(plain, [*plain[1:], None], strict=True):
         assert mixed[place] == example
-        place += 1 if mixed[place + 1:place + 2] == [following] else 4
-    assert place in (len(mixed), len(mixed) + 3)  # whether the last one is a mosaic, nothing tells that comes after it
+        place += 1 if mixed[place + 1 : place + 2] == [following] else 4
+    assert place in (
+        len(mixed),
+        len(mixed) + 3,
+    )  # whether the last one is a mosaic, nothing tells that comes after it
 
 
 @pytest.mark.parametrize("changes", [PLAIN, FULL], ids=["plain", "augmented"])
-def test_decoded_images_with_any_number_of_boxes_are_held_in_memory_and_are_the_same(split, changes, tmp_path):
+def test_decoded_images_with_any_number_of_boxes_are_held_in_memory_and_are_the_same(
+    split, changes, tmp_path
+):
     from pipeline_ops.input.sources import MemorySource, open_source
 
     said = []
-    source = open_source(split, parse(), InputOptions(), HostCache(tmp_path, 1 << 30), "1", said.append)
+    source = open_source(
+        split, parse(), InputOptions(), HostCache(tmp_path, 1 << 30), "1", said.append
+    )
     assert isinstance(source, MemorySource) and not said
     assert examples(split, 8, changes, source=source) == examples(split, 8, changes)
 
@@ -94,5 +131,15 @@ def test_on_disk_they_are_not_kept_and_that_is_said(split, tmp_path):
     from pipeline_ops.input.sources import EncodedSource, open_source
 
     said = []
-    assert isinstance(open_source(split, parse(), InputOptions(cache="disk"), HostCache(tmp_path, 1 << 30), "1", said.append), EncodedSource)
+    assert isinstance(
+        open_source(
+            split,
+            parse(),
+            InputOptions(cache="disk"),
+            HostCache(tmp_path, 1 << 30),
+            "1",
+            said.append,
+        ),
+        EncodedSource,
+    )
     assert "not all of them have the same shape; use train.input.cache: memory" in said[0]

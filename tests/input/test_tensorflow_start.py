@@ -9,8 +9,16 @@ import sys
 
 def run(code: str, **environment: str) -> str:
     """What a fresh process prints that runs some code."""
-    inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    done = subprocess.run([sys.executable, "-c", code], env=inherited | environment, capture_output=True, text=True, timeout=120)
+    inherited = {
+        name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -19,7 +27,10 @@ START = "import sys, os\nfrom pipeline_ops.input.tensorflow_start import import_
 
 
 def test_what_is_not_needed_is_not_imported_and_can_still_be():
-    code = START + "print([name in sys.modules for name in ('sklearn', 'scipy')])\nimport sklearn, scipy\nprint('later')"
+    code = (
+        START
+        + "print([name in sys.modules for name in ('sklearn', 'scipy')])\nimport sklearn, scipy\nprint('later')"
+    )
     assert run(code) == "[False, False]\nlater"
 
 
@@ -28,7 +39,9 @@ def test_what_was_imported_before_stays():
 
 
 def test_keras_trains_saves_and_loads_without_them(tmp_path):
-    code = START + f"""
+    code = (
+        START
+        + f"""
 import keras, numpy
 model = keras.Sequential([keras.layers.Conv2D(2, 3), keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2, activation="softmax")])
 model.compile("adam", "sparse_categorical_crossentropy")
@@ -38,6 +51,7 @@ model.save({str(tmp_path / "model.keras")!r})
 again = keras.models.load_model({str(tmp_path / "model.keras")!r})
 print(numpy.array_equal(model.predict(images, verbose=0), again.predict(images, verbose=0)))
 """
+    )
     assert run(code) == "True"
 
 

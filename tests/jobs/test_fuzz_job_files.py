@@ -29,28 +29,80 @@ from pipeline_ops.ui.charts import charts_of_metrics
 from pipeline_ops.ui.curves import TrainingCurves
 
 CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", "300"))
-fuzz = settings(max_examples=CASES, deadline=None, derandomize=True,
-                suppress_health_check=list(HealthCheck))
+fuzz = settings(
+    max_examples=CASES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 
-_numbers = st.one_of(st.integers(), st.floats(), st.sampled_from(
-    [10**400, -1, 2**53, 2**63, 2**64, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf]))
-_texts = st.one_of(st.text(max_size=50), st.sampled_from(
-    ["", "\0", "a" * 20_000, "../..", "/etc/passwd", "NaN", "train", "attempt-00000000", "success"]))
+_numbers = st.one_of(
+    st.integers(),
+    st.floats(),
+    st.sampled_from(
+        [10**400, -1, 2**53, 2**63, 2**64, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf]
+    ),
+)
+_texts = st.one_of(
+    st.text(max_size=50),
+    st.sampled_from(
+        [
+            "",
+            "\0",
+            "a" * 20_000,
+            "../..",
+            "/etc/passwd",
+            "NaN",
+            "train",
+            "attempt-00000000",
+            "success",
+        ]
+    ),
+)
 _leaves = st.one_of(st.none(), st.booleans(), _numbers, _texts)
-_values = st.recursive(_leaves, lambda inner: st.one_of(
-    st.lists(inner, max_size=4), st.dictionaries(_texts, inner, max_size=4)), max_leaves=12)
+_values = st.recursive(
+    _leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(_texts, inner, max_size=4)
+    ),
+    max_leaves=12,
+)
 VALID = {
-    Progress: {"time": 1.5, "phase": "train", "done": 3, "total": 9, "unit": "steps", "rate": 1.0,
-               "eta_seconds": 6.0, "metrics": {"loss": 0.5}, "worker": 0, "message": "m"},
-    TaskRecord: {"state": "success", "cached": False, "reason": "r", "manifest": "/m",
-                 "message": "", "attempt": "/a", "exit_code": 0},
+    Progress: {
+        "time": 1.5,
+        "phase": "train",
+        "done": 3,
+        "total": 9,
+        "unit": "steps",
+        "rate": 1.0,
+        "eta_seconds": 6.0,
+        "metrics": {"loss": 0.5},
+        "worker": 0,
+        "message": "m",
+    },
+    TaskRecord: {
+        "state": "success",
+        "cached": False,
+        "reason": "r",
+        "manifest": "/m",
+        "message": "",
+        "attempt": "/a",
+        "exit_code": 0,
+    },
     Status: {"exit_code": 75, "manifest": None, "message": "m"},
     ProcessIdentity: {"host": "h", "pid": 4_000_000, "start_ticks": 7},
-    StoredJob: {"attempt": "attempt-0123abcd",
-                "claim": {"task_instance": "t", "max_tries": 2, "clear_number": 0}},
-    Request: {"job": "train", "pipeline": "p", "run_id": "r", "config_file": "/c", "config": {},
-              "root": "/r", "artifact": "/r/a", "deadline_seconds": 9,
-              "fingerprint": {"config": {}, "inputs": {}, "code": {}, "versions": {}}},
+    StoredJob: {
+        "attempt": "attempt-0123abcd",
+        "claim": {"task_instance": "t", "max_tries": 2, "clear_number": 0},
+    },
+    Request: {
+        "job": "train",
+        "pipeline": "p",
+        "run_id": "r",
+        "config_file": "/c",
+        "config": {},
+        "root": "/r",
+        "artifact": "/r/a",
+        "deadline_seconds": 9,
+        "fingerprint": {"config": {}, "inputs": {}, "code": {}, "versions": {}},
+    },
 }
 
 
@@ -65,7 +117,9 @@ def damaged(draw: st.DrawFn, model: type) -> bytes:
             value[key] = draw(_values)
     text = json.dumps(value, ensure_ascii=draw(st.booleans())).encode(errors="surrogatepass")
     cut = draw(st.integers(0, len(text)))
-    return draw(st.sampled_from([text, text[:cut], text[:cut] + draw(st.binary(max_size=5)) + text[cut:]]))
+    return draw(
+        st.sampled_from([text, text[:cut], text[:cut] + draw(st.binary(max_size=5)) + text[cut:]])
+    )
 
 
 @pytest.mark.parametrize("model", VALID, ids=lambda model: model.__name__)
@@ -76,7 +130,13 @@ def test_a_valid_record_is_taken(model):
 @pytest.mark.parametrize("model", VALID, ids=lambda model: model.__name__)
 def test_bytes_of_any_kind_are_a_value_or_one_error_with_its_place(model):
     @fuzz
-    @given(st.one_of(damaged(model), st.binary(max_size=200), _values.map(lambda value: json.dumps(value).encode())))
+    @given(
+        st.one_of(
+            damaged(model),
+            st.binary(max_size=200),
+            _values.map(lambda value: json.dumps(value).encode()),
+        )
+    )
     @example(b"[" * 100_000)
     @example(b'{"a":' * 100_000)
     @example(b"9" * 5000)
@@ -95,8 +155,12 @@ def test_bytes_of_any_kind_are_a_value_or_one_error_with_its_place(model):
 @fuzz
 @given(st.lists(st.one_of(damaged(Progress), st.binary(max_size=60)), max_size=8))
 @example([b'{"time": 1, "phase": "train", "metrics": {"loss": null}}'])
-@example([b'{"time": 1, "phase": "train", "done": 1, "metrics": {"loss": 1e308, "own": -1e308}}',
-          b'{"time": 1, "phase": "train", "done": 2, "metrics": {"loss": -1e308, "own": 1e-320}}'])
+@example(
+    [
+        b'{"time": 1, "phase": "train", "done": 1, "metrics": {"loss": 1e308, "own": -1e308}}',
+        b'{"time": 1, "phase": "train", "done": 2, "metrics": {"loss": -1e308, "own": 1e-320}}',
+    ]
+)
 def test_a_progress_file_of_any_content_can_be_read_told_and_drawn(lines):
     """F16."""
     good = b'{"time": 2, "phase": "end"}'
@@ -108,7 +172,10 @@ def test_a_progress_file_of_any_content_can_be_read_told_and_drawn(lines):
     assert moments[-1].phase == "end"
     for moment in moments:
         assert str(moment)
-        assert parse_progress(moment.model_dump_json(exclude_defaults=True).encode(), "again").phase == moment.phase
+        assert (
+            parse_progress(moment.model_dump_json(exclude_defaults=True).encode(), "again").phase
+            == moment.phase
+        )
     curves = TrainingCurves()
     curves.add(moments)
     for chart in charts_of_metrics(curves.by_metric, "steps"):
@@ -116,16 +183,31 @@ def test_a_progress_file_of_any_content_can_be_read_told_and_drawn(lines):
 
 
 @fuzz
-@given(*(st.one_of(damaged(model), st.binary(max_size=60)) for model in (Status, TaskRecord, ProcessIdentity)), st.binary(max_size=60))
-def test_the_files_of_a_job_of_any_content_are_values_or_documented_errors(status, record, process, unwanted):
+@given(
+    *(
+        st.one_of(damaged(model), st.binary(max_size=60))
+        for model in (Status, TaskRecord, ProcessIdentity)
+    ),
+    st.binary(max_size=60),
+)
+def test_the_files_of_a_job_of_any_content_are_values_or_documented_errors(
+    status, record, process, unwanted
+):
     """F8."""
     with tempfile.TemporaryDirectory() as folder:
         attempt = Attempt(Path(folder))
-        for path, content in ((attempt.status, status), (attempt.process, process), (attempt.unwanted, unwanted)):
+        for path, content in (
+            (attempt.status, status),
+            (attempt.process, process),
+            (attempt.unwanted, unwanted),
+        ):
             path.write_bytes(content)
         (Path(folder) / "train.json").write_bytes(record)
-        for read in (lambda: read_status(attempt), lambda: attempt.read(ProcessIdentity, attempt.process),
-                     lambda: read_record(Path(folder) / "train.json")):
+        for read in (
+            lambda: read_status(attempt),
+            lambda: attempt.read(ProcessIdentity, attempt.process),
+            lambda: read_record(Path(folder) / "train.json"),
+        ):
             try:
                 read()
             except DataError as error:
@@ -135,7 +217,12 @@ def test_the_files_of_a_job_of_any_content_are_values_or_documented_errors(statu
 
 @fuzz
 @given(_values)
-@example({"attempt": "attempt-00000000", "claim": {"task_instance": "x", "max_tries": 10**400, "clear_number": 0}})
+@example(
+    {
+        "attempt": "attempt-00000000",
+        "claim": {"task_instance": "x", "max_tries": 10**400, "clear_number": 0},
+    }
+)
 @example("s3://bucket/reference")
 def test_a_task_state_of_any_kind_names_an_attempt_of_its_own_task_or_nothing(value):
     """F8."""

@@ -41,7 +41,9 @@ def in_s3(dataset, s3_place) -> str:
 
 
 def local(uri: str, cache: HostCache, said=None, **config) -> str:
-    return local_dataset(uri, InputOptions(**config), cache, (said if said is not None else []).append)
+    return local_dataset(
+        uri, InputOptions(**config), cache, (said if said is not None else []).append
+    )
 
 
 def test_a_data_set_in_s3_is_copied_whole_and_checked(in_s3, dataset, cache, tmp_path):
@@ -58,7 +60,10 @@ def test_a_data_set_in_s3_is_copied_whole_and_checked(in_s3, dataset, cache, tmp
 
 def test_of_several_who_ask_at_once_one_copies(in_folder, cache):
     said, uris = [], []
-    threads = [threading.Thread(target=lambda: uris.append(local(in_folder, cache, said, stage="always"))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: uris.append(local(in_folder, cache, said, stage="always")))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -83,7 +88,9 @@ def test_what_is_wrong_in_the_store_is_named_and_leaves_no_copy(in_s3, cache, tm
     assert not any((tmp_path / "host").rglob("dataset-*"))
 
 
-def test_a_store_that_is_not_there_is_a_machine_failure_that_names_the_place(in_s3, cache, monkeypatch):
+def test_a_store_that_is_not_there_is_a_machine_failure_that_names_the_place(
+    in_s3, cache, monkeypatch
+):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     fsspec.get_filesystem_class("s3").clear_instance_cache()
@@ -97,7 +104,9 @@ def test_a_manifest_that_is_not_there_is_said_so(in_s3):
         read_manifest(in_s3 + "x")
 
 
-def test_in_a_folder_of_this_host_it_is_checked_once_and_used_where_it_lies(in_folder, cache, tmp_path):
+def test_in_a_folder_of_this_host_it_is_checked_once_and_used_where_it_lies(
+    in_folder, cache, tmp_path
+):
     assert local(in_folder, cache) == in_folder
     shard = tmp_path / "dataset" / SHARD
     status = shard.stat()
@@ -108,7 +117,9 @@ def test_in_a_folder_of_this_host_it_is_checked_once_and_used_where_it_lies(in_f
     data[100] ^= 1
     shard.write_bytes(data)
     os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(MachineError, match=f"{SHARD} has another checksum.*clear the task preprocess"):
+    with pytest.raises(
+        MachineError, match=f"{SHARD} has another checksum.*clear the task preprocess"
+    ):
         local(in_folder, cache)
     shard.unlink()
     with pytest.raises(MachineError, match=f"{SHARD} is missing"):

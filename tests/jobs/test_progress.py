@@ -40,16 +40,32 @@ def test_figures_that_are_not_numbers_read_back(tmp_path):
     assert math.isnan(again.metrics["validation_own"])
     assert again.learning_rate == math.inf
     write_json(tmp_path / "a.json", {"values": [math.nan, {"x": (-math.inf, 1.5)}]})
-    assert json.loads((tmp_path / "a.json").read_text()) == {"values": ["NaN", {"x": ["-Infinity", 1.5]}]}
+    assert json.loads((tmp_path / "a.json").read_text()) == {
+        "values": ["NaN", {"x": ["-Infinity", 1.5]}]
+    }
 
 
 BAD_LINES = [
-    b'{"time": 1, "phase": "train", "metrics": {"loss": null}}', b"null", b"[]", b'"x"', b"{", b"\xff\xfe",
-    b'{"time": "soon", "phase": "x"}', b'{"phase": "x"}', b'{"time": 1e300, "phase": "x"}',
-    b'{"time": NaN, "phase": "x"}', b'{"time": 1, "phase": "x", "done": ' + b"9" * 5000 + b"}",
-    b'{"time": 1, "phase": "x", "total": -1}', b'{"time": 1, "phase": "x", "rate": Infinity}',
-    b'{"time": 1, "phase": "x", "eta_seconds": NaN}', b'{"time": 1, "phase": "\\ud800"}', b"[" * 100_000,
-    b'{"time": 1, "phase": "' + b"x" * 101 + b'"}', b'{"a":' * 50_000, b'{"time": 1, "pha']
+    b'{"time": 1, "phase": "train", "metrics": {"loss": null}}',
+    b"null",
+    b"[]",
+    b'"x"',
+    b"{",
+    b"\xff\xfe",
+    b'{"time": "soon", "phase": "x"}',
+    b'{"phase": "x"}',
+    b'{"time": 1e300, "phase": "x"}',
+    b'{"time": NaN, "phase": "x"}',
+    b'{"time": 1, "phase": "x", "done": ' + b"9" * 5000 + b"}",
+    b'{"time": 1, "phase": "x", "total": -1}',
+    b'{"time": 1, "phase": "x", "rate": Infinity}',
+    b'{"time": 1, "phase": "x", "eta_seconds": NaN}',
+    b'{"time": 1, "phase": "\\ud800"}',
+    b"[" * 100_000,
+    b'{"time": 1, "phase": "' + b"x" * 101 + b'"}',
+    b'{"a":' * 50_000,
+    b'{"time": 1, "pha',
+]
 
 
 @pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: repr(line[:40]))
@@ -113,8 +129,17 @@ def test_what_a_writer_is_given_is_always_what_a_reader_takes(tmp_path):
 
 def test_only_the_processes_of_a_gang_are_taken_for_workers(tmp_path):
     """The records that were kept out lie in the same folder as `rejected.jsonl`."""
-    names = ["worker-0.jsonl", "worker-12.jsonl", "chief-0.jsonl", "ps-1.jsonl", "rejected.jsonl",
-             "progress.jsonl", "worker-x.jsonl", "quarantine.jsonl", "worker-0.jsonl.tmp"]
+    names = [
+        "worker-0.jsonl",
+        "worker-12.jsonl",
+        "chief-0.jsonl",
+        "ps-1.jsonl",
+        "rejected.jsonl",
+        "progress.jsonl",
+        "worker-x.jsonl",
+        "quarantine.jsonl",
+        "worker-0.jsonl.tmp",
+    ]
     for name in names:
         (tmp_path / name).write_bytes(Progress(time=1, phase="x").model_dump_json().encode())
     found = Attempt(tmp_path).workers_progress()

@@ -26,7 +26,11 @@ def why_not() -> str | None:
     if os.geteuid() != 0:
         return "slurmd needs root"
     missing = [tool for tool in _TOOLS if not shutil.which(tool)]
-    return f"{', '.join(missing)} not found: install slurmctld, slurmd, slurm-client and munge" if missing else None
+    return (
+        f"{', '.join(missing)} not found: install slurmctld, slurmd, slurm-client and munge"
+        if missing
+        else None
+    )
 
 
 class Cluster:
@@ -52,7 +56,12 @@ class Cluster:
         for node in range(1, self.count + 1):
             (self.folder / "spool" / f"n{node}").mkdir()
             _run("slurmd", "-N", f"n{node}", "-f", str(self.config))
-        self._wait(lambda: len(self._ask("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split()) == self.count, "the nodes do not come up")
+        self._wait(
+            lambda: (
+                len(self._ask("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split()) == self.count
+            ),
+            "the nodes do not come up",
+        )
 
     def down(self) -> None:
         """However far it has come up: first the jobs, which would outlive their daemons, then these."""
@@ -67,7 +76,9 @@ class Cluster:
     def daemons(self) -> list[int]:
         """All that lives of this cluster: the name of its folder is in the command of each of its daemons, and in the environment of its jobs."""
         mine = str(self.folder)
-        return [pid for pid in pids() if pid != os.getpid() and mine in command(pid) + environment(pid)]
+        return [
+            pid for pid in pids() if pid != os.getpid() and mine in command(pid) + environment(pid)
+        ]
 
     def _end_daemons(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -90,13 +101,28 @@ class Cluster:
         (munge / "key").write_bytes(os.urandom(1024))
         shutil.chown(munge / "key", "munge", "munge")
         (munge / "key").chmod(0o600)
-        _run("setpriv", "--reuid", "munge", "--regid", "munge", "--init-groups", "munged", f"--key-file={munge}/key", f"--socket={munge}/sock",
-             f"--pid-file={munge}/pid", f"--log-file={munge}/log/munged.log", f"--seed-file={munge}/lib/seed", "--force")
+        _run(
+            "setpriv",
+            "--reuid",
+            "munge",
+            "--regid",
+            "munge",
+            "--init-groups",
+            "munged",
+            f"--key-file={munge}/key",
+            f"--socket={munge}/sock",
+            f"--pid-file={munge}/pid",
+            f"--log-file={munge}/log/munged.log",
+            f"--seed-file={munge}/lib/seed",
+            "--force",
+        )
 
     def _configuration(self) -> str:
         here, (controller, *ports) = socket.gethostname().split(".")[0], _free_ports(self.count + 1)
-        nodes = "".join(f"NodeName=n{n} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=2000 State=UNKNOWN\n"
-                        for n, port in enumerate(ports, 1))
+        nodes = "".join(
+            f"NodeName=n{n} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=2000 State=UNKNOWN\n"
+            for n, port in enumerate(ports, 1)
+        )
         return f"""ClusterName=tests
 SlurmctldHost={here}(127.0.0.1)
 SlurmUser=root
@@ -133,11 +159,15 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2
     def _wait(self, is_so: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + 60
         while not is_so():
-            assert time.monotonic() < deadline, f"{what}: {self._ask('sinfo', '-N')}\n{self._ask('squeue')}"
+            assert time.monotonic() < deadline, (
+                f"{what}: {self._ask('sinfo', '-N')}\n{self._ask('squeue')}"
+            )
             time.sleep(0.1)
 
     def _ask(self, *argv: str) -> str:
-        own = os.environ | {"SLURM_CONF": str(self.config)}  # while this one is not up, the variable may name another cluster
+        own = os.environ | {
+            "SLURM_CONF": str(self.config)
+        }  # while this one is not up, the variable may name another cluster
         return subprocess.run(argv, capture_output=True, text=True, timeout=60, env=own).stdout
 
 

@@ -26,9 +26,13 @@ def why_not() -> str | None:
     """Why hosts can't be made here; None where they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [tool for tool in ("ip", "ssh", "ssh-keygen", "/usr/sbin/sshd") if not shutil.which(tool)]
+    missing = [
+        tool for tool in ("ip", "ssh", "ssh-keygen", "/usr/sbin/sshd") if not shutil.which(tool)
+    ]
     if missing:
-        return f"{', '.join(missing)} not found: install iproute2, openssh-server and openssh-client"
+        return (
+            f"{', '.join(missing)} not found: install iproute2, openssh-server and openssh-client"
+        )
     name = f"{PREFIX}-probe-{os.getpid()}"  # two test processes may look at the same time
     probe = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     subprocess.run(["ip", "netns", "del", name], capture_output=True)
@@ -47,31 +51,50 @@ class Network:
         self.folder = folder
         self.hosts = [f"{PREFIX}{i}" for i in range(1, count + 1)]
         self.addresses = {host: f"{SUBNET}.{10 + i}" for i, host in enumerate(self.hosts, 1)}
-        self.known_hosts, self.identity, self.user_config = folder / "known_hosts", folder / "id", folder / "ssh_config"
+        self.known_hosts, self.identity, self.user_config = (
+            folder / "known_hosts",
+            folder / "id",
+            folder / "ssh_config",
+        )
 
     def up(self) -> None:
         self.down()
         Path("/run/sshd").mkdir(exist_ok=True)
         _keygen(self.identity)
         shutil.copy(self.identity.with_suffix(".pub"), self.folder / "authorized_keys")
-        (self.folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for host, address in self.addresses.items()))
-        (self.folder / "nsswitch.conf").write_text("hosts: files\n")  # else every look-up waits for a name server out of reach
+        (self.folder / "hosts").write_text(
+            "127.0.0.1 localhost\n"
+            + "".join(f"{address} {host}\n" for host, address in self.addresses.items())
+        )
+        (self.folder / "nsswitch.conf").write_text(
+            "hosts: files\n"
+        )  # else every look-up waits for a name server out of reach
         _run("ip", "link", "add", f"{PREFIX}br", "type", "bridge")
         _run("ip", "addr", "add", f"{SUBNET}.1/24", "dev", f"{PREFIX}br")
         _run("ip", "link", "set", f"{PREFIX}br", "up")
         _let_through("-I")
         # Names are resolved by HostName here; a user's hosts would have them in DNS.
-        names = [f"Host {host}\n  HostName {address}\n  HostKeyAlias {host}\n" for host, address in self.addresses.items()]
+        names = [
+            f"Host {host}\n  HostName {address}\n  HostKeyAlias {host}\n"
+            for host, address in self.addresses.items()
+        ]
         self.user_config.write_text("".join(names))
         for host in self.hosts:
             self._add(host)
-        self.known_hosts.write_text("".join(f"{host},{self.addresses[host]} {(self.folder / f'{host}.key.pub').read_text()}" for host in self.hosts))
+        self.known_hosts.write_text(
+            "".join(
+                f"{host},{self.addresses[host]} {(self.folder / f'{host}.key.pub').read_text()}"
+                for host in self.hosts
+            )
+        )
         for host in self.hosts:
             _wait_for_sshd(self.addresses[host])
 
     def _add(self, host: str) -> None:
         _run("ip", "netns", "add", host)
-        _run("ip", "link", "add", f"v-{host}", "type", "veth", "peer", "name", "eth0", "netns", host)
+        _run(
+            "ip", "link", "add", f"v-{host}", "type", "veth", "peer", "name", "eth0", "netns", host
+        )
         _run("ip", "link", "set", f"v-{host}", "master", f"{PREFIX}br", "up")
         _run("ip", "-n", host, "addr", "add", f"{self.addresses[host]}/24", "dev", "eth0")
         for interface in ("eth0", "lo"):
@@ -80,14 +103,29 @@ class Network:
         (self.folder / f"{host}.sshd").write_text(
             f"ListenAddress {self.addresses[host]}\nHostKey {self.folder / f'{host}.key'}\nAuthorizedKeysFile {self.folder / 'authorized_keys'}\n"
             f"PidFile {self.folder / f'{host}.pid'}\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\nStrictModes no\n"
-            "MaxStartups 50\n")
-        mounts = "; ".join(f"mount --bind {self.folder / name} /etc/{name}" for name in ("hosts", "nsswitch.conf"))
-        _run("ip", "netns", "exec", host, "unshare", "--uts", "--mount", "sh", "-c",
-             f"hostname {host}; {mounts}; exec /usr/sbin/sshd -f {self.folder / f'{host}.sshd'} -E {self.folder / f'{host}.log'}")
+            "MaxStartups 50\n"
+        )
+        mounts = "; ".join(
+            f"mount --bind {self.folder / name} /etc/{name}" for name in ("hosts", "nsswitch.conf")
+        )
+        _run(
+            "ip",
+            "netns",
+            "exec",
+            host,
+            "unshare",
+            "--uts",
+            "--mount",
+            "sh",
+            "-c",
+            f"hostname {host}; {mounts}; exec /usr/sbin/sshd -f {self.folder / f'{host}.sshd'} -E {self.folder / f'{host}.log'}",
+        )
 
     def down(self) -> None:
         for host in self.hosts:
-            for pid in subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True).stdout.split():
+            for pid in subprocess.run(
+                ["ip", "netns", "pids", host], capture_output=True, text=True
+            ).stdout.split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", host], capture_output=True)
@@ -108,16 +146,38 @@ class Network:
 
     def hosts_file(self, count: int) -> dict[str, object]:
         """The content of a hosts file with the first hosts."""
-        return {"launcher": "ssh", "network": "trusted",
-                "hosts": [{"name": host, "address": self.addresses[host], "cores": 1} for host in self.hosts[:count]],
-                "user": "root", "python": sys.executable, "identity_file": str(self.identity), "known_hosts": str(self.known_hosts),
-                "config_file": str(self.user_config)}
+        return {
+            "launcher": "ssh",
+            "network": "trusted",
+            "hosts": [
+                {"name": host, "address": self.addresses[host], "cores": 1}
+                for host in self.hosts[:count]
+            ],
+            "user": "root",
+            "python": sys.executable,
+            "identity_file": str(self.identity),
+            "known_hosts": str(self.known_hosts),
+            "config_file": str(self.user_config),
+        }
 
 
 def _let_through(action: str) -> None:
     """Docker's firewall drops what a bridge that is not its own forwards."""
     if shutil.which("iptables"):
-        subprocess.run(["iptables", action, "FORWARD", "-i", f"{PREFIX}br", "-o", f"{PREFIX}br", "-j", "ACCEPT"], capture_output=True)
+        subprocess.run(
+            [
+                "iptables",
+                action,
+                "FORWARD",
+                "-i",
+                f"{PREFIX}br",
+                "-o",
+                f"{PREFIX}br",
+                "-j",
+                "ACCEPT",
+            ],
+            capture_output=True,
+        )
 
 
 def _keygen(file: Path) -> None:

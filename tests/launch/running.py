@@ -30,8 +30,14 @@ INTERVAL = 15
 """Steps between two checkpoints."""
 STEPS_OF_EPOCH = 22
 
-QUICK = {"train__epochs": 6, "train__checkpoint_every_steps": INTERVAL, "train__steps_per_call": 5, "train__early_stopping": None,
-         "train__callbacks": ["holding:Hold"], "train__hosts": "lab"}
+QUICK = {
+    "train__epochs": 6,
+    "train__checkpoint_every_steps": INTERVAL,
+    "train__steps_per_call": 5,
+    "train__early_stopping": None,
+    "train__callbacks": ["holding:Hold"],
+    "train__hosts": "lab",
+}
 
 
 def config_with_hosts(folder: Path, content: dict) -> Path:
@@ -42,12 +48,18 @@ def config_with_hosts(folder: Path, content: dict) -> Path:
     (folder / "hosts").mkdir(parents=True, exist_ok=True)
     (folder / "hosts" / "lab.yaml").write_text(yaml.safe_dump(content))
     shutil.copy(Path(__file__).with_name("holding.py"), folder)
-    shutil.copytree(Path(__file__).parents[1] / "own" / "acme_vision", folder / "acme_vision", dirs_exist_ok=True)
+    shutil.copytree(
+        Path(__file__).parents[1] / "own" / "acme_vision",
+        folder / "acme_vision",
+        dirs_exist_ok=True,
+    )
     return Path(shutil.copy(CODE_ROOT / "configs" / "digits.yaml", folder / "digits.yaml"))
 
 
 @contextlib.contextmanager
-def starting(make_job_in, dataset: str, folder: Path, hosts: dict, **defaults) -> Iterator[Callable[..., RunningJob]]:
+def starting(
+    make_job_in, dataset: str, folder: Path, hosts: dict, **defaults
+) -> Iterator[Callable[..., RunningJob]]:
     """Gives a function that starts jobs in a folder, on hosts as a hosts file describes them; what is left of them is ended afterwards.
 
     All of their hosts have the same temporary folder, which is their own.
@@ -55,7 +67,9 @@ def starting(make_job_in, dataset: str, folder: Path, hosts: dict, **defaults) -
     started, temporary = [], folder / "temporary"
     temporary.mkdir(parents=True)
 
-    def start(name: str = "attempt", lab: dict | None = None, is_held: bool = False, **overrides) -> RunningJob:
+    def start(
+        name: str = "attempt", lab: dict | None = None, is_held: bool = False, **overrides
+    ) -> RunningJob:
         content = {"environment": {"TMPDIR": str(temporary)}} | hosts | (lab or {})
         make = make_job_in(folder, dataset, config_with_hosts(folder, content))
         started.append(RunningJob(make(name, **(QUICK | defaults | overrides)), temporary, is_held))
@@ -81,8 +95,18 @@ class RunningJob:
         self.job, self.temporary = job, temporary
         if is_held:
             self._hold.touch()
-        self.process = start_detached([sys.executable, "-m", "pipeline_ops.launch.train", "--request", str(job.attempt.request)], job.attempt.log,
-                                      env=os.environ | {"TMPDIR": str(temporary)}, cwd=job.attempt.folder)
+        self.process = start_detached(
+            [
+                sys.executable,
+                "-m",
+                "pipeline_ops.launch.train",
+                "--request",
+                str(job.attempt.request),
+            ],
+            job.attempt.log,
+            env=os.environ | {"TMPDIR": str(temporary)},
+            cwd=job.attempt.folder,
+        )
         self.identity = ProcessIdentity.of(self.process.pid)
         self._progress = ProgressReader(job.attempt.progress)
 
@@ -93,10 +117,14 @@ class RunningJob:
     def wait_until_held(self) -> None:
         """Returns once the first epoch is over, all of its checkpoints are on the disk, and the chief does nothing."""
         every = self.job.request.config["checkpoint_every_steps"]
-        newest = work_folder(self.job.folder) / f"checkpoint-{STEPS_OF_EPOCH // every * every:09d}.npz"
+        newest = (
+            work_folder(self.job.folder) / f"checkpoint-{STEPS_OF_EPOCH // every * every:09d}.npz"
+        )
         deadline = time.monotonic() + 180
         while not (newest.exists() and self._hold.with_name("held").exists()):
-            assert self.process.poll() is None and time.monotonic() < deadline, self.job.attempt.log.read_text()
+            assert self.process.poll() is None and time.monotonic() < deadline, (
+                self.job.attempt.log.read_text()
+            )
             time.sleep(0.02)
 
     def let_go(self) -> None:
@@ -113,7 +141,9 @@ class RunningJob:
                 if is_it(moment):
                     return moment
             assert self.process.poll() is None, self.job.attempt.log.read_text()
-            assert time.monotonic() < deadline, f"the training does not get there\n{self.job.attempt.log.read_text()}"
+            assert time.monotonic() < deadline, (
+                f"the training does not get there\n{self.job.attempt.log.read_text()}"
+            )
             time.sleep(0.02)
 
     def all(self) -> list[int]:
@@ -121,19 +151,38 @@ class RunningJob:
 
         All have the job's folder on their command line or in their environment.
         """
-        return sorted(pid for pid in pids() if pid != os.getpid() and str(self.job.attempt.folder) in command(pid) + environment(pid))
+        return sorted(
+            pid
+            for pid in pids()
+            if pid != os.getpid()
+            and str(self.job.attempt.folder) in command(pid) + environment(pid)
+        )
 
     def agents(self) -> list[int]:
-        return [pid for pid in self.all() if "-m pipeline_ops.launch.agent" in command(pid) and not command(pid).startswith(("ssh", "srun", "env"))
-                and "-c" not in command(pid).split()[:2]]
+        return [
+            pid
+            for pid in self.all()
+            if "-m pipeline_ops.launch.agent" in command(pid)
+            and not command(pid).startswith(("ssh", "srun", "env"))
+            and "-c" not in command(pid).split()[:2]
+        ]
 
     def preloaded(self) -> list[int]:
-        return [pid for pid in self.all() if "training.fork_server" in command(pid) and parent(pid) in self.agents()]
+        return [
+            pid
+            for pid in self.all()
+            if "training.fork_server" in command(pid) and parent(pid) in self.agents()
+        ]
 
     def worker(self, name: str) -> int:
         """The process of that name, as the plan has it: `worker 0`."""
         log = os.path.realpath(self.job.attempt.worker_log(name))
-        found = [pid for pid in self.all() if "training.fork_server" in command(pid) and os.path.realpath(f"/proc/{pid}/fd/1") == log]
+        found = [
+            pid
+            for pid in self.all()
+            if "training.fork_server" in command(pid)
+            and os.path.realpath(f"/proc/{pid}/fd/1") == log
+        ]
         assert found, f"{name} does not run\n{self.job.attempt.log.read_text()}"
         return found[0]
 
@@ -144,7 +193,11 @@ class RunningJob:
         return read_status(self.job.attempt).message
 
     def messages(self, phase: str) -> list[str]:
-        return [moment.message for moment in ProgressReader(self.job.attempt.progress).new() if moment.phase == phase]
+        return [
+            moment.message
+            for moment in ProgressReader(self.job.attempt.progress).new()
+            if moment.phase == phase
+        ]
 
     def steps(self, phase: str, worker: str = "worker 0") -> list[int]:
         return [moment.done for moment in self.moments(worker) if moment.phase == phase]
@@ -182,7 +235,12 @@ def assert_same(job: RunningJob, undisturbed: RunningJob) -> None:
     assert abs(mine - theirs) <= 1e-6
 
 
-def assert_went_on(undisturbed: RunningJob, *tries: RunningJob, chief: str = "worker 0", survive_seconds: float = 5.0) -> None:
+def assert_went_on(
+    undisturbed: RunningJob,
+    *tries: RunningJob,
+    chief: str = "worker 0",
+    survive_seconds: float = 5.0,
+) -> None:
     """The last of these tries has ended as if nothing had happened, at the price of at most one checkpoint interval each time, and nobody is left.
 
     Nor is any temporary file of any of them, on any host: the hosts of the tests share their disks with this machine.
@@ -192,7 +250,9 @@ def assert_went_on(undisturbed: RunningJob, *tries: RunningJob, chief: str = "wo
     assert_same(last, undisturbed)
     repeated = repeated_steps([moment for one in tries for moment in one.moments(chief)])
     assert repeated, "nothing was interrupted"
-    assert max(repeated) <= last.job.request.config["checkpoint_every_steps"], f"steps that were done again: {repeated}"
+    assert max(repeated) <= last.job.request.config["checkpoint_every_steps"], (
+        f"steps that were done again: {repeated}"
+    )
     assert [survivor for one in tries for survivor in one.survivors(survive_seconds)] == []
     assert [file for one in tries for file in one.temporary.rglob("*")] == []
 
@@ -215,7 +275,11 @@ def repeated_steps(of_chief: Sequence[Progress]) -> list[int]:
 
 
 def pids() -> list[int]:
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and state(int(entry)) not in "ZX"]
+    return [
+        int(entry)
+        for entry in os.listdir("/proc")
+        if entry.isdigit() and state(int(entry)) not in "ZX"
+    ]
 
 
 def command(pid: int) -> str:

@@ -24,7 +24,9 @@ from pipeline_ops.launch.plan import Host
 from pipeline_ops.launch.ssh import SshLauncher
 from pipeline_ops.launch.train import lock_of
 
-REPORT = HostReport(python="3.11.2", versions={"keras": "3.15.1", "numpy": "2.1"}, code="abc", token="t", cores=2)
+REPORT = HostReport(
+    python="3.11.2", versions={"keras": "3.15.1", "numpy": "2.1"}, code="abc", token="t", cores=2
+)
 
 
 @pytest.fixture
@@ -35,7 +37,13 @@ def agent(tmp_path):
     def start(run: str = "run", silence_seconds: float = 60.0) -> Agent:
         token = tmp_path / "token"
         token.write_text("secret")
-        spec = AgentSpec(host="here", run=str(tmp_path / run), lock=tmp_path.name, token_file=str(token), silence_seconds=silence_seconds)
+        spec = AgentSpec(
+            host="here",
+            run=str(tmp_path / run),
+            lock=tmp_path.name,
+            token_file=str(token),
+            silence_seconds=silence_seconds,
+        )
         started.append(Agent(spec))
         return started[-1]
 
@@ -50,8 +58,12 @@ class Agent:
 
     def __init__(self, spec: AgentSpec):
         self.spec = spec
-        self.process = subprocess.Popen([sys.executable, "-m", AGENT_MODULE, spec.run], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", AGENT_MODULE, spec.run],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
         self.process.stdin.write(spec.model_dump_json().encode() + b"\n")
         self.process.stdin.flush()
 
@@ -101,14 +113,19 @@ def test_a_host_has_one_gang_for_an_artifact_and_a_predecessor_that_hangs_gives_
     first = agent()
     first.hears("hello")
     stranger = agent(run="another launcher")
-    assert f"started by {first.spec.run} with the agent {first.process.pid}" in stranger.hears("refused").message
+    assert (
+        f"started by {first.spec.run} with the agent {first.process.pid}"
+        in stranger.hears("refused").message
+    )
     os.kill(first.process.pid, signal.SIGSTOP)
     successor = agent()
     successor.hears("hello")
     assert first.process.wait(60) == -signal.SIGKILL
 
 
-def test_the_same_training_below_another_storage_root_is_another_one(make_job_in, dataset, tmp_path):
+def test_the_same_training_below_another_storage_root_is_another_one(
+    make_job_in, dataset, tmp_path
+):
     """So two roots on one machine don't wait for one another, and neither do two tests."""
     one, other = (make_job_in(tmp_path / root, dataset)() for root in ("one", "other"))
     assert one.folder.name == other.folder.name and lock_of(one) != lock_of(other)
@@ -125,39 +142,80 @@ def test_ports_that_are_taken_are_left_out():
             one.close()
 
 
-@pytest.mark.parametrize(("other", "problem"), [
-    ({}, ""), ({"cores": 64}, ""),
-    ({"token": None}, "it does not see the storage root"),
-    ({"code": "abd"}, "it has other code than this host (digest abd and not abc)"),
-    ({"python": "3.12.1"}, "it has Python 3.12.1 and not 3.11.2; install the same requirements there"),
-    ({"versions": {"keras": "3.15.0"}}, "it has keras 3.15.0 and not 3.15.1, numpy missing and not 2.1"),
-])
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        ({}, ""),
+        ({"cores": 64}, ""),
+        ({"token": None}, "it does not see the storage root"),
+        ({"code": "abd"}, "it has other code than this host (digest abd and not abc)"),
+        (
+            {"python": "3.12.1"},
+            "it has Python 3.12.1 and not 3.11.2; install the same requirements there",
+        ),
+        (
+            {"versions": {"keras": "3.15.0"}},
+            "it has keras 3.15.0 and not 3.15.1, numpy missing and not 2.1",
+        ),
+    ],
+)
 def test_a_host_that_differs_is_told_what_differs_and_what_mends_it(other, problem):
     told = compare(REPORT, REPORT.model_copy(update=other), "t")
     assert told.startswith(problem) and bool(told) == bool(problem)
 
 
 def test_ssh_never_asks_and_jumps_with_the_same_keys():
-    hosts = SshHosts.model_validate({"launcher": "ssh", "hosts": [{"name": "far"}], "user": "u", "port": 2222, "identity_file": "/key",
-                                     "known_hosts": "/known", "jump": ["a@one:2201", "b@two"]})
+    hosts = SshHosts.model_validate(
+        {
+            "launcher": "ssh",
+            "hosts": [{"name": "far"}],
+            "user": "u",
+            "port": 2222,
+            "identity_file": "/key",
+            "known_hosts": "/known",
+            "jump": ["a@one:2201", "b@two"],
+        }
+    )
     spec = AgentSpec(host="far", run="r", lock="l", token_file="t", silence_seconds=1)
     argv = SshLauncher(hosts).command(Host(name="far", address="far", workers=1), spec)
-    options = dict(word.split("=", 1) for word in argv if "=" in word and argv[argv.index(word) - 1] == "-o")
-    assert (options["BatchMode"], options["StrictHostKeyChecking"], options["UserKnownHostsFile"]) == ("yes", "yes", "/known")
+    options = dict(
+        word.split("=", 1) for word in argv if "=" in word and argv[argv.index(word) - 1] == "-o"
+    )
+    assert (
+        options["BatchMode"],
+        options["StrictHostKeyChecking"],
+        options["UserKnownHostsFile"],
+    ) == ("yes", "yes", "/known")
     assert argv[-7:-1] == ["-l", "u", "-p", "2222", "--", "far"]
     outer = shlex.split(options["ProxyCommand"])
     assert outer[-3:] == ["[%h]:%p", "--", "b@two"] and "IdentityFile=/key" in outer
-    inner = shlex.split(next(word for word in outer if word.startswith("ProxyCommand=")).partition("=")[2].replace("%%", "%"))
-    assert inner[-3:] == ["[%h]:%p", "--", "a@one"] and inner[inner.index("-p") + 1] == "2201" and "UserKnownHostsFile=/known" in inner
+    inner = shlex.split(
+        next(word for word in outer if word.startswith("ProxyCommand="))
+        .partition("=")[2]
+        .replace("%%", "%")
+    )
+    assert (
+        inner[-3:] == ["[%h]:%p", "--", "a@one"]
+        and inner[inner.index("-p") + 1] == "2201"
+        and "UserKnownHostsFile=/known" in inner
+    )
 
 
 def test_a_destination_that_looks_like_an_option_is_a_name(tmp_path):
     """F17: ssh itself is asked, and must complain of the name and execute nothing."""
-    hosts = SshHosts.model_validate({"launcher": "ssh", "hosts": [{"name": "far"}], "jump": [f"-oProxyCommand=touch {tmp_path}/executed"]})
+    hosts = SshHosts.model_validate(
+        {
+            "launcher": "ssh",
+            "hosts": [{"name": "far"}],
+            "jump": [f"-oProxyCommand=touch {tmp_path}/executed"],
+        }
+    )
     spec = AgentSpec(host="far", run="r", lock="l", token_file="t", silence_seconds=1)
     place = Host(name=f"-oProxyCommand=touch {tmp_path}/executed", address="far", workers=1)
     for given in (place, place.model_copy(update={"name": "far"})):
-        done = subprocess.run(SshLauncher(hosts).command(given, spec), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            SshLauncher(hosts).command(given, spec), capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 255
     assert list(tmp_path.iterdir()) == []
 
@@ -167,9 +225,15 @@ def test_the_environment_of_the_hosts_is_on_no_command_line_and_in_no_file_for_o
     job = start(lab={"environment": {"ACME_TOKEN": "s3cret-value"}}, is_held=True)
     job.wait_until_held()
     assert len(job.all()) >= 4, "launcher, agent, preloaded process and two workers"
-    assert any("ACME_TOKEN=s3cret-value" in environment(pid) for pid in job.all()), "the gang has it"
+    assert any("ACME_TOKEN=s3cret-value" in environment(pid) for pid in job.all()), (
+        "the gang has it"
+    )
     assert [command(pid) for pid in pids() if "s3cret" in command(pid)] == []
-    readable = [path for path in job.job.attempt.folder.rglob("*") if path.is_file() and path.stat().st_mode & 0o004]
+    readable = [
+        path
+        for path in job.job.attempt.folder.rglob("*")
+        if path.is_file() and path.stat().st_mode & 0o004
+    ]
     assert readable and [path for path in readable if b"s3cret" in path.read_bytes()] == []
     job.let_go()
     assert job.end() == ExitCode.SUCCESS, job.message()

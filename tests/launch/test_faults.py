@@ -23,8 +23,16 @@ KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 SILENT = "on localhost has given no sign of life for"
 
 FAULTS = [
-    ("worker 0", KILL, "worker 0 on localhost was killed by signal 9 (SIGKILL) at step 22; its log is"),
-    ("worker 1", KILL, "worker 1 on localhost was killed by signal 9 (SIGKILL) at step 22; its log is"),
+    (
+        "worker 0",
+        KILL,
+        "worker 0 on localhost was killed by signal 9 (SIGKILL) at step 22; its log is",
+    ),
+    (
+        "worker 1",
+        KILL,
+        "worker 1 on localhost was killed by signal 9 (SIGKILL) at step 22; its log is",
+    ),
     ("preloaded", KILL, "host localhost: its preloaded process ended with -9; its log is"),
     ("agent", KILL, "host localhost: the connection ended"),
     ("worker 0", STOP, f"worker 0 {SILENT}"),
@@ -35,9 +43,20 @@ FAULTS = [
 QUICK_ONES = [("worker 0", KILL), ("worker 1", STOP)]
 
 
-@pytest.mark.parametrize(("role", "number", "message"), [
-    pytest.param(*fault, id=f"{fault[1].name}-{fault[0]}", marks=() if fault[:2] in QUICK_ONES else pytest.mark.slow) for fault in FAULTS])
-def test_a_lost_process_of_any_role_is_named_and_costs_a_restart_and_changes_nothing(start, undisturbed, role, number, message):
+@pytest.mark.parametrize(
+    ("role", "number", "message"),
+    [
+        pytest.param(
+            *fault,
+            id=f"{fault[1].name}-{fault[0]}",
+            marks=() if fault[:2] in QUICK_ONES else pytest.mark.slow,
+        )
+        for fault in FAULTS
+    ],
+)
+def test_a_lost_process_of_any_role_is_named_and_costs_a_restart_and_changes_nothing(
+    start, undisturbed, role, number, message
+):
     job = start(is_held=True, train__heartbeat_timeout_seconds=15 if number == KILL else 10)
     job.wait_until_held()
     os.kill(process_of(job, role), number)
@@ -52,14 +71,33 @@ def test_a_lost_process_of_any_role_is_named_and_costs_a_restart_and_changes_not
 
 
 def process_of(job: RunningJob, role: str) -> int:
-    return {"agent": job.agents, "preloaded": job.preloaded}[role]()[0] if role in ("agent", "preloaded") else job.worker(role)
+    return (
+        {"agent": job.agents, "preloaded": job.preloaded}[role]()[0]
+        if role in ("agent", "preloaded")
+        else job.worker(role)
+    )
 
 
 def test_what_is_done_again_is_counted():
     """From what the chiefs say; the tests above would not notice much without it."""
-    said = [("building", None), ("train", 9), ("train", 22), ("building", None), ("restored", 15), ("train", 40), ("building", None), ("train", 1),
-            ("preempted", 3), ("building", None), ("restored", 3)]
-    assert repeated_steps([Progress(time=0.0, phase=phase, done=done) for phase, done in said]) == [7, 40, 0]
+    said = [
+        ("building", None),
+        ("train", 9),
+        ("train", 22),
+        ("building", None),
+        ("restored", 15),
+        ("train", 40),
+        ("building", None),
+        ("train", 1),
+        ("preempted", 3),
+        ("building", None),
+        ("restored", 3),
+    ]
+    assert repeated_steps([Progress(time=0.0, phase=phase, done=done) for phase, done in said]) == [
+        7,
+        40,
+        0,
+    ]
 
 
 @pytest.mark.slow
@@ -71,7 +109,9 @@ def test_a_hung_step_is_noticed_though_the_process_lives(start, undisturbed):
     assert "worker 0" in said and "for 5 s (train.step_timeout_seconds" in said
 
 
-def test_a_killed_launcher_leaves_nobody_and_the_next_try_goes_on_from_the_checkpoint(start, undisturbed):
+def test_a_killed_launcher_leaves_nobody_and_the_next_try_goes_on_from_the_checkpoint(
+    start, undisturbed
+):
     job = start(is_held=True)
     job.wait_until_held()
     os.kill(job.process.pid, signal.SIGKILL)
@@ -96,17 +136,26 @@ def test_a_launcher_that_was_stopped_for_a_while_goes_on(start, undisturbed):
 
 
 @pytest.mark.slow
-def test_sigterm_to_one_worker_stops_all_at_the_same_step_and_the_next_gang_goes_on_there(start, undisturbed):
+def test_sigterm_to_one_worker_stops_all_at_the_same_step_and_the_next_gang_goes_on_there(
+    start, undisturbed
+):
     job = start(is_held=True)
     job.wait_until_held()
     os.kill(job.worker("worker 1"), signal.SIGTERM)
     job.let_go()
     assert_went_on(undisturbed, job)
-    stopped, restored = ([job.steps(phase, name) for name in ("worker 0", "worker 1")] for phase in ("preempted", "restored"))
-    assert stopped == restored and len({*map(tuple, stopped)}) == 1, "no step is lost, and none is done twice"
+    stopped, restored = (
+        [job.steps(phase, name) for name in ("worker 0", "worker 1")]
+        for phase in ("preempted", "restored")
+    )
+    assert stopped == restored and len({*map(tuple, stopped)}) == 1, (
+        "no step is lost, and none is done twice"
+    )
 
 
-def test_sigterm_to_the_job_saves_the_step_and_the_next_try_goes_on_exactly_there(start, undisturbed):
+def test_sigterm_to_the_job_saves_the_step_and_the_next_try_goes_on_exactly_there(
+    start, undisturbed
+):
     job = start(is_held=True)
     job.wait_until_held()
     os.kill(job.process.pid, signal.SIGTERM)
@@ -117,7 +166,9 @@ def test_sigterm_to_the_job_saves_the_step_and_the_next_try_goes_on_exactly_ther
     assert job.survivors() == []
     again = start("second")
     assert_went_on(undisturbed, job, again)
-    assert again.steps("restored") == job.steps("preempted") == job.steps("preempted", "worker 1"), "no step is lost, and none is done twice"
+    assert (
+        again.steps("restored") == job.steps("preempted") == job.steps("preempted", "worker 1")
+    ), "no step is lost, and none is done twice"
 
 
 @pytest.mark.slow
@@ -130,11 +181,18 @@ def test_a_full_disk_is_told_and_nothing_is_lost_once_there_is_room(start, undis
     try:
         job = start(is_held=True, train__max_restarts=1)
         job.wait_until_held()
-        subprocess.run(["mount", "-o", f"remount,size={used(disk) + (100 << 10)}", str(disk)], check=True)
+        subprocess.run(
+            ["mount", "-o", f"remount,size={used(disk) + (100 << 10)}", str(disk)], check=True
+        )
         job.let_go()
         assert job.end() == ExitCode.RETRY
-        assert "could not write" in job.message() and "No space left on device; make room" in job.message()
-        assert not list(work_folder(job.job.folder).glob("*.tmp")), "what could not be written is not left half written"
+        assert (
+            "could not write" in job.message()
+            and "No space left on device; make room" in job.message()
+        )
+        assert not list(work_folder(job.job.folder).glob("*.tmp")), (
+            "what could not be written is not left half written"
+        )
         assert job.survivors() == []
         subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
         assert_went_on(undisturbed, job, start("second", train__max_restarts=1))
@@ -159,28 +217,44 @@ def test_a_corrupt_newest_checkpoint_costs_one_interval_and_is_named(start, undi
     again = start("second", **every)
     assert_went_on(undisturbed, job, again)
     assert again.steps("restored") == [int(before.stem.rpartition("-")[2])] == [STEPS_OF_EPOCH // 2]
-    said = again.job.attempt.worker_progress("worker 0").read_text() + again.job.attempt.worker_log("worker 0").read_text()
+    said = (
+        again.job.attempt.worker_progress("worker 0").read_text()
+        + again.job.attempt.worker_log("worker 0").read_text()
+    )
     assert newest.name in said and "damaged" in said
 
 
 def damage(file: Path) -> None:
     data = bytearray(file.read_bytes())
     middle = len(data) // 2
-    data[middle:middle + 64] = bytes(byte ^ 0xFF for byte in data[middle:middle + 64])
+    data[middle : middle + 64] = bytes(byte ^ 0xFF for byte in data[middle : middle + 64])
     file.write_bytes(data)
 
 
 @pytest.mark.slow
-def test_a_killed_process_that_writes_the_candidate_is_named_and_the_next_try_trains_nothing_again(start, undisturbed):
+def test_a_killed_process_that_writes_the_candidate_is_named_and_the_next_try_trains_nothing_again(
+    start, undisturbed
+):
     job = start()
     log = str(job.job.attempt.folder / "candidate.log")
     deadline = time.monotonic() + 120
-    while not (writers := [pid for pid in job.all() if os.path.realpath(f"/proc/{pid}/fd/1") == os.path.realpath(log)]):
-        assert time.monotonic() < deadline and job.process.poll() is None, job.job.attempt.log.read_text()
+    while not (
+        writers := [
+            pid
+            for pid in job.all()
+            if os.path.realpath(f"/proc/{pid}/fd/1") == os.path.realpath(log)
+        ]
+    ):
+        assert time.monotonic() < deadline and job.process.poll() is None, (
+            job.job.attempt.log.read_text()
+        )
         time.sleep(0.005)
     os.kill(writers[0], signal.SIGKILL)
     assert job.end() == ExitCode.RETRY
-    assert "the process that writes the candidate ended with -9 and left no candidate.status.json; its log is" in job.message()
+    assert (
+        "the process that writes the candidate ended with -9 and left no candidate.status.json; its log is"
+        in job.message()
+    )
     assert not job.job.folder.exists()
     again = start("second")
     assert_went_on(undisturbed, job, again)
@@ -188,4 +262,6 @@ def test_a_killed_process_that_writes_the_candidate_is_named_and_the_next_try_tr
 
 def test_a_worker_that_is_done_does_not_wait_for_peers_that_have_left(undisturbed):
     """It would notice ten seconds later that they are gone, and say so in its log."""
-    assert "coordination service" not in "".join(undisturbed.job.attempt.worker_log(f"worker {worker}").read_text() for worker in range(2))
+    assert "coordination service" not in "".join(
+        undisturbed.job.attempt.worker_log(f"worker {worker}").read_text() for worker in range(2)
+    )

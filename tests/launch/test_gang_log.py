@@ -11,7 +11,9 @@ def test_each_line_has_its_time_and_its_worker_and_comes_once(tmp_path):
     attempt = Attempt(tmp_path)
     log = GangLog(attempt)
     attempt.worker_log("worker 1").write_text("first\nhalf a l")
-    ProgressWriter(attempt.worker_progress("worker 0"), 0).report("train", 3, 10, "steps", {"loss": 0.5})
+    ProgressWriter(attempt.worker_progress("worker 0"), 0).report(
+        "train", 3, 10, "steps", {"loss": 0.5}
+    )
     for _ in range(2):
         log.follow(["worker 0", "worker 1"])
     with open(attempt.worker_log("worker 1"), "a") as file:
@@ -20,5 +22,12 @@ def test_each_line_has_its_time_and_its_worker_and_comes_once(tmp_path):
     log.say("the end\nof it")
     lines = log.path.read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z  ", line) for line in lines)
-    assert sorted(line[26:] for line in lines[:2]) == ["worker 0   train 3/10 steps  loss 0.5", "worker 1   first"]
-    assert [line[26:] for line in lines[2:]] == ["worker 1   half a line", "gang       the end", "gang       of it"]
+    assert sorted(line[26:] for line in lines[:2]) == [
+        "worker 0   train 3/10 steps  loss 0.5",
+        "worker 1   first",
+    ]
+    assert [line[26:] for line in lines[2:]] == [
+        "worker 1   half a line",
+        "gang       the end",
+        "gang       of it",
+    ]

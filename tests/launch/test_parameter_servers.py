@@ -11,7 +11,11 @@ from launch.running import INTERVAL, assert_went_on, starting
 from pipeline_ops.errors import ExitCode
 
 HERE = {"launcher": "local"}
-SERVERS = {"train__strategy": "parameter_server", "train__workers": 1, "train__parameter_servers": 2}
+SERVERS = {
+    "train__strategy": "parameter_server",
+    "train__workers": 1,
+    "train__parameter_servers": 2,
+}
 ROLES = ["chief", "worker 0", "ps 1"]
 
 
@@ -23,16 +27,33 @@ def start(dataset, make_job_in, tmp_path):
 
 @pytest.fixture(scope="module")
 def undisturbed(dataset, make_job_in, tmp_path_factory):
-    with starting(make_job_in, dataset, tmp_path_factory.mktemp("servers"), HERE, **SERVERS) as start_job:
+    with starting(
+        make_job_in, dataset, tmp_path_factory.mktemp("servers"), HERE, **SERVERS
+    ) as start_job:
         job = start_job()
         assert job.end() == ExitCode.SUCCESS, job.job.attempt.log.read_text()
         yield job
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)], ids=lambda number: number.name)
-@pytest.mark.parametrize("name", [pytest.param("chief", marks=pytest.mark.slow), pytest.param("worker 0", marks=pytest.mark.slow), "ps 1"])
-def test_a_lost_process_of_any_role_is_named_and_costs_a_restart_and_changes_nothing(start, undisturbed, name, number):
-    job = start(is_held=True, train__heartbeat_timeout_seconds=15 if number == signal.SIGKILL else 10)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)],
+    ids=lambda number: number.name,
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("chief", marks=pytest.mark.slow),
+        pytest.param("worker 0", marks=pytest.mark.slow),
+        "ps 1",
+    ],
+)
+def test_a_lost_process_of_any_role_is_named_and_costs_a_restart_and_changes_nothing(
+    start, undisturbed, name, number
+):
+    job = start(
+        is_held=True, train__heartbeat_timeout_seconds=15 if number == signal.SIGKILL else 10
+    )
     job.wait_until_held()
     os.kill(job.worker(name), number)
     assert_went_on(undisturbed, job, chief="chief")
@@ -43,7 +64,9 @@ def test_a_lost_process_of_any_role_is_named_and_costs_a_restart_and_changes_not
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROLES)
-def test_sigterm_to_a_process_of_any_role_saves_the_step_and_the_next_gang_goes_on_there(start, undisturbed, name):
+def test_sigterm_to_a_process_of_any_role_saves_the_step_and_the_next_gang_goes_on_there(
+    start, undisturbed, name
+):
     job = start(is_held=True)
     job.wait_until_held()
     os.kill(job.worker(name), signal.SIGTERM)
@@ -51,7 +74,9 @@ def test_sigterm_to_a_process_of_any_role_saves_the_step_and_the_next_gang_goes_
         job.wait_for(lambda moment: moment.phase == "stopping")
     job.let_go()
     assert_went_on(undisturbed, job, chief="chief")
-    assert job.steps("restored", "chief") == job.steps("preempted", "chief"), "no step is lost, and none is done twice"
+    assert job.steps("restored", "chief") == job.steps("preempted", "chief"), (
+        "no step is lost, and none is done twice"
+    )
 
 
 @pytest.mark.slow

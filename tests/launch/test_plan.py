@@ -10,7 +10,10 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.launch.plan import Host, LaunchPlan, build_launch_plan, gang_size, seats_of
 
 HERE = Host(name="here", address="127.0.0.1", workers=4, cores=8)
-THREE = [Host(name=f"h{i}", address=f"10.0.0.{i}", workers=2, cores=4, gpus=("0", "1", "2", "3")) for i in (1, 2, 3)]
+THREE = [
+    Host(name=f"h{i}", address=f"10.0.0.{i}", workers=2, cores=4, gpus=("0", "1", "2", "3"))
+    for i in (1, 2, 3)
+]
 
 
 def train(**values) -> Train:
@@ -20,7 +23,9 @@ def train(**values) -> Train:
 def plan(config: Train, places=(HERE,), workers: int | None = None) -> LaunchPlan:
     seats = seats_of(config, places, workers or config.workers)
     ports = {place.name: range(4000, 4100) for place in places}
-    return build_launch_plan(config, places, seats, ports, Attempt(Path("/run")), Path("/work"), incarnation=1)
+    return build_launch_plan(
+        config, places, seats, ports, Attempt(Path("/run")), Path("/work"), incarnation=1
+    )
 
 
 def test_every_worker_knows_all_addresses_and_its_own_place():
@@ -30,12 +35,22 @@ def test_every_worker_knows_all_addresses_and_its_own_place():
 
 
 def test_tf_config_is_what_tensorflow_documents():
-    assert json.loads(plan(train()).workers[1].tf_config) == {"cluster": {"worker": ["127.0.0.1:4000", "127.0.0.1:4001"]},
-                                                              "task": {"type": "worker", "index": 1}}
+    assert json.loads(plan(train()).workers[1].tf_config) == {
+        "cluster": {"worker": ["127.0.0.1:4000", "127.0.0.1:4001"]},
+        "task": {"type": "worker", "index": 1},
+    }
 
 
-@pytest.mark.parametrize(("workers", "hosts"), [(1, ["h1"]), (2, ["h1", "h2"]), (3, ["h1", "h2", "h3"]), (4, ["h1", "h1", "h2", "h3"]),
-                                                (6, ["h1", "h1", "h2", "h2", "h3", "h3"])])
+@pytest.mark.parametrize(
+    ("workers", "hosts"),
+    [
+        (1, ["h1"]),
+        (2, ["h1", "h2"]),
+        (3, ["h1", "h2", "h3"]),
+        (4, ["h1", "h1", "h2", "h3"]),
+        (6, ["h1", "h1", "h2", "h2", "h3", "h3"]),
+    ],
+)
 def test_workers_are_spread_and_numbered_in_the_order_of_the_hosts(workers, hosts):
     assert [seat.host for seat in seats_of(train(), THREE, workers)] == hosts
 
@@ -47,36 +62,76 @@ def test_more_workers_than_places_are_refused():
 
 def test_a_gang_with_parameter_servers_has_a_chief_workers_and_servers():
     made = plan(train(strategy="parameter_server", workers=3, parameter_servers=2), THREE)
-    assert made.workers[0].cluster == {"chief": ["10.0.0.1:4000"], "worker": ["10.0.0.1:4001", "10.0.0.2:4000", "10.0.0.3:4000"],
-                                       "ps": ["10.0.0.1:4002", "10.0.0.2:4001"]}
-    assert [w.name for w in made.workers] == ["chief", "worker 0", "worker 1", "worker 2", "ps 0", "ps 1"]
+    assert made.workers[0].cluster == {
+        "chief": ["10.0.0.1:4000"],
+        "worker": ["10.0.0.1:4001", "10.0.0.2:4000", "10.0.0.3:4000"],
+        "ps": ["10.0.0.1:4002", "10.0.0.2:4001"],
+    }
+    assert [w.name for w in made.workers] == [
+        "chief",
+        "worker 0",
+        "worker 1",
+        "worker 2",
+        "ps 0",
+        "ps 1",
+    ]
     assert made.awaited == ["chief"], "servers never end by themselves"
     assert [w.name for w in made.workers if w.is_chief] == ["chief"]
 
 
 def test_workers_share_the_cores_of_their_host_and_none_goes_without():
     assert [w.threads for w in plan(train(), [HERE]).workers] == [4, 4]
-    assert [w.threads for w in plan(train(), [HERE.model_copy(update={"cores": 1})]).workers] == [1, 1]
+    assert [w.threads for w in plan(train(), [HERE.model_copy(update={"cores": 1})]).workers] == [
+        1,
+        1,
+    ]
     assert [w.threads for w in plan(train(workers=4), THREE).workers] == [2, 2, 4, 4]
 
 
 def test_workers_of_one_host_have_devices_of_their_own():
     made = plan(train(workers=4, devices_per_worker=2), THREE)
-    assert [made.environment[w.name]["CUDA_VISIBLE_DEVICES"] for w in made.workers] == ["0,1", "2,3", "0,1", "0,1"]
+    assert [made.environment[w.name]["CUDA_VISIBLE_DEVICES"] for w in made.workers] == [
+        "0,1",
+        "2,3",
+        "0,1",
+        "0,1",
+    ]
     assert [w.devices for w in made.workers] == [2] * 4
     served = plan(train(strategy="parameter_server", workers=1, parameter_servers=1), THREE)
-    assert served.environment["ps 0"] == {"CUDA_VISIBLE_DEVICES": ""}, "a process that does not train must not hold a device"
+    assert served.environment["ps 0"] == {"CUDA_VISIBLE_DEVICES": ""}, (
+        "a process that does not train must not hold a device"
+    )
 
 
-@pytest.mark.parametrize(("workers", "fewest", "most", "hosts", "size"), [
-    (2, None, None, 3, 2), (2, None, None, 1, 2), (4, None, None, 1, 0), (4, 2, None, 1, 2), (4, 3, None, 1, 0), (2, 1, 6, 3, 6), (2, 1, 5, 2, 4),
-    (2, 1, None, 0, 0),
-])
+@pytest.mark.parametrize(
+    ("workers", "fewest", "most", "hosts", "size"),
+    [
+        (2, None, None, 3, 2),
+        (2, None, None, 1, 2),
+        (4, None, None, 1, 0),
+        (4, 2, None, 1, 2),
+        (4, 3, None, 1, 0),
+        (2, 1, 6, 3, 6),
+        (2, 1, 5, 2, 4),
+        (2, 1, None, 0, 0),
+    ],
+)
 def test_a_gang_is_as_large_as_its_hosts_and_its_bounds_allow(workers, fewest, most, hosts, size):
-    assert gang_size(train(workers=workers, min_workers=fewest, max_workers=most), THREE[:hosts]) == size
+    assert (
+        gang_size(train(workers=workers, min_workers=fewest, max_workers=most), THREE[:hosts])
+        == size
+    )
 
 
 def test_a_plan_can_be_printed_and_read_back():
     made = plan(train(), THREE)
     assert LaunchPlan.model_validate_json(made.model_dump_json()) == made
-    assert str(made).splitlines()[2].split() == ["worker", "1", "h2", "10.0.0.2:4000", "4", "1", "CUDA_VISIBLE_DEVICES=0"]
+    assert str(made).splitlines()[2].split() == [
+        "worker",
+        "1",
+        "h2",
+        "10.0.0.2:4000",
+        "4",
+        "1",
+        "CUDA_VISIBLE_DEVICES=0",
+    ]

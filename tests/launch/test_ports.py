@@ -21,7 +21,11 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec, Event
 from pipeline_ops.launch.train import isolation_of
 
-SERVERS = {"train__strategy": "parameter_server", "train__workers": 1, "train__parameter_servers": 1}
+SERVERS = {
+    "train__strategy": "parameter_server",
+    "train__workers": 1,
+    "train__parameter_servers": 1,
+}
 _LISTEN = "0A"  # in /proc/net/tcp
 
 
@@ -40,15 +44,24 @@ def test_parameter_servers_on_one_host_are_out_of_reach(start):
     with ListenerWatch(job.all) as watch:
         job.wait_until_held()
         inside = job.worker("ps 0")
-        addresses = [address for of_role in json.loads((job.job.attempt.folder / "launch-plan.json").read_text())["workers"][0]["cluster"].values()
-                     for address in of_role]
+        addresses = [
+            address
+            for of_role in json.loads((job.job.attempt.folder / "launch-plan.json").read_text())[
+                "workers"
+            ][0]["cluster"].values()
+            for address in of_role
+        ]
         assert len(addresses) == 3
         assert {int(address.rpartition(":")[2]) for address in addresses} <= listening_ports(inside)
         for address in addresses:
             assert not can_connect(address)
         if os.geteuid() == 0:  # another user of this host can't get in either
             other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-            entered = subprocess.run([*other, "nsenter", f"--net=/proc/{inside}/ns/net", "true"], capture_output=True, text=True)
+            entered = subprocess.run(
+                [*other, "nsenter", f"--net=/proc/{inside}/ns/net", "true"],
+                capture_output=True,
+                text=True,
+            )
             assert entered.returncode and "ermission denied" in entered.stderr, entered.stderr
         job.let_go()
         assert job.end() == ExitCode.SUCCESS, job.message()
@@ -58,7 +71,11 @@ def test_parameter_servers_on_one_host_are_out_of_reach(start):
 
 def listening_ports(pid: int) -> set[int]:
     """Of the network that a process is in."""
-    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
+    lines = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    ]
     return {int(words[1].rpartition(":")[2], 16) for words in lines if words[3] == _LISTEN}
 
 
@@ -71,7 +88,9 @@ def can_connect(address: str) -> bool:
 
 def test_where_the_network_is_trusted_servers_listen(dataset, make_job_in, tmp_path):
     """So the tests above would see a listener, and a host whose kernel refuses namespaces has a way out."""
-    with starting(make_job_in, dataset, tmp_path, {"launcher": "local", "network": "trusted"}, **SERVERS) as start_job:
+    with starting(
+        make_job_in, dataset, tmp_path, {"launcher": "local", "network": "trusted"}, **SERVERS
+    ) as start_job:
         job = start_job()
         with ListenerWatch(job.all) as watch:
             assert job.end() == ExitCode.SUCCESS, job.message()
@@ -80,24 +99,64 @@ def test_where_the_network_is_trusted_servers_listen(dataset, make_job_in, tmp_p
 
 def test_a_kernel_that_refuses_namespaces_is_told_with_the_cure(tmp_path):
     """The agent runs where no more namespaces can be made."""
-    spec = AgentSpec(host="here", run=str(tmp_path), lock=tmp_path.name, token_file=str(tmp_path / "token"), silence_seconds=60, isolation="always")
+    spec = AgentSpec(
+        host="here",
+        run=str(tmp_path),
+        lock=tmp_path.name,
+        token_file=str(tmp_path / "token"),
+        silence_seconds=60,
+        isolation="always",
+    )
     limits = "; ".join(f"echo 0 > /proc/sys/user/max_{kind}_namespaces" for kind in ("net", "user"))
-    argv = ["unshare", "--user", "--map-root-user", "sh", "-c", f'{limits}; exec "$@"', "sh", sys.executable, "-m", AGENT_MODULE, spec.run]
-    done = subprocess.run(argv, input=spec.model_dump_json() + "\n", capture_output=True, text=True, timeout=60)
+    argv = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "sh",
+        "-c",
+        f'{limits}; exec "$@"',
+        "sh",
+        sys.executable,
+        "-m",
+        AGENT_MODULE,
+        spec.run,
+    ]
+    done = subprocess.run(
+        argv, input=spec.model_dump_json() + "\n", capture_output=True, text=True, timeout=60
+    )
     event = Event.parse(done.stdout.encode())
     assert (event.event, event.needs_person) == ("refused", True), done.stderr
-    assert event.message.startswith("the kernel refuses the gang a network namespace (No space left on device)")
+    assert event.message.startswith(
+        "the kernel refuses the gang a network namespace (No space left on device)"
+    )
     assert "write `network: trusted` into a hosts file" in event.message
 
 
-@pytest.mark.parametrize(("isolation", "gpus", "is_isolated"), [
-    ("never", "0", False), ("with GPUs", "", False), ("with GPUs", "0", True), ("always", "", True),
-])
-def test_an_agent_leaves_the_network_where_servers_of_tensorflow_will_listen(tmp_path, isolation, gpus, is_isolated):
-    spec = AgentSpec(host="here", run=str(tmp_path), lock=tmp_path.name, token_file=str(tmp_path / "token"), silence_seconds=60,
-                     isolation=isolation, environment={"CUDA_VISIBLE_DEVICES": gpus})
+@pytest.mark.parametrize(
+    ("isolation", "gpus", "is_isolated"),
+    [
+        ("never", "0", False),
+        ("with GPUs", "", False),
+        ("with GPUs", "0", True),
+        ("always", "", True),
+    ],
+)
+def test_an_agent_leaves_the_network_where_servers_of_tensorflow_will_listen(
+    tmp_path, isolation, gpus, is_isolated
+):
+    spec = AgentSpec(
+        host="here",
+        run=str(tmp_path),
+        lock=tmp_path.name,
+        token_file=str(tmp_path / "token"),
+        silence_seconds=60,
+        isolation=isolation,
+        environment={"CUDA_VISIBLE_DEVICES": gpus},
+    )
     argv = [sys.executable, "-m", AGENT_MODULE, spec.run]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as agent:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as agent:
         agent.stdin.write(spec.model_dump_json().encode() + b"\n")
         agent.stdin.flush()
         assert Event.parse(agent.stdout.readline()).event == "hello"
@@ -106,7 +165,9 @@ def test_an_agent_leaves_the_network_where_servers_of_tensorflow_will_listen(tmp
         agent.stdin.close()
     assert (namespace != os.readlink("/proc/self/ns/net")) == is_isolated
     if is_isolated:
-        assert [line.split(":")[0].strip() for line in interfaces.splitlines() if ":" in line] == ["lo"]
+        assert [line.split(":")[0].strip() for line in interfaces.splitlines() if ":" in line] == [
+            "lo"
+        ]
 
 
 LOCAL, TRUSTED = LocalHosts(launcher="local"), LocalHosts(launcher="local", network="trusted")
@@ -114,15 +175,31 @@ ONE_FAR = SshHosts(launcher="ssh", hosts=[SshHost(name="a")])
 TWO_FAR = SshHosts(launcher="ssh", hosts=[SshHost(name="a"), SshHost(name="b")], network="trusted")
 
 
-@pytest.mark.parametrize(("strategy", "workers", "hosts", "wanted"), [
-    ("parameter_server", 1, None, "always"), ("parameter_server", 1, LOCAL, "always"), ("parameter_server", 1, ONE_FAR, "always"),
-    ("parameter_server", 1, TRUSTED, "never"), ("parameter_server", 1, TWO_FAR, "never"),
-    ("multi_worker_mirrored", 2, None, "with GPUs"), ("auto", 2, LOCAL, "with GPUs"), ("multi_worker_mirrored", 2, TWO_FAR, "never"),
-    ("multi_worker_mirrored", 1, None, "never"), ("one_device", 1, None, "never"),
-])
-def test_a_gang_gets_a_namespace_where_it_is_on_one_host_and_may_have_servers(strategy, workers, hosts, wanted):
+@pytest.mark.parametrize(
+    ("strategy", "workers", "hosts", "wanted"),
+    [
+        ("parameter_server", 1, None, "always"),
+        ("parameter_server", 1, LOCAL, "always"),
+        ("parameter_server", 1, ONE_FAR, "always"),
+        ("parameter_server", 1, TRUSTED, "never"),
+        ("parameter_server", 1, TWO_FAR, "never"),
+        ("multi_worker_mirrored", 2, None, "with GPUs"),
+        ("auto", 2, LOCAL, "with GPUs"),
+        ("multi_worker_mirrored", 2, TWO_FAR, "never"),
+        ("multi_worker_mirrored", 1, None, "never"),
+        ("one_device", 1, None, "never"),
+    ],
+)
+def test_a_gang_gets_a_namespace_where_it_is_on_one_host_and_may_have_servers(
+    strategy, workers, hosts, wanted
+):
     servers = {"parameter_servers": 1} if strategy == "parameter_server" else {}
-    assert isolation_of(Train(model="digits_cnn", strategy=strategy, workers=workers, **servers), hosts) == wanted
+    assert (
+        isolation_of(
+            Train(model="digits_cnn", strategy=strategy, workers=workers, **servers), hosts
+        )
+        == wanted
+    )
 
 
 def test_a_port_scan_of_the_whole_host_does_not_disturb_a_gang(start):
@@ -141,7 +218,11 @@ def test_a_port_scan_of_the_whole_host_does_not_disturb_a_gang(start):
 def scan_until(ended: threading.Event, job: RunningJob) -> None:
     """Connects to whatever the gang's processes listen on: every Unix name of a ring, with garbage."""
     while not ended.is_set():
-        names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@trainyard-ring-" in line]
+        names = [
+            line.split()[-1]
+            for line in Path("/proc/net/unix").read_text().splitlines()
+            if "@trainyard-ring-" in line
+        ]
         for name in names:
             with socket.socket(socket.AF_UNIX) as client:
                 client.settimeout(0.2)

@@ -32,11 +32,16 @@ def test_without_restarts_left_the_job_fails_and_names_the_worker_and_its_log(st
 def test_sigterm_ends_every_process_within_five_seconds(start):
     job = start(train__epochs=5000)
     job.wait_for_step(10)
-    assert len(group_members(job.process.pid)) == 5  # launcher, agent, preloaded process, two workers
+    assert (
+        len(group_members(job.process.pid)) == 5
+    )  # launcher, agent, preloaded process, two workers
     watch = Stopwatch()
     assert kill_group(job.identity, 2.0)
     assert watch.seconds < 5
-    saved, killed = ExitCode.RETRY, -signal.SIGKILL  # on a busy machine two seconds don't do to save; what is marked failed is not tried again anyway
+    saved, killed = (
+        ExitCode.RETRY,
+        -signal.SIGKILL,
+    )  # on a busy machine two seconds don't do to save; what is marked failed is not tried again anyway
     assert job.process.wait() in (saved, killed)
     assert job.survivors() == []
     assert not job.job.folder.exists()
@@ -57,7 +62,9 @@ def test_a_worker_that_never_joins_is_named_within_the_deadline(start):
 
 
 def is_fork(job: RunningJob, pid: int, name: str) -> bool:
-    return os.path.realpath(f"/proc/{pid}/fd/1") == os.path.realpath(job.job.attempt.worker_log(name))
+    return os.path.realpath(f"/proc/{pid}/fd/1") == os.path.realpath(
+        job.job.attempt.worker_log(name)
+    )
 
 
 def test_no_free_port_is_told_with_the_range_to_widen(start):
@@ -65,10 +72,18 @@ def test_no_free_port_is_told_with_the_range_to_widen(start):
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        job = start(lab={"first_port": port, "last_port": port, "network": "trusted"}, train__max_restarts=0,
-                    train__strategy="parameter_server", train__workers=1, train__parameter_servers=1)
+        job = start(
+            lab={"first_port": port, "last_port": port, "network": "trusted"},
+            train__max_restarts=0,
+            train__strategy="parameter_server",
+            train__workers=1,
+            train__parameter_servers=1,
+        )
         assert job.end() == ExitCode.RETRY
-    assert "host localhost has 0 free ports where 3 are needed; widen first_port and last_port" in job.message()
+    assert (
+        "host localhost has 0 free ports where 3 are needed; widen first_port and last_port"
+        in job.message()
+    )
     assert job.survivors() == []
 
 
@@ -86,7 +101,9 @@ def test_a_second_job_for_the_same_artifact_waits_for_the_first(start):
 
 
 def test_an_error_in_the_config_is_not_tried_again(start):
-    job = start(train__strategy="tpu", train__workers=1)  # that there is no TPU, only a worker finds out
+    job = start(
+        train__strategy="tpu", train__workers=1
+    )  # that there is no TPU, only a worker finds out
     assert job.end() == ExitCode.CONFIG
     assert "train.strategy is tpu, but no TPU was found" in job.message()
     assert job.messages("restart") == []
@@ -98,13 +115,22 @@ def copied(dataset, tmp_path) -> Path:
     return Path(shutil.copytree(Path(dataset).parent, tmp_path / "dataset"))
 
 
-def test_boxes_are_refused_by_a_classifier_before_anything_is_trained(copied, make_job_in, tmp_path):
+def test_boxes_are_refused_by_a_classifier_before_anything_is_trained(
+    copied, make_job_in, tmp_path
+):
     manifest = read_manifest(copied / "manifest.json")
-    write_manifest(copied, manifest.model_copy(update={"figures": manifest.figures | {"task": "detection"}}))
-    with starting(make_job_in, str(copied / "manifest.json"), tmp_path / "job", {"launcher": "local"}) as start_job:
+    write_manifest(
+        copied, manifest.model_copy(update={"figures": manifest.figures | {"task": "detection"}})
+    )
+    with starting(
+        make_job_in, str(copied / "manifest.json"), tmp_path / "job", {"launcher": "local"}
+    ) as start_job:
         job = start_job()
         assert job.end() == ExitCode.CONFIG
-    assert "the data set is for detection, and train.model digits_cnn is for classification" in job.message()
+    assert (
+        "the data set is for detection, and train.model digits_cnn is for classification"
+        in job.message()
+    )
 
 
 def test_a_damaged_shard_is_named_before_anything_is_trained(copied, make_job_in, tmp_path):
@@ -112,7 +138,9 @@ def test_a_damaged_shard_is_named_before_anything_is_trained(copied, make_job_in
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 0xFF
     shard.write_bytes(data)
-    with starting(make_job_in, str(copied / "manifest.json"), tmp_path / "job", {"launcher": "local"}) as start_job:
+    with starting(
+        make_job_in, str(copied / "manifest.json"), tmp_path / "job", {"launcher": "local"}
+    ) as start_job:
         job = start_job()
         assert job.end() == ExitCode.RETRY
     assert shard.name in job.message()

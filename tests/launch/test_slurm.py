@@ -18,24 +18,53 @@ from pipeline_ops.launch.slurm import address_of, batch_script, sbatch_command
 
 
 def test_what_slurm_is_asked_for():
-    hosts = SlurmHosts(launcher="slurm", nodes=4, min_nodes=2, cores_per_node=8, partition="gpu", arguments=["--gres=gpu:4"])
+    hosts = SlurmHosts(
+        launcher="slurm",
+        nodes=4,
+        min_nodes=2,
+        cores_per_node=8,
+        partition="gpu",
+        arguments=["--gres=gpu:4"],
+    )
     assert sbatch_command(hosts, "name", Path("/run")) == [
-        "sbatch", "--parsable", "--no-requeue", "--no-kill", "--job-name=name", "--nodes=2-4", "--ntasks-per-node=1", "--output=/run/slurm.log",
-        "--partition=gpu", "--cpus-per-task=8", "--gres=gpu:4"]
-    assert "--exclusive" in sbatch_command(SlurmHosts(launcher="slurm", nodes=1), "name", Path("/run")), "all cores or those named"
+        "sbatch",
+        "--parsable",
+        "--no-requeue",
+        "--no-kill",
+        "--job-name=name",
+        "--nodes=2-4",
+        "--ntasks-per-node=1",
+        "--output=/run/slurm.log",
+        "--partition=gpu",
+        "--cpus-per-task=8",
+        "--gres=gpu:4",
+    ]
+    assert "--exclusive" in sbatch_command(
+        SlurmHosts(launcher="slurm", nodes=1), "name", Path("/run")
+    ), "all cores or those named"
 
 
 def test_the_batch_script_quotes_what_a_path_contains(tmp_path):
     """F17: a quote in the storage root executed commands."""
     attack = f"/root'; touch {tmp_path}/executed; echo '"
-    hosts = SlurmHosts(launcher="slurm", nodes=1, code=f"$(touch {tmp_path}/executed)", python=f"echo `touch {tmp_path}/executed`")
-    done = subprocess.run(["sh"], input=batch_script(hosts, Path(attack)), capture_output=True, text=True)
+    hosts = SlurmHosts(
+        launcher="slurm",
+        nodes=1,
+        code=f"$(touch {tmp_path}/executed)",
+        python=f"echo `touch {tmp_path}/executed`",
+    )
+    done = subprocess.run(
+        ["sh"], input=batch_script(hosts, Path(attack)), capture_output=True, text=True
+    )
     assert done.returncode == 127, "there is no such interpreter"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_address_of_a_node_is_the_one_that_slurm_uses():
-    assert address_of("NodeName=n10 Arch=x86_64 NodeAddr=10.1.0.10 NodeHostName=cpu-10 Port=0") == "10.1.0.10"
+    assert (
+        address_of("NodeName=n10 Arch=x86_64 NodeAddr=10.1.0.10 NodeHostName=cpu-10 Port=0")
+        == "10.1.0.10"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +82,21 @@ def cluster(tmp_path_factory):
 @pytest.fixture
 def start(cluster, dataset, make_job_in, tmp_path):
     nodes = {"launcher": "slurm", "network": "trusted", "nodes": 2, "cores_per_node": 1}
-    with starting(make_job_in, dataset, tmp_path, nodes, train__start_timeout_seconds=90) as start_job:
+    with starting(
+        make_job_in, dataset, tmp_path, nodes, train__start_timeout_seconds=90
+    ) as start_job:
         yield start_job
 
 
 @pytest.fixture(scope="module")
 def undisturbed(dataset, make_job_in, tmp_path_factory):
     """A run on this machine alone that nobody disturbed."""
-    with starting(make_job_in, dataset, tmp_path_factory.mktemp("undisturbed"), {"launcher": "local", "cores": 2}) as start_job:
+    with starting(
+        make_job_in,
+        dataset,
+        tmp_path_factory.mktemp("undisturbed"),
+        {"launcher": "local", "cores": 2},
+    ) as start_job:
         job = start_job()
         assert job.end() == ExitCode.SUCCESS, job.job.attempt.log.read_text()
         yield job
@@ -84,16 +120,25 @@ def test_a_killed_worker_on_a_node_costs_a_restart(start, undisturbed, name):
     job.wait_until_held()
     os.kill(job.worker(name), signal.SIGKILL)
     assert_went_on(undisturbed, job)
-    assert f"{name} on n{int(name[-1]) + 1} was killed by signal 9 (SIGKILL)" in job.messages("restart")[0]
+    assert (
+        f"{name} on n{int(name[-1]) + 1} was killed by signal 9 (SIGKILL)"
+        in job.messages("restart")[0]
+    )
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_leaves_no_process_on_any_node_and_the_next_try_goes_on(start, cluster, undisturbed):
+def test_a_killed_launcher_leaves_no_process_on_any_node_and_the_next_try_goes_on(
+    start, cluster, undisturbed
+):
     job = start(is_held=True)
     job.wait_until_held()
     os.kill(job.process.pid, signal.SIGKILL)
     job.process.wait()
-    assert [survivor for survivor in job.survivors(10) if "launch.allocation_holder" not in survivor and "slurm" not in survivor] == []
+    assert [
+        survivor
+        for survivor in job.survivors(10)
+        if "launch.allocation_holder" not in survivor and "slurm" not in survivor
+    ] == []
     [keeper] = [pid for pid in job.all() if "launch.allocation_holder" in command(pid)]
     os.kill(keeper, signal.SIGTERM)  # it would give the nodes back by itself a minute later
     wait_until(lambda: cluster.jobs() == [], "the job is still allocated")
@@ -117,7 +162,11 @@ def test_what_slurm_refuses_is_told_and_not_tried_again(start):
 
 
 def test_a_queue_that_does_not_move_is_told_within_the_deadline(start, cluster):
-    job = start(lab={"nodes": 1, "queue_timeout_seconds": 6, "arguments": ["--begin=now+1hour"]}, train__workers=1, train__max_restarts=0)
+    job = start(
+        lab={"nodes": 1, "queue_timeout_seconds": 6, "arguments": ["--begin=now+1hour"]},
+        train__workers=1,
+        train__max_restarts=0,
+    )
     assert job.end() == ExitCode.RETRY
     assert "within 6 s (queue_timeout_seconds in the hosts file): (BeginTime)" in job.message()
     wait_until(lambda: cluster.jobs() == [], "the job is still in the queue")
@@ -128,8 +177,16 @@ def test_nothing_lives_of_a_cluster_that_goes_down_with_a_job_in_it(cluster, tmp
     mine, in_use = Cluster(tmp_path, 1), os.environ["SLURM_CONF"]
     try:
         mine.up()
-        subprocess.run(["sbatch", "--wrap", "trap '' TERM; sleep 600"], check=True, cwd=tmp_path, stdout=subprocess.DEVNULL)
-        wait_until(lambda: any("sleep 600" in command(pid) for pid in mine.daemons()), "the job does not begin")
+        subprocess.run(
+            ["sbatch", "--wrap", "trap '' TERM; sleep 600"],
+            check=True,
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+        )
+        wait_until(
+            lambda: any("sleep 600" in command(pid) for pid in mine.daemons()),
+            "the job does not begin",
+        )
         assert len(mine.daemons()) >= 4, "slurmctld, slurmd, munged and the job"
     finally:
         mine.down()

@@ -10,7 +10,15 @@ import time
 
 import pytest
 from launch.network import Network, why_not
-from launch.running import INTERVAL, RunningJob, assert_same, assert_went_on, command, parent, starting
+from launch.running import (
+    INTERVAL,
+    RunningJob,
+    assert_same,
+    assert_went_on,
+    command,
+    parent,
+    starting,
+)
 
 from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.errors import ExitCode
@@ -32,8 +40,15 @@ def network(tmp_path_factory):
 def start(network, dataset, make_job_in, tmp_path):
     """Starts jobs on the first hosts of the network."""
     with starting(make_job_in, dataset, tmp_path, {}, **PATIENT) as start_job:
-        def start_on(hosts: int = 2, name: str = "attempt", lab: dict | None = None, **overrides) -> RunningJob:
-            return start_job(name, network.hosts_file(hosts) | (lab or {}), **({"train__workers": hosts} | overrides))
+
+        def start_on(
+            hosts: int = 2, name: str = "attempt", lab: dict | None = None, **overrides
+        ) -> RunningJob:
+            return start_job(
+                name,
+                network.hosts_file(hosts) | (lab or {}),
+                **({"train__workers": hosts} | overrides),
+            )
 
         yield start_on
         for host in network.hosts:
@@ -43,14 +58,21 @@ def start(network, dataset, make_job_in, tmp_path):
 @pytest.fixture
 def alone(dataset, make_job_in, tmp_path_factory):
     """Starts jobs on this machine alone, to compare with."""
-    with starting(make_job_in, dataset, tmp_path_factory.mktemp("alone"), {"launcher": "local", "cores": 1}) as start_job:
+    with starting(
+        make_job_in, dataset, tmp_path_factory.mktemp("alone"), {"launcher": "local", "cores": 1}
+    ) as start_job:
         yield start_job
 
 
 @pytest.fixture(scope="module")
 def undisturbed(dataset, make_job_in, tmp_path_factory):
     """A run on this machine alone that nobody disturbed."""
-    with starting(make_job_in, dataset, tmp_path_factory.mktemp("undisturbed"), {"launcher": "local", "cores": 2}) as start_job:
+    with starting(
+        make_job_in,
+        dataset,
+        tmp_path_factory.mktemp("undisturbed"),
+        {"launcher": "local", "cores": 2},
+    ) as start_job:
         job = start_job()
         assert job.end() == ExitCode.SUCCESS, job.job.attempt.log.read_text()
         yield job
@@ -63,7 +85,10 @@ def namespace_of(pid: int) -> int:
 def test_two_hosts_train_what_one_machine_trains(start, undisturbed):
     job = start(hosts=2, is_held=True)
     job.wait_until_held()
-    assert len({namespace_of(job.worker(f"worker {n}")) for n in (0, 1)} | {namespace_of(os.getpid())}) == 3, "each is in a network of its own"
+    assert (
+        len({namespace_of(job.worker(f"worker {n}")) for n in (0, 1)} | {namespace_of(os.getpid())})
+        == 3
+    ), "each is in a network of its own"
     job.let_go()
     assert job.end() == ExitCode.SUCCESS, job.message()
     assert job.figures().workers == 2
@@ -94,7 +119,9 @@ def test_a_lost_host_shrinks_the_gang_and_the_result_is_the_same(start, network,
 
 
 @pytest.mark.slow
-def test_a_network_that_is_cut_for_a_while_costs_a_restart_and_no_worker(start, network, undisturbed):
+def test_a_network_that_is_cut_for_a_while_costs_a_restart_and_no_worker(
+    start, network, undisturbed
+):
     job = start(hosts=2, is_held=True)
     job.wait_until_held()
     network.cut("tyh2")
@@ -112,7 +139,10 @@ def test_a_returned_host_grows_the_gang_back_and_the_curve_stays_the_same(start,
     job = start(hosts=2, lab={"connect_timeout_seconds": 1}, is_held=True, train__min_workers=1)
     job.wait_until_held()
     network.mend("tyh2")
-    assert "room for 2 workers and not 1" in job.wait_for(lambda moment: moment.phase == "grow").message
+    assert (
+        "room for 2 workers and not 1"
+        in job.wait_for(lambda moment: moment.phase == "grow").message
+    )
     job.let_go()
     assert_went_on(calm, job)
     assert (job.figures().workers, job.figures().restarts) == (2, 0)
@@ -152,11 +182,19 @@ def test_a_gang_of_another_launcher_is_not_joined_by_a_second_one(start):
     first.wait_for_step(5)
     lock = first.job.folder.with_name(f".{first.job.folder.name}.lock")
     lock.unlink()  # as if storage had no locks
-    second = start(hosts=1, name="second", train__epochs=3000, train__start_timeout_seconds=20, train__max_restarts=0)
+    second = start(
+        hosts=1,
+        name="second",
+        train__epochs=3000,
+        train__start_timeout_seconds=20,
+        train__max_restarts=0,
+    )
     assert second.end() == ExitCode.RETRY
     assert "a gang for the same artifact runs there already" in second.message()
     assert str(first.agents()[0]) in second.message()
-    assert first.process.poll() is None and first.messages("restart") == [], "the first one was not disturbed"
+    assert first.process.poll() is None and first.messages("restart") == [], (
+        "the first one was not disturbed"
+    )
 
 
 def test_a_killed_launcher_leaves_nothing_on_any_host(start, undisturbed):
@@ -175,7 +213,9 @@ def test_a_killed_launcher_leaves_nothing_on_any_host(start, undisturbed):
 def test_a_killed_carrier_ends_its_host_and_the_gang_goes_on(start, undisturbed, victim):
     job = start(is_held=True)
     job.wait_until_held()
-    ssh = next(pid for pid in job.all() if parent(pid) == job.process.pid and "tyh2" in command(pid))
+    ssh = next(
+        pid for pid in job.all() if parent(pid) == job.process.pid and "tyh2" in command(pid)
+    )
     os.kill(far_agent(job) if victim == "agent" else ssh, signal.SIGKILL)
     assert_went_on(undisturbed, job)
     assert "host tyh2: the connection ended" in job.messages("restart")[0]
@@ -183,7 +223,9 @@ def test_a_killed_carrier_ends_its_host_and_the_gang_goes_on(start, undisturbed,
 
 
 def far_agent(job: RunningJob) -> int:
-    return next(pid for pid in job.agents() if namespace_of(pid) == namespace_of(job.worker("worker 1")))
+    return next(
+        pid for pid in job.agents() if namespace_of(pid) == namespace_of(job.worker("worker 1"))
+    )
 
 
 @pytest.mark.slow
@@ -210,25 +252,37 @@ def test_three_hosts_go_on_as_two_when_one_is_lost_for_good(start, network, alon
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_one_host_can_not_read_is_given_up_by_all(start, network, undisturbed, tmp_path):
+def test_a_checkpoint_that_one_host_can_not_read_is_given_up_by_all(
+    start, network, undisturbed, tmp_path
+):
     """Another file is in its place there; nothing is wrong with it elsewhere."""
     job = start(is_held=True)
     job.wait_until_held()
     os.kill(job.process.pid, signal.SIGKILL)
     assert job.survivors() == []
-    newest, damaged = work_folder(job.job.folder) / f"checkpoint-{INTERVAL:09d}.npz", tmp_path / "damaged"
+    newest, damaged = (
+        work_folder(job.job.folder) / f"checkpoint-{INTERVAL:09d}.npz",
+        tmp_path / "damaged",
+    )
     damaged.write_bytes(newest.read_bytes()[:5000])
     subprocess.run([*network.on("tyh2"), "mount", "--bind", str(damaged), str(newest)], check=True)
     again = start(name="second", train__max_restarts=0)
     assert again.end() == ExitCode.SUCCESS, again.message()
     assert again.steps("restored") == again.steps("restored", "worker 1") == [0]
-    assert f"worker 1 can read no checkpoint in {newest.parent} that is newer than step 0, while others read that of step {INTERVAL}" \
+    assert (
+        f"worker 1 can read no checkpoint in {newest.parent} that is newer than step 0, while others read that of step {INTERVAL}"
         in "".join(again.figures().warnings)
+    )
     assert_same(again, undisturbed)
 
 
 def test_a_host_whose_key_is_not_known_is_refused(start, tmp_path):
-    job = start(hosts=1, lab={"known_hosts": str(tmp_path / "none")}, train__start_timeout_seconds=10, train__max_restarts=0)
+    job = start(
+        hosts=1,
+        lab={"known_hosts": str(tmp_path / "none")},
+        train__start_timeout_seconds=10,
+        train__max_restarts=0,
+    )
     assert job.end() == ExitCode.RETRY
     assert "host tyh1" in job.message() and "Host key verification failed" in job.message()
 
@@ -245,7 +299,11 @@ def test_a_host_behind_jump_hosts_is_reached_with_the_same_keys(start, network):
 def test_a_host_with_other_code_is_named_before_anything_is_trained(start, tmp_path):
     from pipeline_ops.artifacts.fingerprint import CODE_ROOT
 
-    shutil.copytree(CODE_ROOT / "pipeline_ops", tmp_path / "copy" / "pipeline_ops", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        CODE_ROOT / "pipeline_ops",
+        tmp_path / "copy" / "pipeline_ops",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     changed = tmp_path / "copy" / "pipeline_ops" / "training" / "loops" / "synchronous.py"
     changed.write_text(changed.read_text() + "# changed\n")
     job = start(hosts=1, lab={"code": str(tmp_path / "copy")})

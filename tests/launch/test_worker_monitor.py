@@ -16,7 +16,10 @@ from pipeline_ops.launch.plan import Host, build_launch_plan, seats_of, status_f
 from pipeline_ops.launch.worker_monitor import WorkerMonitor
 from pipeline_ops.storage.atomic import write_json
 
-HOSTS = [Host(name="h1", address="h1", workers=1, cores=1), Host(name="h2", address="h2", workers=1, cores=1)]
+HOSTS = [
+    Host(name="h1", address="h1", workers=1, cores=1),
+    Host(name="h2", address="h2", workers=1, cores=1),
+]
 ECHO = "UnavailableError: Connection reset by peer"
 
 
@@ -27,12 +30,17 @@ class Scene:
         config = Train(**{"model": "digits_cnn", "workers": 2, "global_batch": 8} | values)
         self.attempt = Attempt(folder)
         seats = seats_of(config, HOSTS, 2)
-        self.plan = build_launch_plan(config, HOSTS, seats, {"h1": range(9), "h2": range(9)}, self.attempt, folder, 0)
+        self.plan = build_launch_plan(
+            config, HOSTS, seats, {"h1": range(9), "h2": range(9)}, self.attempt, folder, 0
+        )
         self.watch = WorkerMonitor(self.plan, config, self.attempt)
 
     def ends(self, name: str, code: int, message: str = "") -> None:
         if code > 0:
-            write_json(status_file(self.attempt, name), Status(exit_code=ExitCode(code), message=message).model_dump(mode="json"))
+            write_json(
+                status_file(self.attempt, name),
+                Status(exit_code=ExitCode(code), message=message).model_dump(mode="json"),
+            )
         self.watch.note("h1", Event(event="ended", name=name, code=code))
 
     def reports(self, name: str, phase: str, done: int | None = None) -> None:
@@ -57,7 +65,9 @@ def test_the_echo_of_a_killed_peer_is_not_taken_for_the_cause(tmp_path):
     scene.reports("worker 1", "train", 40)
     scene.ends("worker 0", 75, ECHO)
     scene.ends("worker 1", -9)
-    assert scene.cause().startswith("worker 1 on h2 was killed by signal 9 (SIGKILL) at step 40; its log is")
+    assert scene.cause().startswith(
+        "worker 1 on h2 was killed by signal 9 (SIGKILL) at step 40; its log is"
+    )
 
 
 def test_an_error_of_the_config_is_told_before_everything_else(tmp_path):
@@ -65,7 +75,10 @@ def test_an_error_of_the_config_is_told_before_everything_else(tmp_path):
     scene.ends("worker 0", 75, ECHO)
     scene.ends("worker 1", 78, "there is no such model")
     failure = scene.watch.cause(scene.watch.failure())
-    assert (failure.exit_code, failure.message.split(";")[0]) == (ExitCode.CONFIG, "worker 1 on h2 failed at step 0: there is no such model")
+    assert (failure.exit_code, failure.message.split(";")[0]) == (
+        ExitCode.CONFIG,
+        "worker 1 on h2 failed at step 0: there is no such model",
+    )
 
 
 def test_alone_an_echo_is_all_there_is_to_tell(tmp_path):
@@ -78,14 +91,21 @@ def test_a_process_without_a_beat_is_named(tmp_path):
     scene = Scene(tmp_path, heartbeat_timeout_seconds=2)
     scene.reports("worker 0", "train", 1)
     scene.reports("worker 1", "train", 1)
-    assert "worker 1 on h2 has given no sign of life for " in scene.until_it_fails(h1=Event(event="alive", names=["worker 0"]))
+    assert "worker 1 on h2 has given no sign of life for " in scene.until_it_fails(
+        h1=Event(event="alive", names=["worker 0"])
+    )
 
 
 def test_of_two_silent_processes_the_stopped_one_is_named(tmp_path):
     """The chief starves where it waits for a stopped server."""
-    scene = Scene(tmp_path, strategy="parameter_server", parameter_servers=1, heartbeat_timeout_seconds=2)
+    scene = Scene(
+        tmp_path, strategy="parameter_server", parameter_servers=1, heartbeat_timeout_seconds=2
+    )
     scene.reports("chief", "train", 1)
-    said = scene.until_it_fails(h1=Event(event="alive", names=["worker 0", "ps 0"], stopped=["ps 0"]), h2=Event(event="alive", names=["worker 1"]))
+    said = scene.until_it_fails(
+        h1=Event(event="alive", names=["worker 0", "ps 0"], stopped=["ps 0"]),
+        h2=Event(event="alive", names=["worker 1"]),
+    )
     assert said.startswith("ps 0 on h1 has given no sign of life")
 
 
@@ -94,7 +114,9 @@ def test_a_process_that_joins_is_alive_unless_it_is_stopped(tmp_path):
     scene = Scene(tmp_path, heartbeat_timeout_seconds=2)
     scene.reports("worker 0", "joining")
     scene.reports("worker 1", "joining")
-    said = scene.until_it_fails(h1=Event(event="alive"), h2=Event(event="alive", stopped=["worker 1"]))
+    said = scene.until_it_fails(
+        h1=Event(event="alive"), h2=Event(event="alive", stopped=["worker 1"])
+    )
     assert "worker 1 on h2 has given no sign of life" in said
 
 
@@ -102,10 +124,16 @@ def test_a_gang_that_makes_no_step_is_told_with_everybodys_state(tmp_path):
     scene = Scene(tmp_path, start_timeout_seconds=1)
     scene.reports("worker 0", "joining")
     time.sleep(1.1)
-    assert "no step within 1 s (train.start_timeout_seconds): worker 0 on h1 is joining, worker 1 on h2 has not come" in scene.watch.failure().message
+    assert (
+        "no step within 1 s (train.start_timeout_seconds): worker 0 on h1 is joining, worker 1 on h2 has not come"
+        in scene.watch.failure().message
+    )
 
 
-@pytest.mark.parametrize(("name", "code", "fails"), [("chief", 0, False), ("ps 0", 0, True), ("ps 0", -9, True), ("worker 1", -9, True)])
+@pytest.mark.parametrize(
+    ("name", "code", "fails"),
+    [("chief", 0, False), ("ps 0", 0, True), ("ps 0", -9, True), ("worker 1", -9, True)],
+)
 def test_servers_must_outlive_their_chief(tmp_path, name, code, fails):
     scene = Scene(tmp_path, strategy="parameter_server", parameter_servers=1)
     scene.ends(name, code)

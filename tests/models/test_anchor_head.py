@@ -24,8 +24,11 @@ def labels(boxes, classes, crowd=None):
     from pipeline_ops.models.boxes import Boxes
 
     corners = np.array(boxes, np.float32).reshape(1, -1, 4) / PIXELS
-    return Boxes(tf.constant(corners, tf.float32), tf.constant([classes], tf.int32, [1, len(classes)]),
-                 tf.constant([crowd or [False] * len(classes)], tf.bool, [1, len(classes)]))
+    return Boxes(
+        tf.constant(corners, tf.float32),
+        tf.constant([classes], tf.int32, [1, len(classes)]),
+        tf.constant([crowd or [False] * len(classes)], tf.bool, [1, len(classes)]),
+    )
 
 
 def perfect_outputs(truth):
@@ -36,13 +39,20 @@ def perfect_outputs(truth):
 
     targets = head().targets(truth)
     logits = tf.where(tf.one_hot(targets.classes, CLASSES) > 0, 12.0, -12.0)
-    return {"logits": logits, "deltas": tf.where(targets.is_object[..., None], encode(targets.corners, head().anchors), 0.0)}
+    return {
+        "logits": logits,
+        "deltas": tf.where(
+            targets.is_object[..., None], encode(targets.corners, head().anchors), 0.0
+        ),
+    }
 
 
 @pytest.mark.parametrize("box_loss", ["smooth_l1", "giou"])
 def test_perfect_outputs_cost_nearly_nothing_and_wrong_ones_much(box_loss):
     truth = labels(BOXES, [0, 2, 1])
-    loss, class_loss, iou, count = head(box_loss=box_loss).sums(perfect_outputs(truth), truth).numpy()
+    loss, class_loss, iou, count = (
+        head(box_loss=box_loss).sums(perfect_outputs(truth), truth).numpy()
+    )
     assert count >= 3
     assert iou == pytest.approx(count, rel=1e-4)
     assert loss < 0.01 and class_loss < 0.01
@@ -55,7 +65,12 @@ def test_perfect_outputs_mean_the_boxes_that_they_were_made_of():
     found = head().detect(perfect_outputs(labels(BOXES, [0, 2, 1])))
     count = int(found.num_detections[0])
     assert count == 3
-    answers = {int(c): box for c, box in zip(found.classes[0].numpy()[:count], found.boxes[0].numpy()[:count] * PIXELS, strict=True)}
+    answers = {
+        int(c): box
+        for c, box in zip(
+            found.classes[0].numpy()[:count], found.boxes[0].numpy()[:count] * PIXELS, strict=True
+        )
+    }
     for box, label in zip(BOXES, [0, 2, 1], strict=True):
         assert answers[label] == pytest.approx(box, abs=1e-2)
 
@@ -65,15 +80,22 @@ def test_other_formats_find_the_same():
 
     random = np.random.default_rng(2)
     anchors = len(head().anchors)
-    outputs = {"logits": tf.constant(random.normal(-2, 2, (2, anchors, CLASSES)), tf.float32),
-               "deltas": tf.constant(random.normal(0, 0.2, (2, anchors, 4)), tf.float32)}
+    outputs = {
+        "logits": tf.constant(random.normal(-2, 2, (2, anchors, CLASSES)), tf.float32),
+        "deltas": tf.constant(random.normal(0, 0.2, (2, anchors, 4)), tf.float32),
+    }
     wanted, found = head().detect(outputs), tf.function(lambda: head().detect_portably(outputs))()
     assert wanted.num_detections.numpy().min() > 50
     for name in wanted._fields:
-        assert getattr(found, name).numpy() == pytest.approx(getattr(wanted, name).numpy(), abs=1e-6), name
+        assert getattr(found, name).numpy() == pytest.approx(
+            getattr(wanted, name).numpy(), abs=1e-6
+        ), name
 
 
-@pytest.mark.parametrize(("box_loss", "box_wanted"), [("smooth_l1", 2 * (0.05**2 / 0.22) + 2 * (0.3 - 0.055)), ("giou", None)])
+@pytest.mark.parametrize(
+    ("box_loss", "box_wanted"),
+    [("smooth_l1", 2 * (0.05**2 / 0.22) + 2 * (0.3 - 0.055)), ("giou", None)],
+)
 def test_the_losses_by_hand(box_loss, box_wanted):
     """Every anchor says 0.1 for class 0 and nothing else; the boxes of all are off by (0.05, -0.05, 0.3, -0.3)."""
     import tensorflow as tf
@@ -83,13 +105,27 @@ def test_the_losses_by_hand(box_loss, box_wanted):
     is_object, is_ignored = (each.numpy()[0] for each in (targets.is_object, targets.is_ignored))
     objects, background = is_object.sum(), (~is_object & ~is_ignored).sum()
     perfect = perfect_outputs(truth)
-    outputs = {"logits": tf.concat([tf.fill([1, len(is_object), 1], math.log(0.1 / 0.9)), tf.fill([1, len(is_object), 2], -40.0)], -1),
-               "deltas": perfect["deltas"] + tf.constant([0.05, -0.05, 0.3, -0.3])}
+    outputs = {
+        "logits": tf.concat(
+            [
+                tf.fill([1, len(is_object), 1], math.log(0.1 / 0.9)),
+                tf.fill([1, len(is_object), 2], -40.0),
+            ],
+            -1,
+        ),
+        "deltas": perfect["deltas"] + tf.constant([0.05, -0.05, 0.3, -0.3]),
+    }
     loss, class_loss, iou, count = head(box_loss=box_loss).sums(outputs, truth).numpy()
     assert count == objects
     by_hand = objects * 0.25 * 0.9**2 * -math.log(0.1) + background * 0.75 * 0.1**2 * -math.log(0.9)
     assert class_loss == pytest.approx(by_hand, rel=1e-4)
-    ious, gious = zip(*[plain_overlaps(anchor, BOXES[0], (0.05, -0.05, 0.3, -0.3)) for anchor in head().anchors[is_object]], strict=True)
+    ious, gious = zip(
+        *[
+            plain_overlaps(anchor, BOXES[0], (0.05, -0.05, 0.3, -0.3))
+            for anchor in head().anchors[is_object]
+        ],
+        strict=True,
+    )
     assert iou == pytest.approx(sum(ious), rel=1e-3)
     box_loss = objects * box_wanted if box_wanted else sum(1 - giou for giou in gious)
     assert loss - class_loss == pytest.approx(box_loss, rel=1e-3)
@@ -101,13 +137,19 @@ def plain_overlaps(anchor, box, errors):
     y, x = (box[0] + box[2]) / 2 + errors[0] * height, (box[1] + box[3]) / 2 + errors[1] * width
     high, wide = (box[2] - box[0]) * math.exp(errors[2]), (box[3] - box[1]) * math.exp(errors[3])
     other = (y - high / 2, x - wide / 2, y + high / 2, x + wide / 2)
-    inter = max(0, min(box[2], other[2]) - max(box[0], other[0])) * max(0, min(box[3], other[3]) - max(box[1], other[1]))
+    inter = max(0, min(box[2], other[2]) - max(box[0], other[0])) * max(
+        0, min(box[3], other[3]) - max(box[1], other[1])
+    )
     union = (box[2] - box[0]) * (box[3] - box[1]) + high * wide - inter
-    hull = (max(box[2], other[2]) - min(box[0], other[0])) * (max(box[3], other[3]) - min(box[1], other[1]))
+    hull = (max(box[2], other[2]) - min(box[0], other[0])) * (
+        max(box[3], other[3]) - min(box[1], other[1])
+    )
     return inter / union, inter / union - (hull - union) / hull
 
 
-@pytest.mark.parametrize(("boxes", "classes"), [([], []), ([[0, 0, 0, 0]], [-1])], ids=["no room", "padding"])
+@pytest.mark.parametrize(
+    ("boxes", "classes"), [([], []), ([[0, 0, 0, 0]], [-1])], ids=["no room", "padding"]
+)
 def test_an_image_without_boxes_is_learned_from_too(boxes, classes):
     truth = labels(boxes, classes)
     imagined = perfect_outputs(labels(BOXES, [0, 2, 1]))
@@ -126,16 +168,34 @@ def test_the_sums_of_parts_of_a_batch_add_up_to_those_of_the_whole(parts):
     random = np.random.default_rng(3)
     anchors, counts = len(head().anchors), [0, 1, 5, 2, 3, 0, 1, 4]
     low = random.uniform(0, 0.5, (8, 5, 2))
-    corners, classes = np.concatenate([low, low + random.uniform(0.1, 0.5, (8, 5, 2))], -1), random.integers(0, CLASSES, (8, 5))
+    corners, classes = (
+        np.concatenate([low, low + random.uniform(0.1, 0.5, (8, 5, 2))], -1),
+        random.integers(0, CLASSES, (8, 5)),
+    )
     crowd = random.random((8, 5)) < 0.2
-    outputs = {"logits": random.normal(-2, 2, (8, anchors, CLASSES)), "deltas": random.normal(0, 0.5, (8, anchors, 4))}
+    outputs = {
+        "logits": random.normal(-2, 2, (8, anchors, CLASSES)),
+        "deltas": random.normal(0, 0.5, (8, anchors, 4)),
+    }
 
     def sums(images):
         most = max(counts[image] for image in images)
-        room = np.array([[number < counts[image] for number in range(most)] for image in images], bool).reshape(len(images), most)
-        truth = Boxes(tf.constant(corners[images][:, :most] * room[..., None], tf.float32),
-                      tf.constant(np.where(room, classes[images][:, :most], -1), tf.int32), tf.constant(crowd[images][:, :most] & room))
-        return head().sums({name: tf.constant(values[images], tf.float32) for name, values in outputs.items()}, truth).numpy()
+        room = np.array(
+            [[number < counts[image] for number in range(most)] for image in images], bool
+        ).reshape(len(images), most)
+        truth = Boxes(
+            tf.constant(corners[images][:, :most] * room[..., None], tf.float32),
+            tf.constant(np.where(room, classes[images][:, :most], -1), tf.int32),
+            tf.constant(crowd[images][:, :most] & room),
+        )
+        return (
+            head()
+            .sums(
+                {name: tf.constant(values[images], tf.float32) for name, values in outputs.items()},
+                truth,
+            )
+            .numpy()
+        )
 
     whole = sums(np.arange(8))
     assert whole[3] > 20
@@ -143,14 +203,21 @@ def test_the_sums_of_parts_of_a_batch_add_up_to_those_of_the_whole(parts):
 
 
 def test_padding_is_no_box():
-    padded, outputs = labels([*BOXES, [0, 0, 0, 0]], [0, 2, 1, -1]), perfect_outputs(labels(BOXES, [0, 2, 1]))
-    assert head().sums(outputs, padded).numpy() == pytest.approx(head().sums(outputs, labels(BOXES, [0, 2, 1])).numpy())
+    padded, outputs = (
+        labels([*BOXES, [0, 0, 0, 0]], [0, 2, 1, -1]),
+        perfect_outputs(labels(BOXES, [0, 2, 1])),
+    )
+    assert head().sums(outputs, padded).numpy() == pytest.approx(
+        head().sums(outputs, labels(BOXES, [0, 2, 1])).numpy()
+    )
 
 
 def test_what_is_found_in_a_crowd_costs_nothing():
     """But for anchors that reach far out of it."""
     imagined = perfect_outputs(labels(BOXES[:2], [0, 2]))
-    crowd = head().sums(imagined, labels([BOXES[0], [5, 42, 64, 96]], [0, 2], [False, True])).numpy()
+    crowd = (
+        head().sums(imagined, labels([BOXES[0], [5, 42, 64, 96]], [0, 2], [False, True])).numpy()
+    )
     alone = head().sums(imagined, labels(BOXES[:1], [0])).numpy()
     assert crowd[3] == alone[3]
     assert crowd[1] < alone[1] / 5
@@ -162,7 +229,9 @@ def test_xla_compiles_the_losses_where_the_number_of_boxes_is_fixed():
     truth = labels(BOXES, [0, 2, 1])
     outputs = perfect_outputs(truth)
     compiled = tf.function(head(max_boxes=3).sums, jit_compile=True)
-    assert compiled(outputs, truth).numpy() == pytest.approx(head().sums(outputs, truth).numpy(), rel=1e-4, abs=1e-4)
+    assert compiled(outputs, truth).numpy() == pytest.approx(
+        head().sums(outputs, truth).numpy(), rel=1e-4, abs=1e-4
+    )
 
 
 def test_labels_have_as_much_room_as_the_head_says_and_an_image_with_more_is_an_error(scenes):
@@ -173,18 +242,35 @@ def test_labels_have_as_much_room_as_the_head_says_and_an_image_with_more_is_an_
     from pipeline_ops.models.detection import Detection
     from pipeline_ops.models.retinanet import make_head
 
-    records = next(iter(tf.data.TFRecordDataset(shard_paths(scenes, read_manifest(scenes), "train")[:1]).batch(8)))
-    shapes = {boxes: Detection((128, 128, 1), make_head((128, 128, 1), 10, max_boxes=boxes)).parse(records)[1].corners.shape for boxes in (9, 20)}
+    records = next(
+        iter(
+            tf.data.TFRecordDataset(shard_paths(scenes, read_manifest(scenes), "train")[:1]).batch(
+                8
+            )
+        )
+    )
+    shapes = {
+        boxes: Detection((128, 128, 1), make_head((128, 128, 1), 10, max_boxes=boxes))
+        .parse(records)[1]
+        .corners.shape
+        for boxes in (9, 20)
+    }
     assert shapes == {9: (8, 9, 4), 20: (8, 20, 4)}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="train.model_parameters.max_boxes is 1, and an image has more boxes"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match="train.model_parameters.max_boxes is 1, and an image has more boxes",
+    ):
         Detection((128, 128, 1), make_head((128, 128, 1), 10, max_boxes=1)).parse(records)
 
 
-@pytest.mark.parametrize(("options", "problem"), [
-    ({"anchor_scale": 0.0}, "anchor_scale must be above 0, got 0.0"),
-    ({"box_loss": "l2"}, "box_loss must be smooth_l1 or giou, got l2"),
-    ({"max_boxes": 0}, "max_boxes must be at least 1, got 0"),
-])
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"anchor_scale": 0.0}, "anchor_scale must be above 0, got 0.0"),
+        ({"box_loss": "l2"}, "box_loss must be smooth_l1 or giou, got l2"),
+        ({"max_boxes": 0}, "max_boxes must be at least 1, got 0"),
+    ],
+)
 def test_what_a_head_can_not_be_is_refused(options, problem):
     from pipeline_ops.errors import ConfigError
     from pipeline_ops.models.retinanet import make_head

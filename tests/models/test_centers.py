@@ -23,7 +23,11 @@ def labels(boxes, classes, crowd=None):
     from pipeline_ops.models.boxes import Boxes
 
     corners = np.array(boxes, np.float32).reshape(1, -1, 4) / SIZE
-    return Boxes(tf.constant(corners, tf.float32), tf.constant([classes], tf.int32), tf.constant([crowd or [False] * len(classes)]))
+    return Boxes(
+        tf.constant(corners, tf.float32),
+        tf.constant([classes], tf.int32),
+        tf.constant([crowd or [False] * len(classes)]),
+    )
 
 
 def perfect_outputs(truth):
@@ -35,14 +39,22 @@ def perfect_outputs(truth):
     centers = np.stack(np.meshgrid(y, x, indexing="ij"), -1)
     corners = targets.corners.numpy()
     sides = np.concatenate([centers - corners[..., :2], corners[..., 2:] - centers], -1)
-    return {"heat": tf.where(targets.heat >= 0.999, 12.0, -12.0), "sides": tf.constant(np.maximum(sides, 0), tf.float32)}
+    return {
+        "heat": tf.where(targets.heat >= 0.999, 12.0, -12.0),
+        "sides": tf.constant(np.maximum(sides, 0), tf.float32),
+    }
 
 
 def test_perfect_maps_mean_the_boxes_that_they_were_made_of():
     found = head().detect(perfect_outputs(labels(BOXES, [0, 2, 1])))
     count = int(found.num_detections[0])
     assert count == 3
-    answers = {int(c): box for c, box in zip(found.classes[0].numpy()[:count], found.boxes[0].numpy()[:count] * SIZE, strict=True)}
+    answers = {
+        int(c): box
+        for c, box in zip(
+            found.classes[0].numpy()[:count], found.boxes[0].numpy()[:count] * SIZE, strict=True
+        )
+    }
     for box, label in zip(BOXES, [0, 2, 1], strict=True):
         assert answers[label] == pytest.approx(box, abs=1e-3)
 
@@ -69,7 +81,9 @@ def test_of_two_boxes_with_centres_in_one_cell_the_smaller_one_is_learned():
 def test_padding_is_no_box():
     padded = labels([*BOXES, [0, 0, 0, 0]], [0, 2, 1, -1])
     outputs = perfect_outputs(labels(BOXES, [0, 2, 1]))
-    assert head().sums(outputs, padded).numpy() == pytest.approx(head().sums(outputs, labels(BOXES, [0, 2, 1])).numpy())
+    assert head().sums(outputs, padded).numpy() == pytest.approx(
+        head().sums(outputs, labels(BOXES, [0, 2, 1])).numpy()
+    )
 
 
 def test_what_is_found_in_a_crowd_is_neither_right_nor_wrong():
@@ -99,5 +113,8 @@ def test_images_that_the_grid_does_not_divide_are_refused():
     from pipeline_ops.errors import ConfigError
     from pipeline_ops.models import center_detector
 
-    with pytest.raises(ConfigError, match="multiples of 16, got 100x128; set them in preprocess.stages, with resize"):
+    with pytest.raises(
+        ConfigError,
+        match="multiples of 16, got 100x128; set them in preprocess.stages, with resize",
+    ):
         center_detector.build((100, 128, 3), 2)

@@ -7,8 +7,15 @@ import pytest
 
 from pipeline_ops.errors import ConfigError
 
-TINY = {"backbone": "MobileNetV2", "backbone_parameters": {"alpha": 0.35}, "width": 32, "depth": 2, "normalization": "group",
-        "frozen_batch_normalization": True, "anchor_scale": 2.0}
+TINY = {
+    "backbone": "MobileNetV2",
+    "backbone_parameters": {"alpha": 0.35},
+    "width": 32,
+    "depth": 2,
+    "normalization": "group",
+    "frozen_batch_normalization": True,
+    "anchor_scale": 2.0,
+}
 
 
 def build(classes: int = 10, size: int = 128, **options):
@@ -17,16 +24,38 @@ def build(classes: int = 10, size: int = 128, **options):
     return retinanet.build((size, size, 1), classes, **TINY | options)
 
 
-@pytest.mark.parametrize("name", ["EfficientNetB0", "EfficientNetV2B0", "EfficientNetV2S", "MobileNetV2", "ResNet50", "ResNet101"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "EfficientNetB0",
+        "EfficientNetV2B0",
+        "EfficientNetV2S",
+        "MobileNetV2",
+        "ResNet50",
+        "ResNet101",
+    ],
+)
 def test_the_endpoints_of_a_backbone_have_8_16_and_32_pixels_to_a_cell(name):
     from pipeline_ops.models.retinanet import ENDPOINTS, _backbone
 
     network = _backbone(name, (64, 64), {})
     assert [endpoint.shape[1:3] for endpoint in network.outputs] == [(8, 8), (4, 4), (2, 2)]
     # The last layer that has a cell for so many pixels is the one that knows most.
-    later = {tuple(layer.output.shape[1:3]) for layer in network.layers[network.layers.index(network.get_layer(ENDPOINTS[name][1])) + 1:]}
+    later = {
+        tuple(layer.output.shape[1:3])
+        for layer in network.layers[
+            network.layers.index(network.get_layer(ENDPOINTS[name][1])) + 1 :
+        ]
+    }
     assert (8, 8) not in later
-    assert set(ENDPOINTS) == {"EfficientNetB0", "EfficientNetV2B0", "EfficientNetV2S", "MobileNetV2", "ResNet50", "ResNet101"}
+    assert set(ENDPOINTS) == {
+        "EfficientNetB0",
+        "EfficientNetV2B0",
+        "EfficientNetV2S",
+        "MobileNetV2",
+        "ResNet50",
+        "ResNet101",
+    }
 
 
 def test_the_network_of_the_paper_has_its_size_and_says_one_percent_for_everything():
@@ -35,7 +64,10 @@ def test_the_network_of_the_paper_has_its_size_and_says_one_percent_for_everythi
     model = retinanet.build((64, 64, 3), 80, frozen_batch_normalization=True)
     assert 37e6 < model.count_params() < 39e6  # 37.7 million, with ResNet-50 and 80 classes
     anchors = len(retinanet.make_head((64, 64, 3), 80).anchors)
-    assert {name: output.shape for name, output in model.output.items()} == {"deltas": (None, anchors, 4), "logits": (None, anchors, 80)}
+    assert {name: output.shape for name, output in model.output.items()} == {
+        "deltas": (None, anchors, 4),
+        "logits": (None, anchors, 80),
+    }
     assert 1 / (1 + np.exp(-model.get_layer("class_last").bias.numpy())) == pytest.approx(0.01)
     assert np.std(model.get_layer("class_last").kernel.numpy()) == pytest.approx(0.01, rel=0.01)
 
@@ -50,16 +82,23 @@ def test_levels_lie_in_the_order_of_the_anchors():
     model, anchors = build(), retinanet.make_head((128, 128, 1), 10, **TINY).anchors
     image = np.zeros((1, 128, 128, 1), np.float32)
     image[:, 96:112, 16:32] = 255
-    moved = np.abs(model(image, training=False)["deltas"] - model(np.zeros_like(image), training=False)["deltas"]).sum(-1)[0]
-    first_level = moved[:16 * 16 * 9]
+    moved = np.abs(
+        model(image, training=False)["deltas"]
+        - model(np.zeros_like(image), training=False)["deltas"]
+    ).sum(-1)[0]
+    first_level = moved[: 16 * 16 * 9]
     y, x = (anchors[np.argmax(first_level)][:2] + anchors[np.argmax(first_level)][2:]) / 2
     assert 80 < y < 128 and 0 < x < 48
 
 
 def test_frozen_statistics_are_not_trained_and_all_else_is():
     frozen, free = build(), build(frozen_batch_normalization=False)
-    paths = {variable.path for variable in free.trainable_variables} - {variable.path for variable in frozen.trainable_variables}
-    assert paths and all(path.rpartition("/")[2] in ("gamma", "beta") and "bn" in path.lower() for path in paths)
+    paths = {variable.path for variable in free.trainable_variables} - {
+        variable.path for variable in frozen.trainable_variables
+    }
+    assert paths and all(
+        path.rpartition("/")[2] in ("gamma", "beta") and "bn" in path.lower() for path in paths
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -79,9 +118,14 @@ def test_a_file_of_keras_applications_fills_the_backbone(tmp_path):
         legacy_h5_format.save_weights_to_hdf5_group(file, source)
     model = make()
     warm_start = read_warm_start(str(tmp_path / "no_top.h5"), model, model.get_weights(), make)
-    by_name = {variable.path.rpartition("resnet50/")[2]: value for variable, value in zip(model.weights, warm_start.weights, strict=True)}
+    by_name = {
+        variable.path.rpartition("resnet50/")[2]: value
+        for variable, value in zip(model.weights, warm_start.weights, strict=True)
+    }
     for variable in source.weights:
-        assert np.array_equal(by_name[variable.path.rpartition("resnet50/")[2]], variable.numpy()), variable.path
+        assert np.array_equal(
+            by_name[variable.path.rpartition("resnet50/")[2]], variable.numpy()
+        ), variable.path
     assert len(warm_start.left_out) == len(model.weights) - len(source.weights)
 
 
@@ -95,13 +139,22 @@ def test_a_detector_for_other_classes_keeps_all_but_the_last_layer(tmp_path):
     assert warm_start.left_out == ("class_last/kernel", "class_last/bias")
 
 
-@pytest.mark.parametrize(("options", "problem"), [
-    ({"size": 100}, "must be multiples of 32, got 100x100; set them in preprocess.stages, with resize"),
-    ({"backbone": "ResNet5"}, "there is no backbone 'ResNet5'; the nearest valid name is 'ResNet50'"),
-    ({"width": 12}, "width must be a multiple of 8, got 12"),
-    ({"depth": 0}, "depth must be at least 1, got 0"),
-    ({"normalization": "batch"}, "normalization must be none or group, got batch"),
-])
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (
+            {"size": 100},
+            "must be multiples of 32, got 100x100; set them in preprocess.stages, with resize",
+        ),
+        (
+            {"backbone": "ResNet5"},
+            "there is no backbone 'ResNet5'; the nearest valid name is 'ResNet50'",
+        ),
+        ({"width": 12}, "width must be a multiple of 8, got 12"),
+        ({"depth": 0}, "depth must be at least 1, got 0"),
+        ({"normalization": "batch"}, "normalization must be none or group, got batch"),
+    ],
+)
 def test_what_can_not_be_built_is_refused(options, problem):
     with pytest.raises(ConfigError, match=problem):
         build(**options)
@@ -120,9 +173,16 @@ def test_it_learns_a_few_scenes_by_heart():
     model, head = build(), make_head((128, 128, 1), 10, **TINY)
     examples = [scene_example("train", number) for number in range(4)]
     images = tf.constant(np.stack([example.image for example in examples]), tf.float32)
-    corners = tf.ragged.constant([[[b.ymin, b.xmin, b.ymax, b.xmax] for b in example.boxes] for example in examples], ragged_rank=1)
-    classes = tf.ragged.constant([[int(b.label) for b in example.boxes] for example in examples]).to_tensor(-1)
-    labels = Boxes(tf.cast(corners.to_tensor(), tf.float32) / 128, classes, tf.zeros_like(classes, tf.bool))
+    corners = tf.ragged.constant(
+        [[[b.ymin, b.xmin, b.ymax, b.xmax] for b in example.boxes] for example in examples],
+        ragged_rank=1,
+    )
+    classes = tf.ragged.constant(
+        [[int(b.label) for b in example.boxes] for example in examples]
+    ).to_tensor(-1)
+    labels = Boxes(
+        tf.cast(corners.to_tensor(), tf.float32) / 128, classes, tf.zeros_like(classes, tf.bool)
+    )
     optimizer = keras.optimizers.Adam(2e-3)
 
     @tf.function
@@ -130,7 +190,13 @@ def test_it_learns_a_few_scenes_by_heart():
         with tf.GradientTape() as tape:
             sums = head.sums(model(images, training=True), labels)
             loss = sums[0] / sums[-1]
-        optimizer.apply_gradients(zip(tape.gradient(loss, [v.value for v in model.trainable_variables]), model.trainable_variables, strict=True))
+        optimizer.apply_gradients(
+            zip(
+                tape.gradient(loss, [v.value for v in model.trainable_variables]),
+                model.trainable_variables,
+                strict=True,
+            )
+        )
         return loss
 
     losses = [float(step()) for _ in range(140)]
@@ -138,5 +204,7 @@ def test_it_learns_a_few_scenes_by_heart():
     found = head.detect(model(images, training=False))
     overlaps = pairwise_ious(labels.corners, found.boxes).numpy()
     for image, label in zip(*np.nonzero(classes.numpy() >= 0), strict=True):
-        is_right = (found.classes[image].numpy() == classes.numpy()[image, label]) & (found.scores[image].numpy() > 0.5)
+        is_right = (found.classes[image].numpy() == classes.numpy()[image, label]) & (
+            found.scores[image].numpy() > 0.5
+        )
         assert overlaps[image, label][is_right].max(initial=0) > 0.7

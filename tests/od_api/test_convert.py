@@ -43,19 +43,45 @@ def test_the_result_is_valid_and_says_what_the_file_said(api_folder, capsys):
     config = load_config(out)
     assert config.pipeline == "api"
     source = config.preprocess.source
-    assert (source.path, source.label_map, source.class_names) == (str(api_folder), "labels.pbtxt", [f"digit_{digit}" for digit in range(10)])
-    assert [(part.files, part.split) for part in source.parts] == [("train.record-?????-of-00002", None), ("eval.record", "test")]
+    assert (source.path, source.label_map, source.class_names) == (
+        str(api_folder),
+        "labels.pbtxt",
+        [f"digit_{digit}" for digit in range(10)],
+    )
+    assert [(part.files, part.split) for part in source.parts] == [
+        ("train.record-?????-of-00002", None),
+        ("eval.record", "test"),
+    ]
     train = config.train
-    assert (train.model, train.global_batch, train.precision, train.input.augment.flip_left_right) == ("retinanet", 8, "bfloat16", True)
+    assert (
+        train.model,
+        train.global_batch,
+        train.precision,
+        train.input.augment.flip_left_right,
+    ) == ("retinanet", 8, "bfloat16", True)
     assert train.epochs == 2  # 8 steps of 8, of 95 % of 36
     assert train.model_parameters == {
-        "normalization": "group", "backbone": "MobileNetV2", "backbone_parameters": {"alpha": 0.35}, "frozen_batch_normalization": True,
-        "width": 16, "depth": 1, "anchor_scale": 2.0}
+        "normalization": "group",
+        "backbone": "MobileNetV2",
+        "backbone_parameters": {"alpha": 0.35},
+        "frozen_batch_normalization": True,
+        "width": 16,
+        "depth": 1,
+        "anchor_scale": 2.0,
+    }
     assert train.optimizer.clip.global_norm == 10
-    assert train.optimizer.schedule.model_dump() == {"type": "cosine", "warmup_steps": 10, "decay_steps": 20, "end_factor": 0.0}
-    for field in ("train_config.data_augmentation_options[1].random_crop_image.min_aspect_ratio: 0.75",
-                  "train_config.fine_tune_checkpoint: 'resnet50.ckpt-1'", "model.ssd.feature_extractor.conv_hyperparams.activation: RELU_6",
-                  "model.ssd.anchor_generator.multiscale_anchor_generator.scales_per_octave: 2"):
+    assert train.optimizer.schedule.model_dump() == {
+        "type": "cosine",
+        "warmup_steps": 10,
+        "decay_steps": 20,
+        "end_factor": 0.0,
+    }
+    for field in (
+        "train_config.data_augmentation_options[1].random_crop_image.min_aspect_ratio: 0.75",
+        "train_config.fine_tune_checkpoint: 'resnet50.ckpt-1'",
+        "model.ssd.feature_extractor.conv_hyperparams.activation: RELU_6",
+        "model.ssd.anchor_generator.multiscale_anchor_generator.scales_per_octave: 2",
+    ):
         assert field in said and field in out.read_text()
 
 
@@ -73,7 +99,9 @@ def test_every_field_is_taken_or_told(api_folder):
             continue
         name = path.rpartition(".")[2].partition("[")[0]
         changed = lines.copy()
-        changed[leaf.line - 1] = lines[leaf.line - 1].replace(f"{name}: {leaf.value}", f"{name}: {leaf.value * 2}")
+        changed[leaf.line - 1] = lines[leaf.line - 1].replace(
+            f"{name}: {leaf.value}", f"{name}: {leaf.value * 2}"
+        )
         if changed == lines:
             continue  # of a list
         file.write_text("\n".join(changed))
@@ -82,91 +110,172 @@ def test_every_field_is_taken_or_told(api_folder):
         assert other.as_yaml() != convert(file).as_yaml(), path
 
 
-@pytest.mark.parametrize(("rate", "learning_rate", "schedule"), [
-    ("constant_learning_rate { learning_rate: 0.02 }", 0.02, None),
-    ("constant_learning_rate { }", 0.002, None),
-    ("cosine_decay_learning_rate { learning_rate_base: 0.04 total_steps: 900 warmup_learning_rate: 0.01 warmup_steps: 100 }", 0.04,
-     {"type": "cosine", "warmup_steps": 100, "decay_steps": 800}),
-    ("exponential_decay_learning_rate { initial_learning_rate: 0.1 decay_steps: 400 decay_factor: 0.5 }", 0.1,
-     {"type": "piecewise", "boundaries_steps": [400, 800], "factors": [0.5, 0.25]}),
-    ("exponential_decay_learning_rate { initial_learning_rate: 0.1 decay_steps: 400 decay_factor: 0.5 staircase: false }", 0.1,
-     {"type": "exponential", "decay_steps": 400, "factor": 0.5}),
-    ("manual_step_learning_rate { initial_learning_rate: 0.1 schedule { step: 500 learning_rate: 0.01 } "
-     "schedule { step: 800 learning_rate: 0.001 } }",
-     0.1, {"type": "piecewise", "boundaries_steps": [500, 800], "factors": [0.1, 0.01]}),
-    ("manual_step_learning_rate { initial_learning_rate: 0.01 warmup: true schedule { step: 50 learning_rate: 0.1 } "
-     "schedule { step: 800 learning_rate: 0.01 } }", 0.1, {"type": "piecewise", "warmup_steps": 50, "boundaries_steps": [800], "factors": [0.1]}),
-])
+@pytest.mark.parametrize(
+    ("rate", "learning_rate", "schedule"),
+    [
+        ("constant_learning_rate { learning_rate: 0.02 }", 0.02, None),
+        ("constant_learning_rate { }", 0.002, None),
+        (
+            "cosine_decay_learning_rate { learning_rate_base: 0.04 total_steps: 900 warmup_learning_rate: 0.01 warmup_steps: 100 }",
+            0.04,
+            {"type": "cosine", "warmup_steps": 100, "decay_steps": 800},
+        ),
+        (
+            "exponential_decay_learning_rate { initial_learning_rate: 0.1 decay_steps: 400 decay_factor: 0.5 }",
+            0.1,
+            {"type": "piecewise", "boundaries_steps": [400, 800], "factors": [0.5, 0.25]},
+        ),
+        (
+            "exponential_decay_learning_rate { initial_learning_rate: 0.1 decay_steps: 400 decay_factor: 0.5 staircase: false }",
+            0.1,
+            {"type": "exponential", "decay_steps": 400, "factor": 0.5},
+        ),
+        (
+            "manual_step_learning_rate { initial_learning_rate: 0.1 schedule { step: 500 learning_rate: 0.01 } "
+            "schedule { step: 800 learning_rate: 0.001 } }",
+            0.1,
+            {"type": "piecewise", "boundaries_steps": [500, 800], "factors": [0.1, 0.01]},
+        ),
+        (
+            "manual_step_learning_rate { initial_learning_rate: 0.01 warmup: true schedule { step: 50 learning_rate: 0.1 } "
+            "schedule { step: 800 learning_rate: 0.01 } }",
+            0.1,
+            {"type": "piecewise", "warmup_steps": 50, "boundaries_steps": [800], "factors": [0.1]},
+        ),
+    ],
+)
 def test_learning_rates(tmp_path, rate, learning_rate, schedule):
     sections = converted(tmp_path, MINIMAL % (MOMENTUM % rate)).sections
     optimizer = sections["train"]["optimizer"]
-    assert optimizer == {"name": "sgd", "momentum": 0.8, "learning_rate": learning_rate} | ({"schedule": schedule} if schedule else {})
+    assert optimizer == {"name": "sgd", "momentum": 0.8, "learning_rate": learning_rate} | (
+        {"schedule": schedule} if schedule else {}
+    )
 
 
-@pytest.mark.parametrize(("optimizer", "wanted"), [
-    ("adam_optimizer { learning_rate { constant_learning_rate { learning_rate: 0.01 } } }", {"name": "adam", "learning_rate": 0.01}),
-    ("rms_prop_optimizer { learning_rate { constant_learning_rate { learning_rate: 0.01 } } decay: 0.9 }", {"name": "adam", "learning_rate": 0.01}),
-])
+@pytest.mark.parametrize(
+    ("optimizer", "wanted"),
+    [
+        (
+            "adam_optimizer { learning_rate { constant_learning_rate { learning_rate: 0.01 } } }",
+            {"name": "adam", "learning_rate": 0.01},
+        ),
+        (
+            "rms_prop_optimizer { learning_rate { constant_learning_rate { learning_rate: 0.01 } } decay: 0.9 }",
+            {"name": "adam", "learning_rate": 0.01},
+        ),
+    ],
+)
 def test_optimizers(tmp_path, optimizer, wanted):
     found = converted(tmp_path, MINIMAL % optimizer)
     assert found.sections["train"]["optimizer"] == wanted
-    assert ("rms_prop" in optimizer) == any("becomes adam, the nearest" in note for note in found.notes)
-    assert ("decay" in optimizer) == any(leaf.path == "train_config.optimizer.rms_prop_optimizer.decay" for leaf in found.left)
+    assert ("rms_prop" in optimizer) == any(
+        "becomes adam, the nearest" in note for note in found.notes
+    )
+    assert ("decay" in optimizer) == any(
+        leaf.path == "train_config.optimizer.rms_prop_optimizer.decay" for leaf in found.left
+    )
 
 
 def test_an_average_of_the_weights_is_on_where_the_api_has_it_on(tmp_path):
     text = MINIMAL % (MOMENTUM % "constant_learning_rate { }")
-    assert converted(tmp_path, text.replace("use_moving_average: false", "")).sections["train"]["optimizer"]["average_weights"] == 0.9999
+    assert (
+        converted(tmp_path, text.replace("use_moving_average: false", "")).sections["train"][
+            "optimizer"
+        ]["average_weights"]
+        == 0.9999
+    )
 
 
-@pytest.mark.parametrize(("option", "wanted"), [
-    ("random_horizontal_flip { }", {"flip_left_right": True}),
-    ("random_vertical_flip { keypoint_flip_permutation: 1 }", {"flip_top_bottom": True}),
-    ("random_image_scale { min_scale_ratio: 0.8 max_scale_ratio: 1.2 }", {"scale": {"least": 0.8, "most": 1.2}}),
-    ("random_adjust_brightness { max_delta: 0.3 }", {"brightness": 0.3}),
-    ("random_adjust_contrast { }", {"contrast": 0.25}),
-    ("random_adjust_saturation { min_delta: 0.6 max_delta: 1.1 }", {"saturation": 0.4}),
-    ("random_black_patches { }", None),
-])
+@pytest.mark.parametrize(
+    ("option", "wanted"),
+    [
+        ("random_horizontal_flip { }", {"flip_left_right": True}),
+        ("random_vertical_flip { keypoint_flip_permutation: 1 }", {"flip_top_bottom": True}),
+        (
+            "random_image_scale { min_scale_ratio: 0.8 max_scale_ratio: 1.2 }",
+            {"scale": {"least": 0.8, "most": 1.2}},
+        ),
+        ("random_adjust_brightness { max_delta: 0.3 }", {"brightness": 0.3}),
+        ("random_adjust_contrast { }", {"contrast": 0.25}),
+        ("random_adjust_saturation { min_delta: 0.6 max_delta: 1.1 }", {"saturation": 0.4}),
+        ("random_black_patches { }", None),
+    ],
+)
 def test_random_changes(tmp_path, option, wanted):
-    text = (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace("num_steps", f"data_augmentation_options {{ {option} }} num_steps")
+    text = (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace(
+        "num_steps", f"data_augmentation_options {{ {option} }} num_steps"
+    )
     found = converted(tmp_path, text)
     assert found.sections["train"].get("input", {}).get("augment") == wanted
     assert [leaf.path.rpartition(".")[2] for leaf in found.left if "augmentation" in leaf.path] == {
         "random_black_patches { }": ["random_black_patches"],
-        "random_vertical_flip { keypoint_flip_permutation: 1 }": ["keypoint_flip_permutation"]}.get(option, [])
+        "random_vertical_flip { keypoint_flip_permutation: 1 }": ["keypoint_flip_permutation"],
+    }.get(option, [])
 
 
-@pytest.mark.parametrize(("resizer", "stage", "channels"), [
-    ("fixed_shape_resizer { height: 320 width: 640 }", {"height": 320, "width": 640}, 3),
-    ("fixed_shape_resizer { height: 300 width: 300 }", {"height": 320, "width": 320}, 3),
-    ("fixed_shape_resizer { height: 64 width: 64 convert_to_grayscale: true }", {"height": 64, "width": 64}, 1),
-    ("keep_aspect_ratio_resizer { min_dimension: 640 max_dimension: 640 pad_to_max_dimension: true }",
-     {"height": 640, "width": 640, "mode": "letterbox"}, 3),
-    ("identity_resizer { }", {"height": 640, "width": 640}, 3),
-])
+@pytest.mark.parametrize(
+    ("resizer", "stage", "channels"),
+    [
+        ("fixed_shape_resizer { height: 320 width: 640 }", {"height": 320, "width": 640}, 3),
+        ("fixed_shape_resizer { height: 300 width: 300 }", {"height": 320, "width": 320}, 3),
+        (
+            "fixed_shape_resizer { height: 64 width: 64 convert_to_grayscale: true }",
+            {"height": 64, "width": 64},
+            1,
+        ),
+        (
+            "keep_aspect_ratio_resizer { min_dimension: 640 max_dimension: 640 pad_to_max_dimension: true }",
+            {"height": 640, "width": 640, "mode": "letterbox"},
+            3,
+        ),
+        ("identity_resizer { }", {"height": 640, "width": 640}, 3),
+    ],
+)
 def test_sizes_of_images(tmp_path, resizer, stage, channels):
-    text = (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace("fixed_shape_resizer { height: 320 width: 320 }", resizer)
+    text = (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace(
+        "fixed_shape_resizer { height: 320 width: 320 }", resizer
+    )
     stages = converted(tmp_path, text).sections["preprocess"]["stages"]
     assert stages == [{"decode": {"channels": channels}}, "clip_boxes", {"resize": stage}]
 
 
-@pytest.mark.parametrize(("kind", "model"), [("ssd", "retinanet"), ("faster_rcnn", "retinanet"), ("center_net", "center_detector")])
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [("ssd", "retinanet"), ("faster_rcnn", "retinanet"), ("center_net", "center_detector")],
+)
 def test_the_nearest_model_is_said_plainly(tmp_path, kind, model):
-    found = converted(tmp_path, (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace("ssd {", f"{kind} {{"))
+    found = converted(
+        tmp_path,
+        (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace("ssd {", f"{kind} {{"),
+    )
     assert found.sections["train"]["model"] == model
     assert any(note.startswith(f"model.{kind} becomes {model}") for note in found.notes)
 
 
-@pytest.mark.parametrize(("change", "problem"), [
-    (("ssd {", "deepmac {"), "model must be ssd, faster_rcnn or center_net"),
-    (("batch_size: 16", "batch_size: 'many'"), r"pipeline.config:4:16: train_config.batch_size must be a whole number, got 'many'"),
-    (("batch_size: 16", "batch_size 16"), r"pipeline.config:4:27: expected a colon or a bracket after batch_size"),
-    (('"data/train.record"', '"gs://bucket/train.record"'), "read from local folders only; copy or mount them"),
-    (("train_input_reader", "some_reader"), "there is no train_input_reader"),
-    (('"data/train.record"', '"/train.record"'), "have no folder in common but /"),
-    (("train_input_reader {", "train_input_reader { label_map_path: 'data/none.pbtxt'"), "none.pbtxt can't be read: No such file"),
-])
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("ssd {", "deepmac {"), "model must be ssd, faster_rcnn or center_net"),
+        (
+            ("batch_size: 16", "batch_size: 'many'"),
+            r"pipeline.config:4:16: train_config.batch_size must be a whole number, got 'many'",
+        ),
+        (
+            ("batch_size: 16", "batch_size 16"),
+            r"pipeline.config:4:27: expected a colon or a bracket after batch_size",
+        ),
+        (
+            ('"data/train.record"', '"gs://bucket/train.record"'),
+            "read from local folders only; copy or mount them",
+        ),
+        (("train_input_reader", "some_reader"), "there is no train_input_reader"),
+        (('"data/train.record"', '"/train.record"'), "have no folder in common but /"),
+        (
+            ("train_input_reader {", "train_input_reader { label_map_path: 'data/none.pbtxt'"),
+            "none.pbtxt can't be read: No such file",
+        ),
+    ],
+)
 def test_what_can_not_be_carried_over_is_refused(tmp_path, change, problem):
     text = MINIMAL % (MOMENTUM % "constant_learning_rate { }")
     assert change[0] in text
@@ -176,23 +285,39 @@ def test_what_can_not_be_carried_over_is_refused(tmp_path, change, problem):
 
 def test_steps_without_records_to_count_need_a_number(tmp_path):
     text = MINIMAL % (MOMENTUM % "constant_learning_rate { }")
-    with pytest.raises(ConfigError, match="num_steps is 1000, and ours are epochs: .* --num-examples N"):
+    with pytest.raises(
+        ConfigError, match="num_steps is 1000, and ours are epochs: .* --num-examples N"
+    ):
         converted(tmp_path, text, None)
     assert converted(tmp_path, text, 1600).sections["train"]["epochs"] == 11  # 16,000 of 1,520
 
 
-@pytest.mark.parametrize("train", ["train.record@2", "train.record-?????-of-00002", "train.record-*", "train.record-0000[01]-of-00002"])
+@pytest.mark.parametrize(
+    "train",
+    [
+        "train.record@2",
+        "train.record-?????-of-00002",
+        "train.record-*",
+        "train.record-0000[01]-of-00002",
+    ],
+)
 def test_sharded_records_are_counted_under_all_their_names(api_folder, train):
     from od_api_files import SSD, with_paths
 
     (api_folder / "pipeline.config").write_text(with_paths(SSD, api_folder, train))
-    assert any("8 steps of 8 are 2 epochs of 34 examples" in note for note in convert(api_folder / "pipeline.config").notes)
+    assert any(
+        "8 steps of 8 are 2 epochs of 34 examples" in note
+        for note in convert(api_folder / "pipeline.config").notes
+    )
 
 
 @pytest.mark.parametrize("content", [b"not a record at all, and long enough", b"\x05"])
 def test_a_file_that_holds_no_records_is_named(api_folder, content):
     (api_folder / "train.record-00001-of-00002").write_bytes(content)
-    with pytest.raises(ConfigError, match="train.record-00001-of-00002: not a TFRecord file, or one that was cut off"):
+    with pytest.raises(
+        ConfigError,
+        match="train.record-00001-of-00002: not a TFRecord file, or one that was cut off",
+    ):
         convert(api_folder / "pipeline.config")
 
 
@@ -208,12 +333,17 @@ def test_nothing_is_overwritten_and_without_a_place_it_is_printed(api_folder, ca
 @pytest.mark.parametrize("kind", [pytest.param("ssd", marks=pytest.mark.slow), "center_net"])
 def test_what_was_imported_is_trained(api_folder, tmp_path, kind):
     file = api_folder / "pipeline.config"
-    file.write_text(file.read_text().replace("  ssd {", f"  {kind} {{").replace("use_bfloat16: true", ""))
+    file.write_text(
+        file.read_text().replace("  ssd {", f"  {kind} {{").replace("use_bfloat16: true", "")
+    )
     out = Path(tmp_path / "configs" / "imported.yaml")
     assert main(["import-od-api", str(file), "--out", str(out)]) == 0
     made = carry_out(out, tmp_path)
     data = DatasetFigures.model_validate(read_manifest(made["preprocess"]).figures)
-    assert data.num_examples["train"] + data.num_examples["validation"] == 36 and data.num_examples["test"] == 6
+    assert (
+        data.num_examples["train"] + data.num_examples["validation"] == 36
+        and data.num_examples["test"] == 6
+    )
     assert data.class_names == [f"digit_{digit}" for digit in range(10)] and data.num_rejected == 0
     epochs = read_manifest(made["train"]).figures["history"]
     assert len(epochs) == 2 and all(math.isfinite(epoch["metrics"]["loss"]) for epoch in epochs)

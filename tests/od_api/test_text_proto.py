@@ -16,33 +16,62 @@ from pipeline_ops.od_api.text_proto import TextMessage, Word, parse_text_proto
 
 def plain(message: TextMessage) -> list:
     """(name, value) of all fields, messages as lists."""
-    return [(field.name, plain(field.value) if isinstance(field.value, TextMessage) else field.value) for field in message.fields]
+    return [
+        (field.name, plain(field.value) if isinstance(field.value, TextMessage) else field.value)
+        for field in message.fields
+    ]
 
 
 def parsed(text: str) -> list:
     return plain(parse_text_proto(text, "it.config"))
 
 
-@pytest.mark.parametrize(("text", "wanted"), [
-    ("", []),
-    ("# nothing but a comment", []),
-    ("a: 1 b: -2 c: 0x1F d: 017 e: -0X10", [("a", 1), ("b", -2), ("c", 31), ("d", 15), ("e", -16)]),
-    ("a: 1.5 b: .5 c: 2. d: 1e-3 e: -4E2 f: 3f g: 1.5F", [("a", 1.5), ("b", 0.5), ("c", 2.0), ("d", 0.001), ("e", -400.0), ("f", 3.0), ("g", 1.5)]),
-    ("a: inf b: -inf c: -Infinity", [("a", math.inf), ("b", -math.inf), ("c", -math.inf)]),
-    ("a: true b: False c: t d: f", [("a", True), ("b", False), ("c", True), ("d", False)]),
-    ("a: RELU_6", [("a", Word("RELU_6"))]),
-    ("a { b: 1 } c: { d: 2 } e < f: 3 > g: <>", [("a", [("b", 1)]), ("c", [("d", 2)]), ("e", [("f", 3)]), ("g", [])]),
-    ("a{b{c{}}}", [("a", [("b", [("c", [])])])]),
-    ("a: [1, 2, 3] b: [] c [{d: 1}, <d: 2>]", [("a", 1), ("a", 2), ("a", 3), ("c", [("d", 1)]), ("c", [("d", 2)])]),
-    ("a: 1, b: 2; c: 3", [("a", 1), ("b", 2), ("c", 3)]),
-    ("a: 1 # one\nb: 2 # two", [("a", 1), ("b", 2)]),
-    ("a: \"x # y\" b: 'it\"s' c: \"it's\"", [("a", "x # y"), ("b", 'it"s'), ("c", "it's")]),
-    ("a: 'one' \" two\"\n 'three'", [("a", "one twothree")]),
-    (r"a: '\n\t\\\'\"\x41\101\u00e9\U0001F600\?'", [("a", "\n\t\\'\"AA\u00e9\U0001F600?")]),
-    (r"a: '\303\251'", [("a", "\u00e9")]),
-    ("a: 'C:\\\\data'", [("a", "C:\\data")]),
-    ("[ext.of.somebody] { a: 1 } [type.googleapis.com/x.Y] { }", [("[ext.of.somebody]", [("a", 1)]), ("[type.googleapis.com/x.Y]", [])]),
-])
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", []),
+        ("# nothing but a comment", []),
+        (
+            "a: 1 b: -2 c: 0x1F d: 017 e: -0X10",
+            [("a", 1), ("b", -2), ("c", 31), ("d", 15), ("e", -16)],
+        ),
+        (
+            "a: 1.5 b: .5 c: 2. d: 1e-3 e: -4E2 f: 3f g: 1.5F",
+            [
+                ("a", 1.5),
+                ("b", 0.5),
+                ("c", 2.0),
+                ("d", 0.001),
+                ("e", -400.0),
+                ("f", 3.0),
+                ("g", 1.5),
+            ],
+        ),
+        ("a: inf b: -inf c: -Infinity", [("a", math.inf), ("b", -math.inf), ("c", -math.inf)]),
+        ("a: true b: False c: t d: f", [("a", True), ("b", False), ("c", True), ("d", False)]),
+        ("a: RELU_6", [("a", Word("RELU_6"))]),
+        (
+            "a { b: 1 } c: { d: 2 } e < f: 3 > g: <>",
+            [("a", [("b", 1)]), ("c", [("d", 2)]), ("e", [("f", 3)]), ("g", [])],
+        ),
+        ("a{b{c{}}}", [("a", [("b", [("c", [])])])]),
+        (
+            "a: [1, 2, 3] b: [] c [{d: 1}, <d: 2>]",
+            [("a", 1), ("a", 2), ("a", 3), ("c", [("d", 1)]), ("c", [("d", 2)])],
+        ),
+        ("a: 1, b: 2; c: 3", [("a", 1), ("b", 2), ("c", 3)]),
+        ("a: 1 # one\nb: 2 # two", [("a", 1), ("b", 2)]),
+        ('a: "x # y" b: \'it"s\' c: "it\'s"', [("a", "x # y"), ("b", 'it"s'), ("c", "it's")]),
+        ("a: 'one' \" two\"\n 'three'", [("a", "one twothree")]),
+        (r"a: '\n\t\\\'\"\x41\101\u00e9\U0001F600\?'", [("a", "\n\t\\'\"AA\u00e9\U0001f600?")]),
+        (r"a: '\303\251'", [("a", "\u00e9")]),
+        ("a: 'C:\\\\data'", [("a", "C:\\data")]),
+        (
+            "[ext.of.somebody] { a: 1 } [type.googleapis.com/x.Y] { }",
+            [("[ext.of.somebody]", [("a", 1)]), ("[type.googleapis.com/x.Y]", [])],
+        ),
+    ],
+)
 def test_a_text_says(text, wanted):
     found = parsed(text)
     assert found == wanted
@@ -54,23 +83,26 @@ def test_not_a_number_is_one():
     assert math.isnan(value)
 
 
-@pytest.mark.parametrize(("text", "problem"), [
-    ("a: 1\nb 2", "2:3: expected a colon or a bracket after b, got '2'"),
-    ("a {\n  b: 1\n", "3:1: the file ends inside of a message; a bracket is missing"),
-    ("a { b: 1 >", "1:10: expected the name of a field, got '>'"),
-    ("a: 1 }", "1:6: expected the name of a field, got '}'"),
-    ("a:", "1:3: expected a value, got 'the end of the file'"),
-    ("\n  a: 'never ends\n", "2:6: a string that does not end in its line"),
-    ("a: [1, 2", "1:9: expected ',', got 'the end of the file'"),
-    ("a: [1,]", "1:7: expected a value after the comma, got ']'"),
-    ("a: [1 2]", "1:7: expected ',', got '2'"),
-    ("a: -true", "1:5: expected a value, got 'true'"),
-    ("a: 1 @", "1:6: an unexpected '@'"),
-    ("a: 12abc", "1:4: an unexpected '12abc'"),
-    (r"a: 'x\q'", r"1:6: the escape '\\q' stands for no character"),
-    (r"a: '\777'", "1:5: the escape"),
-    ("a {" * 200, "more than 100 messages in one another"),
-])
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: 1\nb 2", "2:3: expected a colon or a bracket after b, got '2'"),
+        ("a {\n  b: 1\n", "3:1: the file ends inside of a message; a bracket is missing"),
+        ("a { b: 1 >", "1:10: expected the name of a field, got '>'"),
+        ("a: 1 }", "1:6: expected the name of a field, got '}'"),
+        ("a:", "1:3: expected a value, got 'the end of the file'"),
+        ("\n  a: 'never ends\n", "2:6: a string that does not end in its line"),
+        ("a: [1, 2", "1:9: expected ',', got 'the end of the file'"),
+        ("a: [1,]", "1:7: expected a value after the comma, got ']'"),
+        ("a: [1 2]", "1:7: expected ',', got '2'"),
+        ("a: -true", "1:5: expected a value, got 'true'"),
+        ("a: 1 @", "1:6: an unexpected '@'"),
+        ("a: 12abc", "1:4: an unexpected '12abc'"),
+        (r"a: 'x\q'", r"1:6: the escape '\\q' stands for no character"),
+        (r"a: '\777'", "1:5: the escape"),
+        ("a {" * 200, "more than 100 messages in one another"),
+    ],
+)
 def test_what_is_no_text_proto_is_refused_with_its_place(text, problem):
     with pytest.raises(ConfigError) as error:
         parsed(text)
@@ -80,7 +112,11 @@ def test_what_is_no_text_proto_is_refused_with_its_place(text, problem):
 def test_a_field_knows_where_it_stands():
     message = parse_text_proto("a: 1\n  b { c:\n 'x' }", "it")
     [a, b] = message.fields
-    assert [(each.line, each.column) for each in (a, b, b.value.fields[0])] == [(1, 1), (2, 3), (2, 7)]
+    assert [(each.line, each.column) for each in (a, b, b.value.fields[0])] == [
+        (1, 1),
+        (2, 3),
+        (2, 7),
+    ]
 
 
 def wanted_of(message) -> list:
@@ -91,31 +127,85 @@ def wanted_of(message) -> list:
             if field.message_type:
                 found.append((field.name, wanted_of(each)))
             else:
-                found.append((field.name, field.enum_type.values_by_number[each].name if field.enum_type else each))
+                found.append(
+                    (
+                        field.name,
+                        field.enum_type.values_by_number[each].name if field.enum_type else each,
+                    )
+                )
     return found
 
 
-ANY_MACHINE = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+ANY_MACHINE = settings(
+    deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 FIELDS = st.builds(
-    descriptor_pb2.FieldDescriptorProto, name=st.text(max_size=8), number=st.integers(-(2**31), 2**31 - 1), default_value=st.text(max_size=12),
-    label=st.sampled_from([1, 2, 3]), proto3_optional=st.booleans())
-MESSAGES = st.builds(descriptor_pb2.DescriptorProto, name=st.text(max_size=8), field=st.lists(FIELDS, max_size=3),
-                     reserved_name=st.lists(st.text(max_size=5), max_size=3))
-FILES = st.builds(descriptor_pb2.FileDescriptorProto, name=st.text(max_size=8), message_type=st.lists(MESSAGES, max_size=3),
-                  public_dependency=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=3))
+    descriptor_pb2.FieldDescriptorProto,
+    name=st.text(max_size=8),
+    number=st.integers(-(2**31), 2**31 - 1),
+    default_value=st.text(max_size=12),
+    label=st.sampled_from([1, 2, 3]),
+    proto3_optional=st.booleans(),
+)
+MESSAGES = st.builds(
+    descriptor_pb2.DescriptorProto,
+    name=st.text(max_size=8),
+    field=st.lists(FIELDS, max_size=3),
+    reserved_name=st.lists(st.text(max_size=5), max_size=3),
+)
+FILES = st.builds(
+    descriptor_pb2.FileDescriptorProto,
+    name=st.text(max_size=8),
+    message_type=st.lists(MESSAGES, max_size=3),
+    public_dependency=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=3),
+)
 
 
 @settings(ANY_MACHINE, max_examples=100)
 @given(FILES, st.booleans(), st.booleans(), st.booleans(), st.booleans())
-def test_what_protobuf_prints_is_read_as_it_was_meant(message, as_utf8, one_line, pointy_brackets, short_lists):
-    text = text_format.MessageToString(message, as_utf8=as_utf8, as_one_line=one_line, pointy_brackets=pointy_brackets,
-                                       use_short_repeated_primitives=short_lists)
+def test_what_protobuf_prints_is_read_as_it_was_meant(
+    message, as_utf8, one_line, pointy_brackets, short_lists
+):
+    text = text_format.MessageToString(
+        message,
+        as_utf8=as_utf8,
+        as_one_line=one_line,
+        pointy_brackets=pointy_brackets,
+        use_short_repeated_primitives=short_lists,
+    )
     assert parsed(text) == wanted_of(message)
 
 
 @settings(ANY_MACHINE, max_examples=int(os.environ.get("TRAINYARD_FUZZ_CASES", "300")))
-@given(st.one_of(st.text(), st.text("ab:{}<>[],;'\"\\#-.0x19eE \n"), st.lists(
-    st.sampled_from(["a", ":", "{", "}", "<", ">", "[", "]", ",", "1", "-", "'s'", "\n", "#c\n", "1.5", "true", " "])).map("".join)))
+@given(
+    st.one_of(
+        st.text(),
+        st.text("ab:{}<>[],;'\"\\#-.0x19eE \n"),
+        st.lists(
+            st.sampled_from(
+                [
+                    "a",
+                    ":",
+                    "{",
+                    "}",
+                    "<",
+                    ">",
+                    "[",
+                    "]",
+                    ",",
+                    "1",
+                    "-",
+                    "'s'",
+                    "\n",
+                    "#c\n",
+                    "1.5",
+                    "true",
+                    " ",
+                ]
+            )
+        ).map("".join),
+    )
+)
 def test_noise_is_read_or_refused_with_a_place_and_nothing_else(text):
     try:
         message = parse_text_proto(text, "it.config")

@@ -30,13 +30,27 @@ def with_approval(folder: Path, root: Path, **approval) -> Path:
 
 
 def context(train: str, evaluate: str) -> dict:
-    manifests = hand_over(Layout(Path(train).parents[4], "digits"), "manual__1", {"train": train, "evaluate": evaluate})
-    return {"ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests[task_ids]), "dag_run": SimpleNamespace(conf={}), "run_id": "manual__1"}
+    manifests = hand_over(
+        Layout(Path(train).parents[4], "digits"),
+        "manual__1",
+        {"train": train, "evaluate": evaluate},
+    )
+    return {
+        "ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests[task_ids]),
+        "dag_run": SimpleNamespace(conf={}),
+        "run_id": "manual__1",
+    }
 
 
 def test_the_task_stands_before_export_and_other_runs_may_go_on_meanwhile(tmp_path):
     dag = make_dag(load_config(with_approval(tmp_path, tmp_path / "root")))
-    assert [task.task_id for task in dag.topological_sort()] == ["preprocess", "train", "evaluate", "approve", "export"]
+    assert [task.task_id for task in dag.topological_sort()] == [
+        "preprocess",
+        "train",
+        "evaluate",
+        "approve",
+        "export",
+    ]
     assert dag.max_active_runs > 1 and make_dag(load_config(DIGITS)).max_active_runs == 1
     assert "approve" not in [task.task_id for task in make_dag(load_config(DIGITS)).tasks]
 
@@ -45,10 +59,15 @@ def test_a_gate_that_was_not_passed_is_not_asked_about(workshop, tmp_path):
     config = with_approval(tmp_path, workshop.root)
     train = workshop.train("poor")
     task = ApproveOperator(config_file=str(config), approval=load_config(config).evaluate.approval)
-    with pytest.raises(AirflowSkipException, match="trained, not published: accuracy 0.4700 is below 0.7000"):
+    with pytest.raises(
+        AirflowSkipException, match="trained, not published: accuracy 0.4700 is below 0.7000"
+    ):
         task.execute(context(train, workshop.evaluate(train)))
     record = read_record(Layout(workshop.root, "digits").task_record("manual__1", "export"))
-    assert (record.state, record.reason) == ("skipped", "trained, not published: accuracy 0.4700 is below 0.7000")
+    assert (record.state, record.reason) == (
+        "skipped",
+        "trained, not published: accuracy 0.4700 is below 0.7000",
+    )
 
 
 def test_a_model_that_is_published_already_is_not_asked_about(workshop, tmp_path):
@@ -61,8 +80,12 @@ def test_a_model_that_is_published_already_is_not_asked_about(workshop, tmp_path
 def test_an_approval_that_no_task_of_the_dag_would_ask_for_is_refused(workshop, tmp_path):
     train = workshop.train("good")
     config = with_approval(tmp_path, workshop.root)
-    with pytest.raises(AirflowFailException, match="the DAG has no task that asks; set it in .*digits.yaml"):
-        ExportOperator(config_file=str(config)).execute(context(train, workshop.evaluate(train)) | {"task_state_store": {}})
+    with pytest.raises(
+        AirflowFailException, match="the DAG has no task that asks; set it in .*digits.yaml"
+    ):
+        ExportOperator(config_file=str(config)).execute(
+            context(train, workshop.evaluate(train)) | {"task_state_store": {}}
+        )
 
 
 def test_the_question_has_the_verdict_and_no_markdown_of_a_hostile_class(workshop, tmp_path):
@@ -71,10 +94,18 @@ def test_the_question_has_the_verdict_and_no_markdown_of_a_hostile_class(worksho
 
     train = workshop.train("good")
     figures = EvaluationFigures.model_validate(read_manifest(workshop.evaluate(train)).figures)
-    hostile = figures.rules[0].model_copy(update={"text": "recall of class ``` [x](javascript:alert(1)) <script> 0.9"})
+    hostile = figures.rules[0].model_copy(
+        update={"text": "recall of class ``` [x](javascript:alert(1)) <script> 0.9"}
+    )
     config = workshop.config(evaluate__approval={"timeout_seconds": 60})
-    subject, body = _ask(config, figures.model_copy(update={"rules": [*figures.rules, hostile]}), "http://airflow.example/report")
+    subject, body = _ask(
+        config,
+        figures.model_copy(update={"rules": [*figures.rules, hostile]}),
+        "http://airflow.example/report",
+    )
     assert subject == "Publish a new version of digits?"
-    assert "[the report](http://airflow.example/report)" in body and body.endswith(" UTC, it is not published.\n")
+    assert "[the report](http://airflow.example/report)" in body and body.endswith(
+        " UTC, it is not published.\n"
+    )
     assert "accuracy 0.8700 is at least 0.7000" in body and "There is no champion yet." in body
     assert body.count("```") == 2 and body.index("<script>") < body.rindex("```")

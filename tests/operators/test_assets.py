@@ -16,10 +16,24 @@ from pipeline_ops.operators.factory import make_dag
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 FIGURES = {
-    "preprocess": {"class_names": ["0"], "image_shape": [28, 28, 1], "num_examples": {"train": 8}, "labels": {}, "num_rejected": 1,
-                   "rejected_by_reason": {"broken": 1}},
-    "export": {"name": "digits", "version": 3, "compared_with": None, "metrics": {"accuracy": 0.98}, "num_checked": 2, "max_difference": 0.0,
-               "top1_agreement": 1.0, "class_names": ["0"]},
+    "preprocess": {
+        "class_names": ["0"],
+        "image_shape": [28, 28, 1],
+        "num_examples": {"train": 8},
+        "labels": {},
+        "num_rejected": 1,
+        "rejected_by_reason": {"broken": 1},
+    },
+    "export": {
+        "name": "digits",
+        "version": 3,
+        "compared_with": None,
+        "metrics": {"accuracy": 0.98},
+        "num_checked": 2,
+        "max_difference": 0.0,
+        "top1_agreement": 1.0,
+        "class_names": ["0"],
+    },
 }
 
 
@@ -32,8 +46,13 @@ def dag_with(tmp_path, schedule: str):
 def test_nothing_the_clock_an_asset_or_whichever_comes_first(tmp_path):
     assert dag_with(tmp_path, "null").timetable.can_be_scheduled is False
     assert "0 3 * * *" in repr(dag_with(tmp_path, '"0 3 * * *"').timetable)
-    by_asset = dag_with(tmp_path, '{assets: [raw, {name: labels, uri: "file:///labels"}]}').timetable
-    assert [(asset.name, asset.uri) for asset in by_asset.asset_condition.objects] == [("raw", "raw"), ("labels", "file:///labels")]
+    by_asset = dag_with(
+        tmp_path, '{assets: [raw, {name: labels, uri: "file:///labels"}]}'
+    ).timetable
+    assert [(asset.name, asset.uri) for asset in by_asset.asset_condition.objects] == [
+        ("raw", "raw"),
+        ("labels", "file:///labels"),
+    ]
     assert isinstance(by_asset.asset_condition, AssetAny)
     both = dag_with(tmp_path, '{assets: [raw], cron: "0 3 * * *"}').timetable
     assert type(both).__name__ == "AssetOrTimeSchedule"
@@ -43,19 +62,43 @@ def test_nothing_the_clock_an_asset_or_whichever_comes_first(tmp_path):
 def test_preprocessing_and_export_announce_what_they_make(tmp_path):
     dag = dag_with(tmp_path, "null")
     outlets = {task.task_id: [outlet.name for outlet in task.outlets] for task in dag.tasks}
-    assert outlets == {"preprocess": ["digits.dataset"], "train": [], "evaluate": [], "export": ["digits.model"]}
+    assert outlets == {
+        "preprocess": ["digits.dataset"],
+        "train": [],
+        "evaluate": [],
+        "export": ["digits.model"],
+    }
     assert all(isinstance(outlet, AssetAlias) for task in dag.tasks for outlet in task.outlets)
 
 
-@pytest.mark.parametrize(("job", "asset", "news"), [
-    ("preprocess", "digits.dataset", {"generation": 1, "num_examples": {"train": 8}, "num_rejected": 1}),
-    ("export", "digits.model", {"version": 3, "metrics": {"accuracy": 0.98}}),
-])
+@pytest.mark.parametrize(
+    ("job", "asset", "news"),
+    [
+        (
+            "preprocess",
+            "digits.dataset",
+            {"generation": 1, "num_examples": {"train": 8}, "num_rejected": 1},
+        ),
+        ("export", "digits.model", {"version": 3, "metrics": {"accuracy": 0.98}}),
+    ],
+)
 def test_an_event_says_version_and_figures(tmp_path, job, asset, news):
     fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-    write_manifest(tmp_path, Manifest(job=job, pipeline="digits", fingerprint=fingerprint, fingerprint_digest="", files=[], figures=FIGURES[job]))
+    write_manifest(
+        tmp_path,
+        Manifest(
+            job=job,
+            pipeline="digits",
+            fingerprint=fingerprint,
+            fingerprint_digest="",
+            files=[],
+            figures=FIGURES[job],
+        ),
+    )
     told = []
-    events = {AssetAlias(asset): SimpleNamespace(add=lambda asset, extra: told.append((asset, extra)))}
+    events = {
+        AssetAlias(asset): SimpleNamespace(add=lambda asset, extra: told.append((asset, extra)))
+    }
     uri = str(tmp_path / "manifest.json")
     tell({"outlet_events": events, "run_id": "run-1"}, load_config(DIGITS), job, uri)
     [(of, extra)] = told

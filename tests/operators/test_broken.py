@@ -43,7 +43,12 @@ def test_every_broken_file_of_the_corpus_is_a_dag_and_the_good_one_beside_them_i
         broken.write(tmp_path)
     dags = make(tmp_path, good=named("good"))
     assert len(dags) == len(ALL) + 2
-    assert [task.task_id for task in dags["good"].tasks] == ["preprocess", "train", "evaluate", "export"]
+    assert [task.task_id for task in dags["good"].tasks] == [
+        "preprocess",
+        "train",
+        "evaluate",
+        "export",
+    ]
     assert dags["good"].tags == {"trainyard"}
     for dag in (dag for name, dag in dags.items() if name not in ("good", "trainyard_models")):
         json.dumps(DagSerialization.to_dict(dag)).encode()
@@ -51,13 +56,27 @@ def test_every_broken_file_of_the_corpus_is_a_dag_and_the_good_one_beside_them_i
 
 
 def test_it_keeps_name_and_tasks_says_what_is_wrong_and_takes_no_run(tmp_path):
-    searched = named("searched", "epochs: 3", "epoch: 3") + "search: {parameters: {train.seed: [1, 2]}}\n"
-    dag = make(tmp_path, some_file=searched.replace("  gate:", "  approval: {}\n  gate:"))["searched"]
-    rule = f"{tmp_path}/some_file.yaml:8: train.epoch: unknown key; the nearest valid name is 'epochs'"
+    searched = (
+        named("searched", "epochs: 3", "epoch: 3") + "search: {parameters: {train.seed: [1, 2]}}\n"
+    )
+    dag = make(tmp_path, some_file=searched.replace("  gate:", "  approval: {}\n  gate:"))[
+        "searched"
+    ]
+    rule = (
+        f"{tmp_path}/some_file.yaml:8: train.epoch: unknown key; the nearest valid name is 'epochs'"
+    )
     assert rule in message(dag)
     assert textwrap.indent(rule, "    ") in dag.doc_md
     assert rule[:60] in dag.description
-    assert [task.task_id for task in dag.tasks] == ["preprocess", "search", "trial", "train", "evaluate", "approve", "export"]
+    assert [task.task_id for task in dag.tasks] == [
+        "preprocess",
+        "search",
+        "trial",
+        "train",
+        "evaluate",
+        "approve",
+        "export",
+    ]
     for value in ("", None, "x", 3):
         with pytest.raises(ParamValidationError):
             dag.params["broken"] = value
@@ -71,8 +90,16 @@ def test_its_task_fails_with_the_message(tmp_path):
         dag.get_task("train").execute({})
 
 
-@pytest.mark.parametrize(("text", "name"), [
-    ("pipeline: one  # a comment\n[", "one"), ("pipeline: 'two'\n\t[", "two"), ("pipeline: One\n", "file"), ("pipeline: [a]", "file"), ("[", "file")])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("pipeline: one  # a comment\n[", "one"),
+        ("pipeline: 'two'\n\t[", "two"),
+        ("pipeline: One\n", "file"),
+        ("pipeline: [a]", "file"),
+        ("[", "file"),
+    ],
+)
 def test_the_name_is_that_in_the_file_or_that_of_the_file(tmp_path, text, name):
     assert name in make(tmp_path, file=text)
 
@@ -81,7 +108,10 @@ def test_of_two_files_with_one_name_the_one_that_is_called_so_keeps_it(tmp_path)
     """A copy of a config, whose name was not changed yet, stops nothing."""
     dags = make(tmp_path, digits=named("digits"), a_copy=named("digits"))
     assert "broken" not in dags["digits"].tags
-    assert f"{tmp_path}/a_copy.yaml:1: pipeline: the name digits stands in {tmp_path}/digits.yaml, too" in message(dags["a_copy"])
+    assert (
+        f"{tmp_path}/a_copy.yaml:1: pipeline: the name digits stands in {tmp_path}/digits.yaml, too"
+        in message(dags["a_copy"])
+    )
 
 
 def test_a_broken_file_is_not_replaced_by_a_copy_of_it(tmp_path):
@@ -108,14 +138,34 @@ def test_a_file_without_a_name_does_not_take_that_of_another_pipeline(tmp_path):
     assert "b.yaml:1" in message(dags["b.broken"])
 
 
-@pytest.mark.parametrize(("old", "new", "rule"), [
-    ("epochs: 3", "executor: Foo", "one.yaml:8: train.executor: this Airflow has no executor 'Foo'"),
-    ("pipeline: one\n", f"pipeline: one\ntags: [{'x' * 101}]\n", "one.yaml:2: tags.0: string should have at most 100 characters"),
-    ("pipeline: one\n", f"pipeline: one\nowner: {'x' * 300}\n", "one.yaml:2: owner: string should have at most 250 characters"),
-    ("pipeline: one\n", "pipeline: one\nnotify: [{notifier: no.such.Module, events: [failed]}]\n",
-     "one.yaml:2: notify.0.notifier: there is no module"),
-])
-def test_what_airflow_would_refuse_for_the_whole_file_is_the_pipelines_own_problem(tmp_path, old, new, rule):
+@pytest.mark.parametrize(
+    ("old", "new", "rule"),
+    [
+        (
+            "epochs: 3",
+            "executor: Foo",
+            "one.yaml:8: train.executor: this Airflow has no executor 'Foo'",
+        ),
+        (
+            "pipeline: one\n",
+            f"pipeline: one\ntags: [{'x' * 101}]\n",
+            "one.yaml:2: tags.0: string should have at most 100 characters",
+        ),
+        (
+            "pipeline: one\n",
+            f"pipeline: one\nowner: {'x' * 300}\n",
+            "one.yaml:2: owner: string should have at most 250 characters",
+        ),
+        (
+            "pipeline: one\n",
+            "pipeline: one\nnotify: [{notifier: no.such.Module, events: [failed]}]\n",
+            "one.yaml:2: notify.0.notifier: there is no module",
+        ),
+    ],
+)
+def test_what_airflow_would_refuse_for_the_whole_file_is_the_pipelines_own_problem(
+    tmp_path, old, new, rule
+):
     """F11: Airflow's own checks of a DAG are made where their failure concerns one DAG."""
     dags = make(tmp_path, one=named("one").replace(old, new), good=named("good"))
     assert rule in message(dags["one"])
@@ -125,8 +175,13 @@ def test_what_airflow_would_refuse_for_the_whole_file_is_the_pipelines_own_probl
 def test_code_of_the_author_that_ends_python_is_a_problem_of_its_pipeline(tmp_path, monkeypatch):
     (tmp_path / "leaving.py").write_text("import sys\nsys.exit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    dags = make(tmp_path, one=named("one", "[decode]", "[decode, 'leaving:stage']"), good=named("good"))
-    assert "one.yaml:4: preprocess.stages.1.leaving:stage: the module leaving can't be imported: SystemExit: 3" in message(dags["one"])
+    dags = make(
+        tmp_path, one=named("one", "[decode]", "[decode, 'leaving:stage']"), good=named("good")
+    )
+    assert (
+        "one.yaml:4: preprocess.stages.1.leaving:stage: the module leaving can't be imported: SystemExit: 3"
+        in message(dags["one"])
+    )
     assert "broken" not in dags["good"].tags
 
 
@@ -146,7 +201,11 @@ def test_the_second_dag_file_lists_all_problems_and_makes_no_dag(tmp_path, monke
     bag = DagBag(ROOT / "dags", bundle_path=ROOT / "dags", bundle_name="dags")
     assert bag.dags.keys() == {"good", "one", "two", "trainyard_models"}
     assert bag.import_errors.keys() == {"trainyard_broken.py"}
-    assert all(f"{tmp_path}/{name}.yaml:8: train.epoch: unknown key" in bag.import_errors["trainyard_broken.py"] for name in ("one", "two"))
+    assert all(
+        f"{tmp_path}/{name}.yaml:8: train.epoch: unknown key"
+        in bag.import_errors["trainyard_broken.py"]
+        for name in ("one", "two")
+    )
 
 
 def test_without_a_broken_config_nothing_is_reported(tmp_path, monkeypatch):

@@ -27,13 +27,21 @@ class Untouched(dict):
 @pytest.fixture(scope="module")
 def config(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("pipeline")
-    changes = {"storage.root": "storage", "evaluate.approval": {"timeout_seconds": 60}, "search": {"parameters": {"train.seed": [1, 2]}}}
+    changes = {
+        "storage.root": "storage",
+        "evaluate.approval": {"timeout_seconds": 60},
+        "search": {"parameters": {"train.seed": [1, 2]}},
+    }
     return write_config(folder, changes)
 
 
 def refusal(operator, conf: dict) -> str:
-    context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: "a manifest"), "dag_run": SimpleNamespace(conf=conf), "run_id": "manual__1",
-               "task_state_store": Untouched()}
+    context = {
+        "ti": SimpleNamespace(xcom_pull=lambda task_ids: "a manifest"),
+        "dag_run": SimpleNamespace(conf=conf),
+        "run_id": "manual__1",
+        "task_state_store": Untouched(),
+    }
     with pytest.raises(AirflowFailException) as error:
         operator.execute(context)
     return str(error.value)
@@ -49,13 +57,26 @@ def test_every_field_of_the_authors_ends_a_task(config):
     assert not (config.parent / "storage").exists()
 
 
-@pytest.mark.parametrize("conf", [{"storage.root": "/srv/other"}, {"search": {"parameters": {}}}, {"evaluate": {"approval": None}},
-                                  {"train.epochs": 10**400}, {"a" * 5000: 1}, {"\ud800": "\0"}])
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"storage.root": "/srv/other"},
+        {"search": {"parameters": {}}},
+        {"evaluate": {"approval": None}},
+        {"train.epochs": 10**400},
+        {"a" * 5000: 1},
+        {"\ud800": "\0"},
+    ],
+)
 def test_every_kind_of_task_refuses_it(config, conf):
     """F20, too: a hostile conf is refused, and not tried again."""
     file = str(config)
-    others = [SearchOperator(config_file=file), ChooseOperator(config_file=file), TrialOperator(config_file=file, task_id="trial", trial={}),
-              ApproveOperator(config_file=file, approval=load_config(config).evaluate.approval)]
+    others = [
+        SearchOperator(config_file=file),
+        ChooseOperator(config_file=file),
+        TrialOperator(config_file=file, task_id="trial", trial={}),
+        ApproveOperator(config_file=file, approval=load_config(config).evaluate.approval),
+    ]
     for operator in [*(kind(config_file=file) for kind in OPERATORS), *others]:
         assert refusal(operator, conf).startswith("conf ")
     assert not (config.parent / "storage").exists()

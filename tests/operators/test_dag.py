@@ -31,12 +31,20 @@ print(json.dumps({"seconds": time.process_time() - begin, "dags": sorted({v.dag_
 @pytest.fixture(scope="module")
 def parsed() -> dict:
     """What parsing the DAG file in a clean interpreter makes and imports."""
-    output = subprocess.run([sys.executable, "-c", PARSE, str(ROOT / "dags" / "trainyard.py")], check=True, capture_output=True, text=True, cwd=ROOT)
+    output = subprocess.run(
+        [sys.executable, "-c", PARSE, str(ROOT / "dags" / "trainyard.py")],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
     return json.loads(output.stdout.splitlines()[-1])
 
 
 def test_every_config_becomes_a_dag_and_one_dag_moves_their_models(parsed):
-    assert parsed["dags"] == sorted([*(path.stem for path in (ROOT / "configs").glob("*.yaml")), "trainyard_models"])
+    assert parsed["dags"] == sorted(
+        [*(path.stem for path in (ROOT / "configs").glob("*.yaml")), "trainyard_models"]
+    )
 
 
 def test_the_dag_file_imports_nothing_heavy(parsed):
@@ -48,7 +56,9 @@ def test_a_dag_file_of_a_team_gives_the_dag_that_moves_its_models_an_id_of_its_o
     from beam_jobs.stages import check_stages
     from pipeline_ops.operators.dags import make_dags
 
-    assert set(make_dags([ROOT / "configs" / "digits.yaml"], check_stages, models_dag="vision_models")) == {"digits", "vision_models"}
+    assert set(
+        make_dags([ROOT / "configs" / "digits.yaml"], check_stages, models_dag="vision_models")
+    ) == {"digits", "vision_models"}
 
 
 def bag(tmp_path, monkeypatch, *files: Path):
@@ -60,37 +70,89 @@ def bag(tmp_path, monkeypatch, *files: Path):
 
 def test_the_tasks_run_one_after_the_other(tmp_path, monkeypatch):
     dag = bag(tmp_path, monkeypatch, ROOT / "configs" / "digits.yaml").dags["digits"]
-    assert [task.task_id for task in dag.topological_sort()] == ["preprocess", "train", "evaluate", "export"]
+    assert [task.task_id for task in dag.topological_sort()] == [
+        "preprocess",
+        "train",
+        "evaluate",
+        "export",
+    ]
     assert dag.get_task("train").upstream_task_ids == {"preprocess"}
     assert dag.get_task("train").retries == 2
 
 
-def test_the_first_retry_comes_at_once_and_later_ones_outlast_an_airflow_that_comes_back_slowly(tmp_path, monkeypatch):
-    train = bag(tmp_path, monkeypatch, ROOT / "configs" / "digits.yaml").dags["digits"].get_task("train")
+def test_the_first_retry_comes_at_once_and_later_ones_outlast_an_airflow_that_comes_back_slowly(
+    tmp_path, monkeypatch
+):
+    train = (
+        bag(tmp_path, monkeypatch, ROOT / "configs" / "digits.yaml")
+        .dags["digits"]
+        .get_task("train")
+    )
     end = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-    failed = {"task": train, "dag_id": "digits", "task_id": "train", "logical_date": None, "end_date": end, "retry_delay_override": None}
-    waits = [(TaskInstance.next_retry_datetime(SimpleNamespace(try_number=number, **failed)) - end).total_seconds() for number in (1, 2, 3, 4)]
-    assert all(low <= wait <= high for wait, (low, high) in zip(waits, [(5, 10), (30, 60), (180, 300), (300, 300)], strict=True)), waits
+    failed = {
+        "task": train,
+        "dag_id": "digits",
+        "task_id": "train",
+        "logical_date": None,
+        "end_date": end,
+        "retry_delay_override": None,
+    }
+    waits = [
+        (
+            TaskInstance.next_retry_datetime(SimpleNamespace(try_number=number, **failed)) - end
+        ).total_seconds()
+        for number in (1, 2, 3, 4)
+    ]
+    assert all(
+        low <= wait <= high
+        for wait, (low, high) in zip(
+            waits, [(5, 10), (30, 60), (180, 300), (300, 300)], strict=True
+        )
+    ), waits
 
 
-def test_a_task_has_the_pool_the_priority_and_the_executor_that_its_section_names(tmp_path, monkeypatch):
+def test_a_task_has_the_pool_the_priority_and_the_executor_that_its_section_names(
+    tmp_path, monkeypatch
+):
     config = tmp_path / "digits.yaml"
     text = (ROOT / "configs" / "digits.yaml").read_text()
-    config.write_text(text.replace("  model: digits_cnn", "  model: digits_cnn\n  pool: gpu_hosts\n  priority: 7\n  executor: LocalExecutor"))
+    config.write_text(
+        text.replace(
+            "  model: digits_cnn",
+            "  model: digits_cnn\n  pool: gpu_hosts\n  priority: 7\n  executor: LocalExecutor",
+        )
+    )
     dag = bag(tmp_path, monkeypatch, config).dags["digits"]
     train, evaluate = dag.get_task("train"), dag.get_task("evaluate")
-    assert (train.pool, train.priority_weight, train.weight_rule, train.executor) == ("gpu_hosts", 7, "absolute", "LocalExecutor")
+    assert (train.pool, train.priority_weight, train.weight_rule, train.executor) == (
+        "gpu_hosts",
+        7,
+        "absolute",
+        "LocalExecutor",
+    )
     assert (evaluate.pool, evaluate.priority_weight, evaluate.executor) == ("default_pool", 1, None)
 
 
-def test_a_search_stands_for_train_and_what_comes_after_it_knows_nothing_of_it(tmp_path, monkeypatch):
+def test_a_search_stands_for_train_and_what_comes_after_it_knows_nothing_of_it(
+    tmp_path, monkeypatch
+):
     file = tmp_path / "searched.yaml"
-    file.write_text((ROOT / "configs" / "digits.yaml").read_text().replace("pipeline: digits", "pipeline: searched")
-                    + "\nsearch:\n  parameters: {train.optimizer.learning_rate: [0.001, 0.01]}\n  max_parallel: 3\n")
+    file.write_text(
+        (ROOT / "configs" / "digits.yaml")
+        .read_text()
+        .replace("pipeline: digits", "pipeline: searched")
+        + "\nsearch:\n  parameters: {train.optimizer.learning_rate: [0.001, 0.01]}\n  max_parallel: 3\n"
+    )
     dag = bag(tmp_path, monkeypatch, file).dags["searched"]
     upstream = {task.task_id: task.upstream_task_ids for task in dag.tasks}
-    assert upstream == {"preprocess": set(), "search": set(), "trial": {"preprocess", "search"}, "train": {"trial"}, "evaluate": {"train"},
-                        "export": {"evaluate"}}
+    assert upstream == {
+        "preprocess": set(),
+        "search": set(),
+        "trial": {"preprocess", "search"},
+        "train": {"trial"},
+        "evaluate": {"train"},
+        "export": {"evaluate"},
+    }
     assert dag.get_task("trial").is_mapped
     assert dag.get_task("trial").max_active_tis_per_dagrun == 3
     assert dag.get_task("train").trigger_rule == "all_done"

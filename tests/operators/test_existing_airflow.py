@@ -21,7 +21,9 @@ PACKAGES = ("pipeline_ops", "beam_jobs", "pyproject.toml", "README.md", "LICENSE
 
 
 def lines_of_the_readme() -> str:
-    [lines] = re.findall(r"```python\n(from beam_jobs\.stages.*?)```", (ROOT / "README.md").read_text(), re.S)
+    [lines] = re.findall(
+        r"```python\n(from beam_jobs\.stages.*?)```", (ROOT / "README.md").read_text(), re.S
+    )
     return lines
 
 
@@ -29,7 +31,9 @@ def test_the_lines_of_the_readme_make_dags(tmp_path, monkeypatch):
     from airflow.dag_processing.dagbag import DagBag
 
     assert len([line for line in lines_of_the_readme().splitlines() if line]) == 3
-    (tmp_path / "mine.py").write_text(lines_of_the_readme().replace("/data/pipelines", str(ROOT / "configs")))
+    (tmp_path / "mine.py").write_text(
+        lines_of_the_readme().replace("/data/pipelines", str(ROOT / "configs"))
+    )
     bag = DagBag(tmp_path, bundle_path=tmp_path, bundle_name="mine")
     assert not bag.import_errors
     assert "digits" in bag.dags
@@ -53,21 +57,36 @@ def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path
         if not entry.name.startswith(("__editable__", "trainyard")):
             (packages / entry.name).symlink_to(entry)
     [wheel] = (tmp_path / "wheels").glob("*.whl")
-    subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", wheel, *offline], check=True)
-    environment = {name: value for name, value in os.environ.items()
-                   if name not in ("PYTHONPATH", "TRAINYARD_CONFIGS") and not name.startswith("AIRFLOW__")}
-    environment |= {"AIRFLOW_HOME": str(tmp_path / "home"), "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags")}
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", python, "install", wheel, *offline], check=True
+    )
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "TRAINYARD_CONFIGS") and not name.startswith("AIRFLOW__")
+    }
+    environment |= {
+        "AIRFLOW_HOME": str(tmp_path / "home"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags"),
+    }
     events = {"type": "file", "log_file_path": str(tmp_path / "lineage"), "append": True}
-    environment |= {"AIRFLOW__CORE__LOAD_EXAMPLES": "False", "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(events)}
+    environment |= {
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(events),
+    }
 
     def run(*words: str) -> str:
-        answer = subprocess.run([python, "-m", *words], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        answer = subprocess.run(
+            [python, "-m", *words], env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
         assert answer.returncode == 0, answer.stdout + answer.stderr
         return answer.stdout
 
     (tmp_path / "dags").mkdir()
     (tmp_path / "pipelines").mkdir()
-    (tmp_path / "dags" / "mine.py").write_text(lines_of_the_readme().replace("/data/pipelines", str(tmp_path / "pipelines")))
+    (tmp_path / "dags" / "mine.py").write_text(
+        lines_of_the_readme().replace("/data/pipelines", str(tmp_path / "pipelines"))
+    )
     values = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
     values["storage"]["root"], values["preprocess"]["source"]["path"] = "../storage", "../raw"
     values["train"] |= {"epochs": 3, "early_stopping": None}
@@ -76,7 +95,9 @@ def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path
     run("beam_jobs.sources.digits", str(tmp_path / "raw"))
     run("airflow", "db", "migrate")
     run("airflow", "dags", "reserialize")
-    assert "TrainyardPlugin" in run("airflow", "plugins") or "trainyard" in run("airflow", "plugins")
+    assert "TrainyardPlugin" in run("airflow", "plugins") or "trainyard" in run(
+        "airflow", "plugins"
+    )
     run("airflow", "dags", "test", "digits")
     assert (tmp_path / "storage" / "models" / "digits" / "1" / "saved_model.pb").is_file()
     if importlib.util.find_spec("openlineage"):
@@ -86,9 +107,21 @@ def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path
 def assert_lineage_was_sent(folder: Path) -> None:
     """By Airflow's provider, of every task: the data set that was trained on is the one that was made."""
     events = [json.loads(line) for line in (folder / "lineage").read_text().splitlines()]
-    ended = {event["job"]["name"]: event for event in events if event["eventType"] == "COMPLETE" and event["outputs"]}
-    assert set(ended) == {f"digits.{task}" for task in ("preprocess", "train", "evaluate", "export")}
+    ended = {
+        event["job"]["name"]: event
+        for event in events
+        if event["eventType"] == "COMPLETE" and event["outputs"]
+    }
+    assert set(ended) == {
+        f"digits.{task}" for task in ("preprocess", "train", "evaluate", "export")
+    }
     [made], [used] = ended["digits.preprocess"]["outputs"], ended["digits.train"]["inputs"]
-    assert (used["name"], used["facets"]["version"]["datasetVersion"]) == (made["name"], made["facets"]["version"]["datasetVersion"])
+    assert (used["name"], used["facets"]["version"]["datasetVersion"]) == (
+        made["name"],
+        made["facets"]["version"]["datasetVersion"],
+    )
     [model] = ended["digits.export"]["outputs"]
-    assert (model["name"], model["facets"]["version"]["datasetVersion"]) == (str(folder / "storage" / "models" / "digits"), "1")
+    assert (model["name"], model["facets"]["version"]["datasetVersion"]) == (
+        str(folder / "storage" / "models" / "digits"),
+        "1",
+    )

@@ -24,17 +24,34 @@ def test_a_field_has_the_type_the_bounds_and_the_help_of_the_config():
     assert (epochs.value, epochs.schema["type"]) == (20, "integer")
     assert epochs.description.endswith("At least 1, at most 100000.")
     rate = params["train.optimizer.learning_rate"]
-    assert (rate.value, rate.schema["type"], rate.schema["title"]) == (1e-3, "number", "Learning rate")
+    assert (rate.value, rate.schema["type"], rate.schema["title"]) == (
+        1e-3,
+        "number",
+        "Learning rate",
+    )
     assert {"float32", "bfloat16", "float16"} == set(params["train.precision"].schema["enum"])
     patience = params["train.early_stopping.patience_epochs"]
-    assert (patience.schema["section"], patience.schema["title"]) == ("Train: early stopping", "Patience (epochs)")
-    assert params["train.global_batch"].description.endswith("It never follows the number of workers. At least 1, at most 1000000.")
-    assert params["train.warm_start"].description.endswith("For a run: champion, or a published version such as version 3.")
+    assert (patience.schema["section"], patience.schema["title"]) == (
+        "Train: early stopping",
+        "Patience (epochs)",
+    )
+    assert params["train.global_batch"].description.endswith(
+        "It never follows the number of workers. At least 1, at most 1000000."
+    )
+    assert params["train.warm_start"].description.endswith(
+        "For a run: champion, or a published version such as version 3."
+    )
 
 
 def test_the_frequent_fields_are_in_the_open_part_at_the_top():
     params = form_params(load_config(DIGITS))
-    frequent = ["train.epochs", "train.optimizer.learning_rate", "train.global_batch", "preprocess.dataset", "train.warm_start"]
+    frequent = [
+        "train.epochs",
+        "train.optimizer.learning_rate",
+        "train.global_batch",
+        "preprocess.dataset",
+        "train.warm_start",
+    ]
     assert list(params)[:5] == frequent
     assert [key for key, param in params.items() if "section" not in param.schema] == frequent
     assert sections_of(params)[-1] == "Evaluate"
@@ -44,12 +61,30 @@ def test_the_form_has_only_fields_that_a_run_may_set():
     params, leaves = form_params(load_config(DIGITS)), leaves_of(PipelineConfig)
     assert [key for key in params if not leaves[key].is_per_run] == []
     assert len(params) < 40
-    assert not {"train.model", "train.hosts", "train.retries", "evaluate.gate", "export.model", "train.workers"} & set(params)
+    assert not {
+        "train.model",
+        "train.hosts",
+        "train.retries",
+        "evaluate.gate",
+        "export.model",
+        "train.workers",
+    } & set(params)
 
 
-@pytest.mark.parametrize(("key", "value"), [
-    ("train.epochs", 0), ("train.epochs", 100_001), ("train.optimizer.learning_rate", 0), ("train.seed", "a"), ("train.optimizer.momentum", 1),
-    ("train.precision", "int4"), ("train.warm_start", "/models/foreign"), ("train.warm_start", "version 0"), ("preprocess.dataset", "newest")])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("train.epochs", 0),
+        ("train.epochs", 100_001),
+        ("train.optimizer.learning_rate", 0),
+        ("train.seed", "a"),
+        ("train.optimizer.momentum", 1),
+        ("train.precision", "int4"),
+        ("train.warm_start", "/models/foreign"),
+        ("train.warm_start", "version 0"),
+        ("preprocess.dataset", "newest"),
+    ],
+)
 def test_a_value_out_of_range_is_refused_and_the_form_has_no_bounds_to_clamp_it_to(key, value):
     params = form_params(load_config(DIGITS))
     assert not {"minimum", "maximum"} & set(params[key].schema)
@@ -65,21 +100,42 @@ def test_a_run_may_begin_with_a_published_model(value):
 def test_no_field_of_the_form_is_empty_and_required():
     """Airflow's form can't be sent then, and does not say why."""
     params = form_params(load_config(DIGITS))
-    assert [key for key, param in params.items() if param.value == "" or (param.value is None and "null" not in param.schema["type"])] == []
+    assert [
+        key
+        for key, param in params.items()
+        if param.value == "" or (param.value is None and "null" not in param.schema["type"])
+    ] == []
 
 
 def test_what_the_author_opens_is_in_the_open_part_with_the_choices_that_he_gives(tmp_path):
-    opened = {"train.workers": [1, 4], "preprocess.source.path": ["/data/daily/**"], "train.seed": [], "train.epochs": [5]}
+    opened = {
+        "train.workers": [1, 4],
+        "preprocess.source.path": ["/data/daily/**"],
+        "train.seed": [],
+        "train.epochs": [5],
+    }
     params = form_params(load_config(write_config(tmp_path, {"per_run": opened})))
-    assert params["train.workers"].schema["enum"] == [2, 1, 4] and "section" not in params["train.workers"].schema
+    assert (
+        params["train.workers"].schema["enum"] == [2, 1, 4]
+        and "section" not in params["train.workers"].schema
+    )
     assert params["train.epochs"].schema["enum"] == [20, 5]
     assert params["preprocess.source.path"].description.endswith("For a run: /data/daily/**.")
     assert "train.seed" not in params
 
 
-@pytest.mark.parametrize("author", [{}, {"train.warm_start": "weights/first.npz"}, {"per_run": {"train.workers": [1], "train.seed": []}},
-                                    {"train.early_stopping": None, "train.input": {"augment": {"scale": {"least": 0.5}}}}])
+@pytest.mark.parametrize(
+    "author",
+    [
+        {},
+        {"train.warm_start": "weights/first.npz"},
+        {"per_run": {"train.workers": [1], "train.seed": []}},
+        {"train.early_stopping": None, "train.input": {"augment": {"scale": {"least": 0.5}}}},
+    ],
+)
 def test_what_the_form_sends_untouched_is_the_config_itself(tmp_path, author):
     file = write_config(tmp_path, author)
-    sent = json.loads(json.dumps({key: param.resolve() for key, param in form_params(load_config(file)).items()}))
+    sent = json.loads(
+        json.dumps({key: param.resolve() for key, param in form_params(load_config(file)).items()})
+    )
     assert run_config(file, sent, "run").model_dump() == load_config(file).model_dump()

@@ -65,13 +65,31 @@ class Chain:
         self.announced: list[int] = []  # versions, as events of the model's asset
 
     def run(self, run_id: str, dataset: str, gate: dict, **train) -> Outcome:
-        author = {"storage.root": str(self._root), "train.strategy": "one_device", "train.workers": 1, "train.early_stopping": None,
-                  "train.reduce_learning_rate": None, "train.best_checkpoint": None, "evaluate.gate": [gate]}
+        author = {
+            "storage.root": str(self._root),
+            "train.strategy": "one_device",
+            "train.workers": 1,
+            "train.early_stopping": None,
+            "train.reduce_learning_rate": None,
+            "train.best_checkpoint": None,
+            "evaluate.gate": [gate],
+        }
         config = write_config(self._root / "configs", author)
         manifests = hand_over(self._layout, run_id, {"preprocess": dataset})
-        context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests[task_ids], id="1", max_tries=2), "run_id": run_id,
-                   "dag_run": SimpleNamespace(conf={f"train.{key}": value for key, value in train.items()}, clear_number=0),
-                   "outlet_events": defaultdict(lambda: SimpleNamespace(add=lambda asset, extra: self.announced.append(extra["version"])))}
+        context = {
+            "ti": SimpleNamespace(
+                xcom_pull=lambda task_ids: manifests[task_ids], id="1", max_tries=2
+            ),
+            "run_id": run_id,
+            "dag_run": SimpleNamespace(
+                conf={f"train.{key}": value for key, value in train.items()}, clear_number=0
+            ),
+            "outlet_events": defaultdict(
+                lambda: SimpleNamespace(
+                    add=lambda asset, extra: self.announced.append(extra["version"])
+                )
+            ),
+        }
         for operator in (TrainOperator, EvaluateOperator, ExportOperator):
             task = operator(config_file=str(config))
             task.patience_seconds = 240.0  # there is nobody that it could defer to
@@ -80,9 +98,15 @@ class Chain:
             except AirflowSkipException:
                 assert operator is ExportOperator
         registry, previous = self._registry, self._registry.previous()
-        return Outcome(manifests["train"], manifests["evaluate"], read_record(self._layout.task_record(run_id, "export")),
-                       [version.number for version in registry.versions()], registry.champion().number, previous and previous.number,
-                       len(registry.history()))
+        return Outcome(
+            manifests["train"],
+            manifests["evaluate"],
+            read_record(self._layout.task_record(run_id, "export")),
+            [version.number for version in registry.versions()],
+            registry.champion().number,
+            previous and previous.number,
+            len(registry.history()),
+        )
 
 
 def with_shuffled_labels(dataset: str, folder: Path) -> str:
@@ -92,18 +116,37 @@ def with_shuffled_labels(dataset: str, folder: Path) -> str:
     shutil.copytree(Path(dataset).parent, folder)
     manifest = read_manifest(dataset)
     files = [folder / file.path for file in shards_of(manifest, "train")]
-    shards = [[tf.train.Example.FromString(record) for record in tf.data.TFRecordDataset([str(file)]).as_numpy_iterator()] for file in files]
-    cells = [example.features.feature[LABEL].int64_list.value for shard in shards for example in shard]
-    for cell, label in zip(cells, np.random.default_rng(1).permutation([cell[0] for cell in cells]), strict=True):
+    shards = [
+        [
+            tf.train.Example.FromString(record)
+            for record in tf.data.TFRecordDataset([str(file)]).as_numpy_iterator()
+        ]
+        for file in files
+    ]
+    cells = [
+        example.features.feature[LABEL].int64_list.value for shard in shards for example in shard
+    ]
+    for cell, label in zip(
+        cells, np.random.default_rng(1).permutation([cell[0] for cell in cells]), strict=True
+    ):
         cell[0] = int(label)
     for file, shard in zip(files, shards, strict=True):
         with tf.io.TFRecordWriter(str(file)) as writer:
             for example in shard:
                 writer.write(example.SerializeToString(deterministic=True))
     fingerprint = manifest.fingerprint.model_copy(update={"inputs": {"labels": "shuffled"}})
-    write_manifest(folder, manifest.model_copy(update={
-        "files": list_files(folder, {file.path: file.num_examples for file in manifest.files}),
-        "fingerprint": fingerprint, "fingerprint_digest": fingerprint.digest}))
+    write_manifest(
+        folder,
+        manifest.model_copy(
+            update={
+                "files": list_files(
+                    folder, {file.path: file.num_examples for file in manifest.files}
+                ),
+                "fingerprint": fingerprint,
+                "fingerprint_digest": fingerprint.digest,
+            }
+        ),
+    )
     return str(folder / NAME)
 
 
@@ -116,13 +159,22 @@ def chain(tmp_path_factory) -> Chain:
 def outcomes(chain, dataset, tmp_path_factory) -> dict[str, Outcome]:
     """By name, in the order in which the runs were made."""
     shuffled = with_shuffled_labels(dataset, tmp_path_factory.mktemp("shuffled") / "dataset")
-    return {name: chain.run(name, data, gate, **train) for name, data, gate, train in [
-        ("first", dataset, NOT_WORSE, {"epochs": FEW_EPOCHS}),
-        ("fewer steps", dataset, NOT_WORSE, {"epochs": 1, "global_batch": 350}),
-        ("shuffled labels", shuffled, NOT_WORSE, {"epochs": MANY_EPOCHS}),
-        ("better", dataset, NOT_WORSE, {"epochs": MANY_EPOCHS}),
-        ("tie that fails", dataset, NOT_WORSE, {"epochs": MANY_EPOCHS, "seed": 3}),
-        ("tie that passes", dataset, NOT_WORSE | {"within_noise": "passes"}, {"epochs": MANY_EPOCHS, "seed": 3})]}
+    return {
+        name: chain.run(name, data, gate, **train)
+        for name, data, gate, train in [
+            ("first", dataset, NOT_WORSE, {"epochs": FEW_EPOCHS}),
+            ("fewer steps", dataset, NOT_WORSE, {"epochs": 1, "global_batch": 350}),
+            ("shuffled labels", shuffled, NOT_WORSE, {"epochs": MANY_EPOCHS}),
+            ("better", dataset, NOT_WORSE, {"epochs": MANY_EPOCHS}),
+            ("tie that fails", dataset, NOT_WORSE, {"epochs": MANY_EPOCHS, "seed": 3}),
+            (
+                "tie that passes",
+                dataset,
+                NOT_WORSE | {"within_noise": "passes"},
+                {"epochs": MANY_EPOCHS, "seed": 3},
+            ),
+        ]
+    }
 
 
 def registry_of(outcome: Outcome) -> tuple[list[int], int, int | None, int]:
@@ -135,20 +187,33 @@ def test_the_first_model_becomes_the_champion(outcomes):
 
 
 @pytest.mark.parametrize("worse", ["fewer steps", "shuffled labels"])
-def test_a_worse_challenger_is_trained_and_not_published_and_the_registry_is_as_it_was(outcomes, worse):
+def test_a_worse_challenger_is_trained_and_not_published_and_the_registry_is_as_it_was(
+    outcomes, worse
+):
     outcome, [rule] = outcomes[worse], outcomes[worse].figures.rules
     assert outcome.figures.champion_version == 1 and not rule.passed and not rule.is_within_noise
     assert "refuted" in rule.text and rule.high < -0.02
     assert (outcome.export.state, outcome.export.exit_code) == ("skipped", ExitCode.GATE_NOT_PASSED)
-    assert outcome.export.reason == f"trained, not published: {rule.text}" and outcome.export.manifest is None
+    assert (
+        outcome.export.reason == f"trained, not published: {rule.text}"
+        and outcome.export.manifest is None
+    )
     assert registry_of(outcome) == registry_of(outcomes["first"])
 
 
 def test_what_makes_them_worse_is_what_was_done_to_them(outcomes):
-    steps = {name: read_manifest(outcome.train).figures["steps"] for name, outcome in outcomes.items()}
-    assert (steps["fewer steps"], steps["first"]) == (2, 66) and steps["shuffled labels"] == steps["better"] == 350
+    steps = {
+        name: read_manifest(outcome.train).figures["steps"] for name, outcome in outcomes.items()
+    }
+    assert (steps["fewer steps"], steps["first"]) == (2, 66) and steps["shuffled labels"] == steps[
+        "better"
+    ] == 350
     assert outcomes["shuffled labels"].figures.challenger.metrics["accuracy"] < 0.4
-    assert outcomes["shuffled labels"].figures.num_examples == outcomes["first"].figures.num_examples == 100
+    assert (
+        outcomes["shuffled labels"].figures.num_examples
+        == outcomes["first"].figures.num_examples
+        == 100
+    )
 
 
 def test_a_better_challenger_is_published_and_both_aliases_move(outcomes):
@@ -162,7 +227,11 @@ def test_a_tie_within_noise_is_what_the_config_says_it_is(outcomes):
     assert fails.train == passes.train  # one training, asked for twice
     for outcome in (fails, passes):
         [rule] = outcome.figures.rules
-        assert rule.is_within_noise and rule.low < -0.02 <= rule.high and outcome.figures.champion_version == 2
+        assert (
+            rule.is_within_noise
+            and rule.low < -0.02 <= rule.high
+            and outcome.figures.champion_version == 2
+        )
     assert "within noise, which fails" in fails.export.reason and fails.export.state == "skipped"
     assert registry_of(fails) == registry_of(outcomes["better"])
     assert passes.export.state == "success" and registry_of(passes) == ([1, 2, 3], 3, 2, 3)
@@ -176,8 +245,14 @@ def test_the_page_of_a_run_says_what_was_published_and_that_of_another_what_was_
     published, unpublished = outcomes["better"], outcomes["fewer steps"]
     page = find_report(published.evaluate, published.export.manifest)
     assert page == Path(published.export.manifest).with_name(REPORT)
-    assert "Published as version 2 of digits" in page.read_text() and "Version 2 is in service." in page.read_text()
+    assert (
+        "Published as version 2 of digits" in page.read_text()
+        and "Version 2 is in service." in page.read_text()
+    )
     assert json.loads(page.with_name(METRICS).read_bytes())["publication"]["version"] == 2
     page = find_report(unpublished.evaluate, unpublished.export.manifest)
     assert page == Path(unpublished.evaluate).with_name(REPORT)
-    assert "Trained, not published. Version 1 stays in service." in page.read_text() and "Published as" not in page.read_text()
+    assert (
+        "Trained, not published. Version 1 stays in service." in page.read_text()
+        and "Published as" not in page.read_text()
+    )

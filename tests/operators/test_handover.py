@@ -43,7 +43,12 @@ def make(config: PipelineConfig, job: str, letter: str) -> str:
     folder = layout_of(config).artifact(job, letter * 32)
     folder.mkdir(parents=True)
     print_ = Fingerprint(config={}, inputs={}, code={}, versions={})
-    write_manifest(folder, Manifest(job=job, pipeline="digits", fingerprint=print_, fingerprint_digest=letter * 32, files=[]))
+    write_manifest(
+        folder,
+        Manifest(
+            job=job, pipeline="digits", fingerprint=print_, fingerprint_digest=letter * 32, files=[]
+        ),
+    )
     return str(folder / NAME)
 
 
@@ -52,44 +57,76 @@ def handed(config) -> dict[str, str]:
     """What the tasks of the run have left, by record."""
     manifests = {task: make(config, task, "a") for task in TASKS}
     for task, manifest in manifests.items():
-        write_record(layout_of(config).task_record(RUN, task), TaskRecord(state="success", manifest=manifest))
+        write_record(
+            layout_of(config).task_record(RUN, task), TaskRecord(state="success", manifest=manifest)
+        )
     return manifests
 
 
 def context(xcoms: dict) -> dict:
-    return {"ti": SimpleNamespace(xcom_pull=lambda task_ids: xcoms[task_ids], id="1", max_tries=2), "run_id": RUN,
-            "dag_run": SimpleNamespace(conf={}, clear_number=0), "task_state_store": {}}
+    return {
+        "ti": SimpleNamespace(xcom_pull=lambda task_ids: xcoms[task_ids], id="1", max_tries=2),
+        "run_id": RUN,
+        "dag_run": SimpleNamespace(conf={}, clear_number=0),
+        "task_state_store": {},
+    }
 
 
 def test_what_the_tasks_have_left_is_handed_on(config, handed):
     assert manifests_of(config, context(handed), TASKS) == handed
 
 
-def test_another_artifact_of_the_same_pipeline_can_not_take_the_place_of_the_one_that_was_made(config, handed):
+def test_another_artifact_of_the_same_pipeline_can_not_take_the_place_of_the_one_that_was_made(
+    config, handed
+):
     """F9: an edited XCom substituted an evaluation that passes the gate."""
     better = make(config, "evaluate", "b")
-    with pytest.raises(DataError, match=f"the XCom of evaluate is '{better}', but the task has left {handed['evaluate']}"):
+    with pytest.raises(
+        DataError,
+        match=f"the XCom of evaluate is '{better}', but the task has left {handed['evaluate']}",
+    ):
         manifests_of(config, context(handed | {"evaluate": better}), TASKS)
 
 
-@pytest.mark.parametrize("hostile", [
-    "/etc/passwd", "../../manifest.json", "file:///etc/passwd", "s3://bucket/manifest.json", "x" * 100_000, "\0", "\ud800",
-    7, ["a"], {"a": 1}, True, {"train": "a"}])
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "/etc/passwd",
+        "../../manifest.json",
+        "file:///etc/passwd",
+        "s3://bucket/manifest.json",
+        "x" * 100_000,
+        "\0",
+        "\ud800",
+        7,
+        ["a"],
+        {"a": 1},
+        True,
+        {"train": "a"},
+    ],
+)
 def test_an_xcom_of_any_kind_is_refused_with_its_task(config, handed, hostile):
     """F9."""
-    with pytest.raises(DataError, match="the XCom of train is .*clear train, and it runs again") as refused:
+    with pytest.raises(
+        DataError, match="the XCom of train is .*clear train, and it runs again"
+    ) as refused:
         manifests_of(config, context(handed | {"train": hostile}), TASKS)
     assert len(str(refused.value)) < 1000
 
 
 @pytest.mark.parametrize("nothing", [None, "", [], {}, 0, False])
 def test_a_task_that_was_marked_a_success_has_left_nothing(config, handed, nothing):
-    with pytest.raises(DataError, match="train has left no manifest, so it was marked a success before it had ended; clear it"):
+    with pytest.raises(
+        DataError,
+        match="train has left no manifest, so it was marked a success before it had ended; clear it",
+    ):
         manifests_of(config, context(handed | {"train": nothing}), TASKS)
 
 
 @pytest.mark.parametrize("state", ["failed", "skipped", None])
-def test_a_task_that_has_no_record_of_a_success_has_left_nothing_whatever_its_xcom_says(config, handed, state):
+def test_a_task_that_has_no_record_of_a_success_has_left_nothing_whatever_its_xcom_says(
+    config, handed, state
+):
     """F9: marked a success by hand, with an XCom written by hand."""
     record = layout_of(config).task_record(RUN, "train")
     record.unlink()
@@ -99,20 +136,48 @@ def test_a_task_that_has_no_record_of_a_success_has_left_nothing_whatever_its_xc
         manifests_of(config, context(handed), TASKS)
 
 
-@pytest.mark.parametrize("uri", [
-    "/etc/passwd", "http://127.0.0.1:1/manifest.json", "{root}/artifacts/other/train/{a}/manifest.json",
-    "{root}/artifacts/digits/evaluate/{a}/manifest.json", "{root}/artifacts/digits/train/../train/{a}/manifest.json",
-    "{root}/artifacts/digits/train/{a}/other.json", "{root}/artifacts/digits/train/{a}", "{root}/models/digits/1/manifest.json",
-    "{root}//artifacts/digits/train/{a}/manifest.json", "{root}/artifacts/digits/train/A{a}/manifest.json", "manifest.json", ""])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "/etc/passwd",
+        "http://127.0.0.1:1/manifest.json",
+        "{root}/artifacts/other/train/{a}/manifest.json",
+        "{root}/artifacts/digits/evaluate/{a}/manifest.json",
+        "{root}/artifacts/digits/train/../train/{a}/manifest.json",
+        "{root}/artifacts/digits/train/{a}/other.json",
+        "{root}/artifacts/digits/train/{a}",
+        "{root}/models/digits/1/manifest.json",
+        "{root}//artifacts/digits/train/{a}/manifest.json",
+        "{root}/artifacts/digits/train/A{a}/manifest.json",
+        "manifest.json",
+        "",
+    ],
+)
 def test_a_record_can_name_no_other_place_than_that_of_an_artifact_of_its_task(config, handed, uri):
     """F9: record and XCom agree, and both are wrong."""
     manifest = uri.format(root=config.root, a="a" * 32)
-    write_record(layout_of(config).task_record(RUN, "train"), TaskRecord(state="success", manifest=manifest))
-    with pytest.raises(DataError, match="is not a manifest of the job train of the pipeline digits below|train has left no manifest"):
+    write_record(
+        layout_of(config).task_record(RUN, "train"), TaskRecord(state="success", manifest=manifest)
+    )
+    with pytest.raises(
+        DataError,
+        match="is not a manifest of the job train of the pipeline digits below|train has left no manifest",
+    ):
         manifests_of(config, context(handed | {"train": manifest}), TASKS)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"state": "great"}', b'{"state": "success", "manifest": 7}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"state": "great"}',
+        b'{"state": "success", "manifest": 7}',
+        b"[" * 100_000,
+    ],
+)
 def test_a_damaged_record_is_an_error_at_its_place(config, handed, content):
     layout_of(config).task_record(RUN, "train").write_bytes(content)
     with pytest.raises(DataError, match="train.json: not a valid TaskRecord"):
@@ -143,7 +208,9 @@ def web() -> Iterator[http.server.HTTPServer]:
 def test_no_address_is_asked_because_of_an_xcom(config, handed, web):
     """F9: the worker sent requests to it, and printed the answer."""
     url = f"http://127.0.0.1:{web.server_port}/latest/meta-data/manifest.json"
-    with pytest.raises(AirflowFailException, match="export: DATA: the XCom of evaluate is 'http://"):
+    with pytest.raises(
+        AirflowFailException, match="export: DATA: the XCom of evaluate is 'http://"
+    ):
         ExportOperator(config_file=str(config.file)).execute(context(handed | {"evaluate": url}))
     assert web.asked == []
     assert read_record(layout_of(config).task_record(RUN, "export")).state == "failed"

@@ -18,7 +18,20 @@ from pipeline_ops.user_code.interpreter import versions_in
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = Path(sysconfig.get_paths()["purelib"])
-ONLY_FOR_JOBS = ("tensorflow", "keras", "apache_beam", "cv2", "numpy", "sklearn", "scipy", "simplejpeg", "tensorboard", "h5py", "ml_dtypes", "jax")
+ONLY_FOR_JOBS = (
+    "tensorflow",
+    "keras",
+    "apache_beam",
+    "cv2",
+    "numpy",
+    "sklearn",
+    "scipy",
+    "simplejpeg",
+    "tensorboard",
+    "h5py",
+    "ml_dtypes",
+    "jax",
+)
 ONLY_FOR_AIRFLOW = ("airflow", "fastapi", "sqlalchemy", "uvicorn", "starlette")
 
 
@@ -28,16 +41,28 @@ def make_environment(folder: Path, without: tuple[str, ...]) -> Path:
     [packages] = folder.glob("lib/python*/site-packages")
     for entry in INSTALLED.iterdir():
         name = entry.name.lower()
-        left_out = any(name == package or name.startswith((f"{package}.", f"{package}_", f"{package}-")) for package in without)
-        if not (left_out or name.startswith(("__editable__", "trainyard")) or (packages / entry.name).exists()):
+        left_out = any(
+            name == package or name.startswith((f"{package}.", f"{package}_", f"{package}-"))
+            for package in without
+        )
+        if not (
+            left_out
+            or name.startswith(("__editable__", "trainyard"))
+            or (packages / entry.name).exists()
+        ):
             (packages / entry.name).symlink_to(entry)
     return folder / "bin" / "python"
 
 
 def run_python(python: Path, code: str, *arguments: str, **environment: str) -> str:
     """What a script prints last. It finds our code as an installed package would be found."""
-    answer = subprocess.run([python, "-c", code, *arguments], env=os.environ | {"PYTHONPATH": str(ROOT)} | environment, capture_output=True,
-                            text=True, cwd="/")
+    answer = subprocess.run(
+        [python, "-c", code, *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
     assert answer.returncode == 0, answer.stderr
     return answer.stdout.strip().splitlines()[-1]
 
@@ -48,12 +73,18 @@ def bare(tmp_path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     [packages] = (tmp_path / "bare").glob("lib/python*/site-packages")
     (packages / "numpy-9.9.dist-info").mkdir()
-    (packages / "numpy-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 9.9\n")
+    (packages / "numpy-9.9.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: numpy\nVersion: 9.9\n"
+    )
     return tmp_path / "bare" / "bin" / "python"
 
 
 def config_with(tmp_path: Path, python: str):
-    text = (ROOT / "configs" / "digits.yaml").read_text().replace("  model: digits_cnn", f"  model: digits_cnn\n  python: {python}")
+    text = (
+        (ROOT / "configs" / "digits.yaml")
+        .read_text()
+        .replace("  model: digits_cnn", f"  model: digits_cnn\n  python: {python}")
+    )
     (tmp_path / "digits.yaml").write_text(text)
     return load_config(tmp_path / "digits.yaml")
 
@@ -71,7 +102,10 @@ def test_a_path_is_taken_from_the_config_and_a_link_is_not_followed(bare, tmp_pa
 
 @pytest.mark.parametrize("python", ["/nowhere/bin/python", "/bin/false", "/etc/passwd"])
 def test_what_is_no_interpreter_is_refused_by_name(python):
-    with pytest.raises(ConfigError, match=f"{python} can't be used as an interpreter: .*must be the path of a Python"):
+    with pytest.raises(
+        ConfigError,
+        match=f"{python} can't be used as an interpreter: .*must be the path of a Python",
+    ):
         versions_in(Path(python), ["numpy"])
 
 
@@ -109,15 +143,28 @@ print(operator.execute({"ti": SimpleNamespace(xcom_pull=lambda task_ids: dataset
 
 @pytest.mark.slow
 def test_airflow_without_tensorflow_and_beam_runs_a_training_without_airflow(dataset, tmp_path):
-    for_airflow, for_jobs = make_environment(tmp_path / "airflow", ONLY_FOR_JOBS), make_environment(tmp_path / "jobs", ONLY_FOR_AIRFLOW)
+    for_airflow, for_jobs = (
+        make_environment(tmp_path / "airflow", ONLY_FOR_JOBS),
+        make_environment(tmp_path / "jobs", ONLY_FOR_AIRFLOW),
+    )
     for python, absent in ((for_airflow, ONLY_FOR_JOBS[:5]), (for_jobs, ONLY_FOR_AIRFLOW[:1])):
         find = "import importlib.util, sys; print([name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
         assert run_python(python, find, *absent) == "[]"
     config = config_with(tmp_path, str(for_jobs))
     environment = {"AIRFLOW_HOME": str(tmp_path / "home"), "TRAINYARD_CONFIGS": str(config.file)}
-    dags, modules = json.loads(run_python(for_airflow, _PARSE, str(ROOT / "dags" / "trainyard.py"), **environment))
+    dags, modules = json.loads(
+        run_python(for_airflow, _PARSE, str(ROOT / "dags" / "trainyard.py"), **environment)
+    )
     assert "digits" in dags
     assert not set(modules) & set(ONLY_FOR_JOBS)
-    manifest = read_manifest(run_python(for_airflow, _TASK.replace("TESTS", str(ROOT / "tests" / "support")), str(config.file), dataset, **environment))
+    manifest = read_manifest(
+        run_python(
+            for_airflow,
+            _TASK.replace("TESTS", str(ROOT / "tests" / "support")),
+            str(config.file),
+            dataset,
+            **environment,
+        )
+    )
     assert {"tensorflow-cpu", "keras"} & set(manifest.fingerprint.versions)
     assert manifest.figures["workers"] == 2

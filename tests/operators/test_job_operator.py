@@ -13,7 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, TaskDeferred
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    TaskDeferred,
+)
 from authored import write_config
 from handed_over import hand_over
 from launch.running import config_with_hosts
@@ -46,16 +51,32 @@ class Store(dict):
 class Run:
     """One task of one run, over several tries."""
 
-    def __init__(self, root, manifests, base: Path = CONFIG, author: Mapping[str, Any] | None = None, **conf):
-        quick = {"storage.root": str(root), "train.epochs": 4, "train.checkpoint_every_steps": 5, "train.early_stopping": None}
-        self.config = write_config(base.parent if base != CONFIG else root / "configs", quick | dict(author or {}), base)
+    def __init__(
+        self, root, manifests, base: Path = CONFIG, author: Mapping[str, Any] | None = None, **conf
+    ):
+        quick = {
+            "storage.root": str(root),
+            "train.epochs": 4,
+            "train.checkpoint_every_steps": 5,
+            "train.early_stopping": None,
+        }
+        self.config = write_config(
+            base.parent if base != CONFIG else root / "configs", quick | dict(author or {}), base
+        )
         self.conf = conf
         self.layout = Layout(root, "digits")
         self.store, self._manifests = Store(), hand_over(self.layout, "manual__1", manifests)
 
     def context(self) -> dict:
-        task = SimpleNamespace(xcom_pull=lambda task_ids: self._manifests[task_ids], id=uuid.uuid4(), max_tries=2)
-        return {"ti": task, "dag_run": SimpleNamespace(conf=self.conf, clear_number=0), "run_id": "manual__1", "task_state_store": self.store}
+        task = SimpleNamespace(
+            xcom_pull=lambda task_ids: self._manifests[task_ids], id=uuid.uuid4(), max_tries=2
+        )
+        return {
+            "ti": task,
+            "dag_run": SimpleNamespace(conf=self.conf, clear_number=0),
+            "run_id": "manual__1",
+            "task_state_store": self.store,
+        }
 
     def execute(self, patience_seconds: float = 240) -> str:
         """There is nobody here that a task could defer to, so it is patient."""
@@ -73,7 +94,9 @@ class Run:
     @property
     def handle(self) -> JobHandle:
         """Of the job that is claimed."""
-        return JobHandle(self.layout.attempt("manual__1", "train", self.store[STORE_KEY]["attempt"]))
+        return JobHandle(
+            self.layout.attempt("manual__1", "train", self.store[STORE_KEY]["attempt"])
+        )
 
     def record(self):
         return read_record(self.layout.task_record("manual__1", "train"))
@@ -132,14 +155,22 @@ def test_a_killed_job_is_retried_and_goes_on_from_its_checkpoint(run, tmp_path, 
     wait_until((tmp_path / "held").exists)
     os.kill(handle.process.pid, signal.SIGKILL)
     [event] = asyncio.run(events_of(task.trigger))
-    with pytest.raises(AirflowException, match="was killed or its host went down; its log is .*job.log"):
+    with pytest.raises(
+        AirflowException, match="was killed or its host went down; its log is .*job.log"
+    ):
         task.operator.resume(task.context(), event.payload)
     assert group_members(handle.process.pid) == []
     assert task.record().exit_code == ExitCode.RETRY
     assert read_manifest(task.execute()).job == "train"
     assert task.handle != handle
-    [restored] = [moment for moment in ProgressReader(task.handle.attempt.worker_progress("worker 0")).new() if moment.phase == "restored"]
-    assert restored.done in (15, 20), "of 22 steps; the newest checkpoint may have been in the making"
+    [restored] = [
+        moment
+        for moment in ProgressReader(task.handle.attempt.worker_progress("worker 0")).new()
+        if moment.phase == "restored"
+    ]
+    assert restored.done in (15, 20), (
+        "of 22 steps; the newest checkpoint may have been in the making"
+    )
 
 
 async def events_of(trigger: JobTrigger) -> list:
@@ -185,14 +216,20 @@ def test_a_restart_of_the_triggerer_does_not_touch_the_job(run):
 
 def test_an_unknown_key_from_the_rest_api_is_refused_before_any_work(run):
     task = run(**{"train.epoch": 3})
-    with pytest.raises(AirflowFailException, match="conf train.epoch: unknown key; the nearest valid name is 'train.epochs'"):
+    with pytest.raises(
+        AirflowFailException,
+        match="conf train.epoch: unknown key; the nearest valid name is 'train.epochs'",
+    ):
         task.execute()
     assert task.store == {}
 
 
 def test_an_earlier_task_that_was_marked_a_success_by_hand_is_named(tmp_path):
     task = Run(tmp_path, {"preprocess": None})
-    with pytest.raises(AirflowFailException, match="preprocess has left no manifest, so it was marked a success before it had ended; clear it"):
+    with pytest.raises(
+        AirflowFailException,
+        match="preprocess has left no manifest, so it was marked a success before it had ended; clear it",
+    ):
         task.execute()
     assert task.record().exit_code == ExitCode.DATA
     assert task.store == {}
@@ -201,7 +238,10 @@ def test_an_earlier_task_that_was_marked_a_success_by_hand_is_named(tmp_path):
 @pytest.mark.parametrize("key", ["train.python", "evaluate.python"])
 def test_who_may_start_a_run_may_not_choose_the_program_that_it_starts(run, key):
     task = run(**{key: "/bin/sh"})
-    with pytest.raises(AirflowFailException, match=f"conf {key}: only the author of the pipeline sets it: it selects a program"):
+    with pytest.raises(
+        AirflowFailException,
+        match=f"conf {key}: only the author of the pipeline sets it: it selects a program",
+    ):
         task.execute()
     assert task.store == {}
 
@@ -209,7 +249,9 @@ def test_who_may_start_a_run_may_not_choose_the_program_that_it_starts(run, key)
 def test_a_job_that_is_not_done_in_time_ends_itself_with_all_its_processes(run):
     task = run(author={"train.timeout_seconds": 8}, **{"train.epochs": 5000})
     handle = task.start()
-    wait_for_workers(handle, 3)  # a machine that is so busy that there are no workers before the time is up has the others to end
+    wait_for_workers(
+        handle, 3
+    )  # a machine that is so busy that there are no workers before the time is up has the others to end
     group = handle.process.pid
     [event] = asyncio.run(events_of(task.trigger))
     assert event.payload == {"attempt": handle.attempt.folder.name}
@@ -221,7 +263,9 @@ def test_a_job_that_is_not_done_in_time_ends_itself_with_all_its_processes(run):
 def test_a_damaged_artifact_is_made_again(run):
     task = run()
     manifest = task.execute()
-    weights = task.layout.manifest("train", read_manifest(manifest).fingerprint_digest).with_name("weights.npz")
+    weights = task.layout.manifest("train", read_manifest(manifest).fingerprint_digest).with_name(
+        "weights.npz"
+    )
     weights.unlink()
     again = run()
     assert again.execute() == manifest
@@ -232,20 +276,45 @@ def test_a_damaged_artifact_is_made_again(run):
 def test_a_model_that_has_not_passed_the_gate_is_not_exported_and_that_is_no_failure(tmp_path):
     challenger = ModelEvaluation(metrics={}, classes=[], confusion=[])
     rule = RuleVerdict(metric="accuracy", passed=False, text="accuracy 0.5 is below 0.9")
-    evaluation = EvaluationFigures(num_examples=1, challenger=challenger, champion=None, champion_version=None, gate_passed=False, rules=[rule])
+    evaluation = EvaluationFigures(
+        num_examples=1,
+        challenger=challenger,
+        champion=None,
+        champion_version=None,
+        gate_passed=False,
+        rules=[rule],
+    )
     fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
     for job, figures in (("train", {}), ("evaluate", evaluation.model_dump())):
         (tmp_path / job).mkdir()
-        write_manifest(tmp_path / job, Manifest(job=job, pipeline="digits", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest,
-                                                files=[], figures=figures))
-    task = Run(tmp_path, {job: str(tmp_path / job / "manifest.json") for job in ("train", "evaluate")})
-    with pytest.raises(AirflowSkipException, match="trained, not published: accuracy 0.5 is below 0.9"):
+        write_manifest(
+            tmp_path / job,
+            Manifest(
+                job=job,
+                pipeline="digits",
+                fingerprint=fingerprint,
+                fingerprint_digest=fingerprint.digest,
+                files=[],
+                figures=figures,
+            ),
+        )
+    task = Run(
+        tmp_path, {job: str(tmp_path / job / "manifest.json") for job in ("train", "evaluate")}
+    )
+    with pytest.raises(
+        AirflowSkipException, match="trained, not published: accuracy 0.5 is below 0.9"
+    ):
         ExportOperator(config_file=str(task.config)).execute(task.context())
     assert read_record(task.layout.task_record("manual__1", "export")).state == "skipped"
 
 
 def test_a_job_does_not_inherit_airflows_secrets():
-    environment = {"PATH": "/bin", "AIRFLOW__API_AUTH__JWT_SECRET": "x", "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "y", "AIRFLOW_CONN_AWS": "z"}
+    environment = {
+        "PATH": "/bin",
+        "AIRFLOW__API_AUTH__JWT_SECRET": "x",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "y",
+        "AIRFLOW_CONN_AWS": "z",
+    }
     assert job_environment(environment) == {"PATH": "/bin", "PYTHONSAFEPATH": "1"}
 
 

@@ -18,8 +18,18 @@ from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, ManifestFile,
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.operators.chain import OPERATORS
 
-FIGURES = {"export": {"name": "digits", "version": 3, "compared_with": None, "metrics": {}, "num_checked": 2, "max_difference": 0.0,
-                      "top1_agreement": 1.0, "class_names": ["0"]}}
+FIGURES = {
+    "export": {
+        "name": "digits",
+        "version": 3,
+        "compared_with": None,
+        "metrics": {},
+        "num_checked": 2,
+        "max_difference": 0.0,
+        "top1_agreement": 1.0,
+        "class_names": ["0"],
+    }
+}
 
 
 class Run:
@@ -27,39 +37,81 @@ class Run:
 
     def __init__(self, root: Path):
         self.layout = Layout(root, "digits")
-        self.config = write_config(root / "configs", {"storage.root": str(root), "preprocess.source.path": "s3://lake/raw/digits"})
+        self.config = write_config(
+            root / "configs",
+            {"storage.root": str(root), "preprocess.source.path": "s3://lake/raw/digits"},
+        )
 
     def leave(self, job: str, raw: dict[str, str] | None = None, **inputs: Input) -> Input:
         fingerprint = Fingerprint(config={}, inputs=raw or {}, code={}, versions={"job": job})
         folder = self.layout.artifact(job, fingerprint.digest)
         folder.mkdir(parents=True)
-        files = [ManifestFile(path=f"{job}-{i}", num_bytes=10, crc32c="0" * 8, num_examples=4 if job == "preprocess" else None) for i in range(2)]
-        manifest = Manifest(job=job, pipeline="digits", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest, inputs=inputs, files=files,
-                            figures=FIGURES.get(job, {}))
+        files = [
+            ManifestFile(
+                path=f"{job}-{i}",
+                num_bytes=10,
+                crc32c="0" * 8,
+                num_examples=4 if job == "preprocess" else None,
+            )
+            for i in range(2)
+        ]
+        manifest = Manifest(
+            job=job,
+            pipeline="digits",
+            fingerprint=fingerprint,
+            fingerprint_digest=fingerprint.digest,
+            inputs=inputs,
+            files=files,
+            figures=FIGURES.get(job, {}),
+        )
         write_manifest(folder, manifest)
-        write_record(self.layout.task_record("run-1", job), TaskRecord(state="success", manifest=str(folder / NAME)))
+        write_record(
+            self.layout.task_record("run-1", job),
+            TaskRecord(state="success", manifest=str(folder / NAME)),
+        )
         return Input(uri=str(folder / NAME), digest=manifest.digest)
 
     def tell(self, job: str, events: Path) -> dict:
         """Lets the provider ask the operator, and send; the event as it arrives."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the provider's own imports
-            manager = pytest.importorskip("airflow.providers.openlineage.extractors.manager", reason="the provider of OpenLineage is not installed")
+            manager = pytest.importorskip(
+                "airflow.providers.openlineage.extractors.manager",
+                reason="the provider of OpenLineage is not installed",
+            )
             from airflow.providers.openlineage.plugins.adapter import OpenLineageAdapter
             from openlineage.client import OpenLineageClient
             from openlineage.client.transport.file import FileConfig, FileTransport
         operator = next(each for each in OPERATORS if each.job == job)(config_file=str(self.config))
         context = {"dag_run": SimpleNamespace(conf={}), "run_id": "run-1"}
         task_instance = SimpleNamespace(run_id="run-1", get_template_context=lambda: context)
-        found = manager.ExtractorManager().extract_metadata(SimpleNamespace(run_id="run-1"), operator, "success", task_instance)
-        adapter = OpenLineageAdapter(OpenLineageClient(transport=FileTransport(FileConfig(log_file_path=str(events), append=True))))
-        adapter.complete_task("0" * 8 + "-0000-7000-8000-" + "0" * 12, f"digits.{job}", "2026-11-21T00:00:00+00:00", found, None, None, None, None,
-                              "")
+        found = manager.ExtractorManager().extract_metadata(
+            SimpleNamespace(run_id="run-1"), operator, "success", task_instance
+        )
+        adapter = OpenLineageAdapter(
+            OpenLineageClient(
+                transport=FileTransport(FileConfig(log_file_path=str(events), append=True))
+            )
+        )
+        adapter.complete_task(
+            "0" * 8 + "-0000-7000-8000-" + "0" * 12,
+            f"digits.{job}",
+            "2026-11-21T00:00:00+00:00",
+            found,
+            None,
+            None,
+            None,
+            None,
+            "",
+        )
         return json.loads(events.read_text().splitlines()[-1])
 
 
 def as_rows(datasets: list[dict]) -> list[tuple[str, str, str]]:
-    return [(entry["namespace"], entry["name"], entry["facets"]["version"]["datasetVersion"]) for entry in datasets]
+    return [
+        (entry["namespace"], entry["name"], entry["facets"]["version"]["datasetVersion"])
+        for entry in datasets
+    ]
 
 
 def test_every_task_tells_which_version_it_made_from_which(tmp_path):
@@ -68,17 +120,31 @@ def test_every_task_tells_which_version_it_made_from_which(tmp_path):
     dataset = run.leave("preprocess", raw={"raw files": "digest-of-files"})
     training = run.leave("train", preprocess=dataset)
     champion = Input(uri=f"{models}/2/manifest.json", digest="digest-of-version-2")
-    evaluation = run.leave("evaluate", preprocess=dataset, train=training, champion=champion,
-                           last_evaluation=Input(uri=f"{made}/evaluate/x/manifest.json", digest="x"))
+    evaluation = run.leave(
+        "evaluate",
+        preprocess=dataset,
+        train=training,
+        champion=champion,
+        last_evaluation=Input(uri=f"{made}/evaluate/x/manifest.json", digest="x"),
+    )
     run.leave("export", train=training, evaluate=evaluation)
     found = {job: run.tell(job, events) for job in ("preprocess", "train", "evaluate", "export")}
-    data, weights, verdict = (("file", f"{made}/{job}", entry.digest) for job, entry in
-                              (("preprocess", dataset), ("train", training), ("evaluate", evaluation)))
+    data, weights, verdict = (
+        ("file", f"{made}/{job}", entry.digest)
+        for job, entry in (("preprocess", dataset), ("train", training), ("evaluate", evaluation))
+    )
     assert {job: as_rows(event["inputs"]) for job, event in found.items()} == {
-        "preprocess": [("s3://lake", "raw/digits", "digest-of-files")], "train": [data], "evaluate": [data, weights, ("file", models, "2")],
-        "export": [weights, verdict]}
+        "preprocess": [("s3://lake", "raw/digits", "digest-of-files")],
+        "train": [data],
+        "evaluate": [data, weights, ("file", models, "2")],
+        "export": [weights, verdict],
+    }
     assert {job: as_rows(event["outputs"]) for job, event in found.items()} == {
-        "preprocess": [data], "train": [weights], "evaluate": [verdict], "export": [("file", models, "3")]}
+        "preprocess": [data],
+        "train": [weights],
+        "evaluate": [verdict],
+        "export": [("file", models, "3")],
+    }
     statistics = found["preprocess"]["outputs"][0]["outputFacets"]["outputStatistics"]
     assert (statistics["rowCount"], statistics["size"], statistics["fileCount"]) == (8, 20, 2)
     assert all(event["eventType"] == "COMPLETE" for event in found.values())
@@ -90,6 +156,13 @@ def test_a_task_that_left_nothing_is_told_without_data_sets(tmp_path):
 
 
 def test_nothing_of_openlineage_is_imported_before_it_asks():
-    code = ("import sys, pipeline_ops.operators.dags, pipeline_ops.operators.chain;"
-            "print([name for name in sys.modules if name.startswith('openlineage')])")
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+    code = (
+        "import sys, pipeline_ops.operators.dags, pipeline_ops.operators.chain;"
+        "print([name for name in sys.modules if name.startswith('openlineage')])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        == "[]"
+    )

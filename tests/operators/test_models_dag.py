@@ -40,14 +40,21 @@ def test_the_form_as_it_opens_rolls_back(config):
     assert trigger(config) == 1
     registry = Registry(config.registry)
     assert registry.champion().number == 1
-    assert registry.history()[-1].reason == "rolled back from version 2: by hand, in Airflow, run manual__1"
+    assert (
+        registry.history()[-1].reason
+        == "rolled back from version 2: by hand, in Airflow, run manual__1"
+    )
 
 
 def test_no_field_of_the_form_is_empty_and_required(config):
     """Airflow's form can't be sent then, and does not say why."""
     params = make_models_dag([config]).params
     fields = {name: params.get_param(name) for name in params}
-    assert [name for name, field in fields.items() if field.value in ("", None) and "null" not in field.schema["type"]] == []
+    assert [
+        name
+        for name, field in fields.items()
+        if field.value in ("", None) and "null" not in field.schema["type"]
+    ] == []
 
 
 def test_any_version_can_be_promoted_with_a_reason(config):
@@ -56,13 +63,20 @@ def test_any_version_can_be_promoted_with_a_reason(config):
 
 
 def test_a_misspelt_key_that_comes_by_rest_moves_nothing(config):
-    with pytest.raises(AirflowFailException, match="acton: unknown key; the nearest valid name is 'action'"):
+    with pytest.raises(
+        AirflowFailException, match="acton: unknown key; the nearest valid name is 'action'"
+    ):
         trigger(config, acton=PROMOTE)
     assert Registry(config.registry).champion().number == 2
 
 
-@pytest.mark.parametrize("changes, complaint", [({"action": PROMOTE}, "give the number of the version; there are 1, 2, 3"),
-                                                ({"action": PROMOTE, "version": 9}, "there is no version 9; there are 1, 2, 3")])
+@pytest.mark.parametrize(
+    "changes, complaint",
+    [
+        ({"action": PROMOTE}, "give the number of the version; there are 1, 2, 3"),
+        ({"action": PROMOTE, "version": 9}, "there is no version 9; there are 1, 2, 3"),
+    ],
+)
 def test_what_can_not_be_done_fails_for_good_and_says_why(config, changes, complaint):
     with pytest.raises(AirflowFailException, match=complaint):
         trigger(config, **changes)

@@ -54,72 +54,129 @@ def mailbox(tmp_path) -> Path:
 
 def to(mailbox: Path, *events: str) -> dict:
     arguments = {"folder": str(mailbox), "subject": "{{ notice.title }} in {{ run_id }}"}
-    return {"notifier": "acme_notifier.Mailbox", "arguments": arguments, "events": list(events or EVENTS)}
+    return {
+        "notifier": "acme_notifier.Mailbox",
+        "arguments": arguments,
+        "events": list(events or EVENTS),
+    }
 
 
 def letters(mailbox: Path) -> list[dict]:
-    return [json.loads(file.read_text()) for file in sorted(mailbox.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)]
+    return [
+        json.loads(file.read_text())
+        for file in sorted(mailbox.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
+    ]
 
 
 def failed(config: Path, message: str = "train: CONFIG: no", **conf) -> dict:
     """The context in which Airflow calls when a task has failed."""
-    return {"run_id": "manual__1", "dag_run": SimpleNamespace(conf=conf), "ti": SimpleNamespace(task_id="train"),
-            "exception": AirflowFailException(message)}
+    return {
+        "run_id": "manual__1",
+        "dag_run": SimpleNamespace(conf=conf),
+        "ti": SimpleNamespace(task_id="train"),
+        "exception": AirflowFailException(message),
+    }
 
 
-def test_a_gate_that_was_not_passed_is_told_once_with_the_rules_and_a_link_whatever_is_retried(workshop, tmp_path, mailbox):
+def test_a_gate_that_was_not_passed_is_told_once_with_the_rules_and_a_link_whatever_is_retried(
+    workshop, tmp_path, mailbox
+):
     config = notifying(tmp_path, to(mailbox), root=workshop.root)
     train = workshop.train("poor")
     workshop.evaluate(train)  # so that the task finds it
-    manifests = hand_over(Layout(workshop.root, "digits"), "manual__1+00:00", {"preprocess": workshop.dataset, "train": train})
-    context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests[task_ids]), "dag_run": SimpleNamespace(conf={}),
-               "run_id": "manual__1+00:00", "task_state_store": {}}
+    manifests = hand_over(
+        Layout(workshop.root, "digits"),
+        "manual__1+00:00",
+        {"preprocess": workshop.dataset, "train": train},
+    )
+    context = {
+        "ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests[task_ids]),
+        "dag_run": SimpleNamespace(conf={}),
+        "run_id": "manual__1+00:00",
+        "task_state_store": {},
+    }
     for _ in range(3):
         EvaluateOperator(config_file=str(config)).execute(dict(context))
     [letter] = letters(mailbox)
     assert letter["subject"] == "digits: gate not passed in manual__1+00:00"
-    assert (letter["pipeline"], letter["run_id"], letter["event"]) == ("digits", "manual__1+00:00", "gate_not_passed")
+    assert (letter["pipeline"], letter["run_id"], letter["event"]) == (
+        "digits",
+        "manual__1+00:00",
+        "gate_not_passed",
+    )
     assert letter["verdict"] == "trained, not published: accuracy 0.4700 is below 0.7000"
-    assert [(rule["metric"], rule["passed"], rule["value"], rule["bound"]) for rule in letter["rules"]] == [("accuracy", False, 0.47, 0.7)]
-    assert letter["link"] == "http://localhost:8080/dags/digits/runs/manual__1%2B00%3A00/plugin/trainyard_report"
+    assert [
+        (rule["metric"], rule["passed"], rule["value"], rule["bound"]) for rule in letter["rules"]
+    ] == [("accuracy", False, 0.47, 0.7)]
+    assert (
+        letter["link"]
+        == "http://localhost:8080/dags/digits/runs/manual__1%2B00%3A00/plugin/trainyard_report"
+    )
 
 
-def test_nobody_is_told_of_a_gate_that_was_passed_or_of_what_they_have_not_asked_for(workshop, tmp_path, mailbox):
+def test_nobody_is_told_of_a_gate_that_was_passed_or_of_what_they_have_not_asked_for(
+    workshop, tmp_path, mailbox
+):
     for model, events in (("good", EVENTS), ("poor", ["failed"])):
         config = notifying(tmp_path, to(mailbox, *events), root=workshop.root)
         train = workshop.train(model)
         workshop.evaluate(train)
-        manifests = hand_over(Layout(workshop.root, "digits"), model, {"preprocess": workshop.dataset, "train": train})
+        manifests = hand_over(
+            Layout(workshop.root, "digits"), model, {"preprocess": workshop.dataset, "train": train}
+        )
         EvaluateOperator(config_file=str(config)).execute(
-            {"ti": SimpleNamespace(xcom_pull=lambda task_ids, found=manifests: found[task_ids]), "dag_run": SimpleNamespace(conf={}),
-             "run_id": model, "task_state_store": {}})
+            {
+                "ti": SimpleNamespace(xcom_pull=lambda task_ids, found=manifests: found[task_ids]),
+                "dag_run": SimpleNamespace(conf={}),
+                "run_id": model,
+                "task_state_store": {},
+            }
+        )
     assert letters(mailbox) == []
     assert not Layout(workshop.root, "digits").notices("good").exists()
 
 
-def test_a_run_that_failed_is_told_once_by_the_task_and_the_run_with_what_the_first_failed_task_has_left(tmp_path, mailbox):
+def test_a_run_that_failed_is_told_once_by_the_task_and_the_run_with_what_the_first_failed_task_has_left(
+    tmp_path, mailbox
+):
     config = notifying(tmp_path, to(mailbox))
     layout = Layout(tmp_path / "root", "digits")
-    write_record(layout.task_record("manual__1", "preprocess"), TaskRecord(state="success", manifest="/m"))
-    write_record(layout.task_record("manual__1", "train"), TaskRecord(state="failed", message="worker 1 has gone", exit_code=ExitCode.RETRY))
+    write_record(
+        layout.task_record("manual__1", "preprocess"), TaskRecord(state="success", manifest="/m")
+    )
+    write_record(
+        layout.task_record("manual__1", "train"),
+        TaskRecord(state="failed", message="worker 1 has gone", exit_code=ExitCode.RETRY),
+    )
     tell_failure(str(config), failed(config))
-    tell_failure(str(config), {"run_id": "manual__1", "reason": "task_failure"})  # as for the DAG, where nothing else is known
+    tell_failure(
+        str(config), {"run_id": "manual__1", "reason": "task_failure"}
+    )  # as for the DAG, where nothing else is known
     [letter] = letters(mailbox)
     assert (letter["event"], letter["verdict"]) == ("failed", "train: worker 1 has gone")
 
 
 def test_a_run_that_failed_by_its_own_conf_is_told_too(tmp_path, mailbox):
     config = notifying(tmp_path, to(mailbox))
-    tell_failure(str(config), failed(config, "override train.epocs: unknown key", **{"train.epocs": 3}))
-    assert [letter["verdict"] for letter in letters(mailbox)] == ["train: override train.epocs: unknown key"]
+    tell_failure(
+        str(config), failed(config, "override train.epocs: unknown key", **{"train.epocs": 3})
+    )
+    assert [letter["verdict"] for letter in letters(mailbox)] == [
+        "train: override train.epocs: unknown key"
+    ]
 
 
-def test_a_notifier_that_fails_fails_nothing_and_what_it_missed_goes_out_with_the_next(tmp_path, mailbox, caplog):
+def test_a_notifier_that_fails_fails_nothing_and_what_it_missed_goes_out_with_the_next(
+    tmp_path, mailbox, caplog
+):
     config = notifying(tmp_path, to(mailbox), to(mailbox, "failed"))
     (mailbox / "down").touch()
     manifest = drifting(tmp_path)
     tell_drift(load_config(config), {"run_id": "manual__1"}, manifest)
-    assert "drift could not be told by acme_notifier.Mailbox" in caplog.text and "the mailbox is down" in caplog.text
+    assert (
+        "drift could not be told by acme_notifier.Mailbox" in caplog.text
+        and "the mailbox is down" in caplog.text
+    )
     assert letters(mailbox) == []
     (mailbox / "down").unlink()
     tell_failure(str(config), failed(config))
@@ -128,8 +185,10 @@ def test_a_notifier_that_fails_fails_nothing_and_what_it_missed_goes_out_with_th
 
 def drifting(folder: Path) -> str:
     """The manifest's place in a folder with the statistics of a data set that has drifted."""
-    distances = [{"feature": "brightness", "jensen_shannon": 0.3, "l_infinity": 0.25, "is_above": True},
-                 {"feature": "width", "jensen_shannon": 0.02, "l_infinity": 0.01, "is_above": False}]
+    distances = [
+        {"feature": "brightness", "jensen_shannon": 0.3, "l_infinity": 0.25, "is_above": True},
+        {"feature": "width", "jensen_shannon": 0.02, "l_infinity": 0.01, "is_above": False},
+    ]
     (folder / STATISTICS).write_text(json.dumps({"comparison": {"drift": distances}}))
     return str(folder / "manifest.json")
 
@@ -140,17 +199,34 @@ def test_drift_is_told_feature_by_feature_and_no_drift_or_no_reference_is_not(tm
     (tmp_path / STATISTICS).write_text(json.dumps({"comparison": None}))
     tell_drift(config, {"run_id": "two"}, str(tmp_path / "manifest.json"))
     [letter] = letters(mailbox)
-    assert letter["verdict"] == "further from the champion's data than preprocess.drift allows: brightness"
-    assert [(rule["subject"], rule["value"], rule["bound"]) for rule in letter["rules"]] == [("brightness", 0.3, 0.1)]
+    assert (
+        letter["verdict"]
+        == "further from the champion's data than preprocess.drift allows: brightness"
+    )
+    assert [(rule["subject"], rule["value"], rule["bound"]) for rule in letter["rules"]] == [
+        ("brightness", 0.3, 0.1)
+    ]
 
 
-def test_a_run_that_is_late_is_told_with_what_is_done_and_one_that_has_ended_is_not(tmp_path, mailbox):
+def test_a_run_that_is_late_is_told_with_what_is_done_and_one_that_has_ended_is_not(
+    tmp_path, mailbox
+):
     config = notifying(tmp_path, to(mailbox, "late"), deadline_seconds=60)
-    write_record(Layout(tmp_path / "root", "digits").task_record("a", "preprocess"), TaskRecord(state="success", manifest="/m"))
+    write_record(
+        Layout(tmp_path / "root", "digits").task_record("a", "preprocess"),
+        TaskRecord(state="success", manifest="/m"),
+    )
     for run_id, state in (("a", "running"), ("b", "failed"), ("a", "running")):
-        asyncio.run(tell_late(str(config), {"dag_run": {"dag_run_id": run_id, "state": state, "conf": {}}, "deadline": {}}))
+        asyncio.run(
+            tell_late(
+                str(config),
+                {"dag_run": {"dag_run_id": run_id, "state": state, "conf": {}}, "deadline": {}},
+            )
+        )
     [letter] = letters(mailbox)
-    assert letter["verdict"] == "has not ended 60 s after it was queued, and goes on; done: preprocess"
+    assert (
+        letter["verdict"] == "has not ended 60 s after it was queued, and goes on; done: preprocess"
+    )
 
 
 class Post(socketserver.StreamRequestHandler):
@@ -165,30 +241,65 @@ class Post(socketserver.StreamRequestHandler):
             self.wfile.write(b"221 bye\r\n" if line.upper().startswith(b"QUIT") else b"250 ok\r\n")
 
 
-def test_airflows_own_notifier_sends_a_mail_with_the_link_and_nothing_in_it_is_taken_for_html(tmp_path, monkeypatch):
+def test_airflows_own_notifier_sends_a_mail_with_the_link_and_nothing_in_it_is_taken_for_html(
+    tmp_path, monkeypatch
+):
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Post) as server:
         server.mails, server.daemon_threads = [], True
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("AIRFLOW_CONN_SMTP_DEFAULT", json.dumps({
-            "conn_type": "smtp", "host": "127.0.0.1", "port": server.server_address[1],
-            "extra": {"disable_ssl": True, "disable_tls": True, "from_email": "trainyard@example.org"}}))
-        arguments = {"to": "team@example.org", "subject": "{{ notice.title }}", "html_content": "{{ notice.html }}"}
-        config = notifying(tmp_path, {"notifier": SMTP, "arguments": arguments, "events": ["failed"]})
+        monkeypatch.setenv(
+            "AIRFLOW_CONN_SMTP_DEFAULT",
+            json.dumps(
+                {
+                    "conn_type": "smtp",
+                    "host": "127.0.0.1",
+                    "port": server.server_address[1],
+                    "extra": {
+                        "disable_ssl": True,
+                        "disable_tls": True,
+                        "from_email": "trainyard@example.org",
+                    },
+                }
+            ),
+        )
+        arguments = {
+            "to": "team@example.org",
+            "subject": "{{ notice.title }}",
+            "html_content": "{{ notice.html }}",
+        }
+        config = notifying(
+            tmp_path, {"notifier": SMTP, "arguments": arguments, "events": ["failed"]}
+        )
         tell_failure(str(config), failed(config, "class <script> is unknown"))
         server.shutdown()
     [mail] = [email.message_from_bytes(mail, policy=default) for mail in server.mails]
     assert (mail["to"], mail["subject"]) == ("team@example.org", "digits: run failed")
     page = mail.get_body(("html",)).get_content()
-    assert "class &lt;script&gt; is unknown" in page and '/runs/manual__1/plugin/trainyard_report">' in page
+    assert (
+        "class &lt;script&gt; is unknown" in page
+        and '/runs/manual__1/plugin/trainyard_report">' in page
+    )
 
 
-@pytest.mark.parametrize(("entry", "wrong"), [
-    ({"notifier": "airflow.providers.slak.notifications.SlackNotifier"}, "there is no module airflow.providers.slak.notifications; install what"),
-    ({"notifier": SMTP.replace("Notifier", "Notifer")}, "has no SmtpNotifer; the nearest valid name is 'SmtpNotifier'"),
-    ({"notifier": SMTP}, "SmtpNotifier needs the argument 'to', which is not given"),
-    ({"notifier": "acme_notifier.Mailbox", "arguments": {"folder": "/m", "subjekt": ""}}, "argument 'subjekt'; the nearest valid name is 'subject'"),
-    ({"notifier": "acme_notifier.Letterbox"}, "has no Letterbox; valid names are Mailbox"),
-])
+@pytest.mark.parametrize(
+    ("entry", "wrong"),
+    [
+        (
+            {"notifier": "airflow.providers.slak.notifications.SlackNotifier"},
+            "there is no module airflow.providers.slak.notifications; install what",
+        ),
+        (
+            {"notifier": SMTP.replace("Notifier", "Notifer")},
+            "has no SmtpNotifer; the nearest valid name is 'SmtpNotifier'",
+        ),
+        ({"notifier": SMTP}, "SmtpNotifier needs the argument 'to', which is not given"),
+        (
+            {"notifier": "acme_notifier.Mailbox", "arguments": {"folder": "/m", "subjekt": ""}},
+            "argument 'subjekt'; the nearest valid name is 'subject'",
+        ),
+        ({"notifier": "acme_notifier.Letterbox"}, "has no Letterbox; valid names are Mailbox"),
+    ],
+)
 def test_a_notifier_that_is_not_there_is_refused_with_its_line_and_the_cure(tmp_path, entry, wrong):
     config = notifying(tmp_path, {"arguments": {}, "events": ["failed"]} | entry)
     with pytest.raises(ConfigError, match=r"yaml:\d+: notify.0.notifier: ") as error:
@@ -196,12 +307,21 @@ def test_a_notifier_that_is_not_there_is_refused_with_its_line_and_the_cure(tmp_
     assert wrong in str(error.value) and str(config) in str(error.value)
 
 
-@pytest.mark.parametrize(("more", "wrong"), [
-    ({"deadline_seconds": 60}, "deadline_seconds and an entry of notify with the event late belong together"),
-    ({"notify": [to(Path("/m"), "late")]}, "belong together"),
-    ({"notify": [to(Path("/m"), "fails")]}, "notify.0.events.0: must be one of failed, gate_not_passed, drift, late, got 'fails'"),
-    ({"notify": [{"notifier": "os", "events": ["failed"]}]}, "notify.0.notifier"),
-])
+@pytest.mark.parametrize(
+    ("more", "wrong"),
+    [
+        (
+            {"deadline_seconds": 60},
+            "deadline_seconds and an entry of notify with the event late belong together",
+        ),
+        ({"notify": [to(Path("/m"), "late")]}, "belong together"),
+        (
+            {"notify": [to(Path("/m"), "fails")]},
+            "notify.0.events.0: must be one of failed, gate_not_passed, drift, late, got 'fails'",
+        ),
+        ({"notify": [{"notifier": "os", "events": ["failed"]}]}, "notify.0.notifier"),
+    ],
+)
 def test_what_can_not_be_told_is_refused(tmp_path, more, wrong):
     with pytest.raises(ConfigError) as error:
         load_config(notifying(tmp_path, **more))
@@ -211,17 +331,27 @@ def test_what_can_not_be_told_is_refused(tmp_path, more, wrong):
 def test_a_class_is_looked_for_without_running_a_line_of_its_module(tmp_path, monkeypatch):
     (tmp_path / "heavy_package").mkdir()
     (tmp_path / "heavy_package" / "__init__.py").write_text("raise SystemExit('imported')")
-    (tmp_path / "heavy_package" / "notes.py").write_text("raise SystemExit('imported')\nclass Mine:\n    def __init__(self, *, to): ...\n")
+    (tmp_path / "heavy_package" / "notes.py").write_text(
+        "raise SystemExit('imported')\nclass Mine:\n    def __init__(self, *, to): ...\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    config = notifying(tmp_path, {"notifier": "heavy_package.notes.Mine", "arguments": {"to": "a"}, "events": ["failed"]})
+    config = notifying(
+        tmp_path,
+        {"notifier": "heavy_package.notes.Mine", "arguments": {"to": "a"}, "events": ["failed"]},
+    )
     check_notifiers(load_config(config).notify, config)
 
 
 def test_who_is_told_can_not_be_chosen_for_a_run(tmp_path, mailbox):
     config = notifying(tmp_path, to(mailbox))
     conf = {"notify.0.notifier": "os.system"}
-    with pytest.raises(AirflowFailException, match="conf notify.0.notifier: only the author of the pipeline sets it"):
-        EvaluateOperator(config_file=str(config)).execute({"dag_run": SimpleNamespace(conf=conf), "run_id": "manual__1"})
+    with pytest.raises(
+        AirflowFailException,
+        match="conf notify.0.notifier: only the author of the pipeline sets it",
+    ):
+        EvaluateOperator(config_file=str(config)).execute(
+            {"dag_run": SimpleNamespace(conf=conf), "run_id": "manual__1"}
+        )
     tell_failure(str(config), failed(config, **conf))
     assert len(letters(mailbox)) == 1
 
@@ -231,7 +361,12 @@ def test_a_dag_that_tells_is_the_same_dag_each_time_it_is_read(tmp_path, mailbox
     from airflow.serialization.serialized_objects import DagSerialization
 
     config = notifying(tmp_path, to(mailbox, *EVENTS, "late"), deadline_seconds=60)
-    first, second = (json.dumps(DagSerialization.to_dict(make_dag(load_config(config))), sort_keys=True, default=str) for _ in range(2))
+    first, second = (
+        json.dumps(
+            DagSerialization.to_dict(make_dag(load_config(config))), sort_keys=True, default=str
+        )
+        for _ in range(2)
+    )
     assert first == second and " at 0x" not in first
     dag = make_dag(load_config(config))
     assert dag.deadline[0].interval.total_seconds() == 60
@@ -239,7 +374,11 @@ def test_a_dag_that_tells_is_the_same_dag_each_time_it_is_read(tmp_path, mailbox
 
 
 def test_of_a_trial_that_fails_nobody_is_told(tmp_path, mailbox):
-    config = notifying(tmp_path, to(mailbox), search={"parameters": {"train.optimizer.learning_rate": [0.001, 0.01]}, "max_parallel": 1})
+    config = notifying(
+        tmp_path,
+        to(mailbox),
+        search={"parameters": {"train.optimizer.learning_rate": [0.001, 0.01]}, "max_parallel": 1},
+    )
     dag = make_dag(load_config(config))
     told = {task.task_id for task in dag.tasks if getattr(task, "on_failure_callback", None)}
     assert told == {"preprocess", "search", "train", "evaluate", "export"}
@@ -247,7 +386,9 @@ def test_of_a_trial_that_fails_nobody_is_told(tmp_path, mailbox):
 
 def test_two_that_tell_at_once_send_one_letter_each(tmp_path, mailbox):
     config = notifying(tmp_path, to(mailbox))
-    threads = [threading.Thread(target=tell_failure, args=(str(config), failed(config))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=tell_failure, args=(str(config), failed(config))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -257,14 +398,34 @@ def test_two_that_tell_at_once_send_one_letter_each(tmp_path, mailbox):
 
 
 def test_a_notice_as_text_says_which_rule_failed():
-    rules = [RuleVerdict(metric="accuracy", passed=True, text="accuracy is fine"), RuleVerdict(metric="map", passed=False, text="map is not")]
-    notice = Notice(event="gate_not_passed", pipeline="p", run_id="r", verdict="trained, not published: map is not", rules=rules, link="http://a/b")
-    assert notice.text.splitlines() == ["p: gate not passed", "run r", "", "trained, not published: map is not", "passed  accuracy is fine",
-                                        "FAILED  map is not", "", "http://a/b"]
+    rules = [
+        RuleVerdict(metric="accuracy", passed=True, text="accuracy is fine"),
+        RuleVerdict(metric="map", passed=False, text="map is not"),
+    ]
+    notice = Notice(
+        event="gate_not_passed",
+        pipeline="p",
+        run_id="r",
+        verdict="trained, not published: map is not",
+        rules=rules,
+        link="http://a/b",
+    )
+    assert notice.text.splitlines() == [
+        "p: gate not passed",
+        "run r",
+        "",
+        "trained, not published: map is not",
+        "passed  accuracy is fine",
+        "FAILED  map is not",
+        "",
+        "http://a/b",
+    ]
 
 
 def test_two_hundred_pipelines_with_a_notifier_are_checked_in_the_time_of_one(tmp_path, mailbox):
-    notify = load_config(notifying(tmp_path, {"notifier": SMTP, "arguments": {"to": "a"}, "events": ["failed"]})).notify
+    notify = load_config(
+        notifying(tmp_path, {"notifier": SMTP, "arguments": {"to": "a"}, "events": ["failed"]})
+    ).notify
     begin = time.process_time()
     check_notifiers(notify, tmp_path)
     once = time.process_time() - begin

@@ -21,10 +21,22 @@ from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.cancellation import STORE_KEY, ask_to_end, reason_to_end
 from pipeline_ops.jobs.request import Request, read_status
 from pipeline_ops.operators.chain import TrainOperator
-from pipeline_ops.operators.process import JobHandle, bring_our_code, job_environment, prepare_job, start_job
+from pipeline_ops.operators.process import (
+    JobHandle,
+    bring_our_code,
+    job_environment,
+    prepare_job,
+    start_job,
+)
 from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.storage.atomic import write_json
-from pipeline_ops.system.processes import ATTEMPT_VARIABLE, ProcessIdentity, group_members, kill_group, start_detached
+from pipeline_ops.system.processes import (
+    ATTEMPT_VARIABLE,
+    ProcessIdentity,
+    group_members,
+    kill_group,
+    start_detached,
+)
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 
@@ -50,9 +62,23 @@ def running(operator: TrainOperator, task: dict) -> JobHandle | None:
 
 @pytest.fixture
 def plan(tmp_path) -> JobPlan:
-    request = Request(job="train", pipeline="digits", run_id="run", config_file=str(DIGITS), config={}, root=str(tmp_path),
-                      artifact=str(tmp_path / "artifact"), fingerprint=Fingerprint(config={}, inputs={}, code={}, versions={}), deadline_seconds=60)
-    return JobPlan(request, tmp_path / "artifact" / "manifest.json", is_cached=False, reason="never made before")
+    request = Request(
+        job="train",
+        pipeline="digits",
+        run_id="run",
+        config_file=str(DIGITS),
+        config={},
+        root=str(tmp_path),
+        artifact=str(tmp_path / "artifact"),
+        fingerprint=Fingerprint(config={}, inputs={}, code={}, versions={}),
+        deadline_seconds=60,
+    )
+    return JobPlan(
+        request,
+        tmp_path / "artifact" / "manifest.json",
+        is_cached=False,
+        reason="never made before",
+    )
 
 
 @pytest.fixture
@@ -73,15 +99,24 @@ def process(handle, tmp_path) -> Iterator[ProcessIdentity]:
 
 def context(handle: JobHandle, max_tries: int = 2) -> dict:
     """Of the second try of a task whose first one has claimed the job."""
-    stored = {"attempt": handle.attempt.folder.name, "claim": {"task_instance": "first", "max_tries": 2, "clear_number": 0}}
-    return {"ti": SimpleNamespace(id="second", max_tries=max_tries), "dag_run": SimpleNamespace(conf={}, clear_number=0), "run_id": "run",
-            "task_state_store": Store({STORE_KEY: stored})}
+    stored = {
+        "attempt": handle.attempt.folder.name,
+        "claim": {"task_instance": "first", "max_tries": 2, "clear_number": 0},
+    }
+    return {
+        "ti": SimpleNamespace(id="second", max_tries=max_tries),
+        "dag_run": SimpleNamespace(conf={}, clear_number=0),
+        "run_id": "run",
+        "task_state_store": Store({STORE_KEY: stored}),
+    }
 
 
 def test_who_is_killed_before_it_has_started_its_job_leaves_a_folder_that_says_so(handle):
     assert handle.process is None
     assert not handle.is_alive()
-    assert handle.outcome().message.startswith(f"the job in {handle.attempt.folder} was not started")
+    assert handle.outcome().message.startswith(
+        f"the job in {handle.attempt.folder} was not started"
+    )
     assert handle.reason == "never made before"
 
 
@@ -117,14 +152,18 @@ def test_a_cleared_task_ends_the_job_that_still_runs(operator, handle, process):
     assert reason_to_end(handle.attempt) == "another try of its task has begun anew"
 
 
-def test_a_job_that_outlives_its_own_deadline_is_ended_and_not_found_again(operator, handle, process):
+def test_a_job_that_outlives_its_own_deadline_is_ended_and_not_found_again(
+    operator, handle, process
+):
     with pytest.raises(TaskDeferralTimeout):
         operator.resume_execution("__fail__", {"error": "Trigger timeout"}, context(handle))
     assert group_members(process.pid) == []
     assert reason_to_end(handle.attempt) == "it did not end by its own deadline"
 
 
-def test_a_job_on_another_host_is_told_to_end_and_no_process_of_this_one_is_taken_for_it(handle, process):
+def test_a_job_on_another_host_is_told_to_end_and_no_process_of_this_one_is_taken_for_it(
+    handle, process
+):
     write_json(handle.attempt.process, dataclasses.replace(process, host="elsewhere").to_json())
     assert handle.is_alive()
     assert handle.outcome() is None
@@ -171,8 +210,17 @@ def test_what_a_killed_leader_leaves_of_its_own_group_is_ended(handle, tmp_path)
     assert group_members(process.pid) == []
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"host": "x", "pid": -1, "start_ticks": 0}', b'{"host": "x", "pid": 0, "start_ticks": 0}',
-                                     b'{"host": "", "pid": 7, "start_ticks": 7}', b'{"host": "x", "pid": "all", "start_ticks": 0}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[]",
+        b'{"host": "x", "pid": -1, "start_ticks": 0}',
+        b'{"host": "x", "pid": 0, "start_ticks": 0}',
+        b'{"host": "", "pid": 7, "start_ticks": 7}',
+        b'{"host": "x", "pid": "all", "start_ticks": 0}',
+    ],
+)
 def test_a_damaged_process_file_is_no_process(handle, content):
     handle.attempt.process.write_bytes(content)
     assert handle.process is None
@@ -180,7 +228,9 @@ def test_a_damaged_process_file_is_no_process(handle, content):
     assert handle.end("its task was ended in Airflow")
 
 
-@pytest.mark.parametrize("content", [b"{", b"null", b'{"exit_code": 1}', b'{"exit_code": 0, "manifest": []}'])
+@pytest.mark.parametrize(
+    "content", [b"{", b"null", b'{"exit_code": 1}', b'{"exit_code": 0, "manifest": []}']
+)
 def test_a_damaged_status_counts_as_none(handle, process, content):
     handle.attempt.status.write_bytes(content)
     assert handle.outcome() is None, "it still runs"
@@ -205,7 +255,9 @@ def test_the_folder_of_an_attempt_is_for_its_owner_only(handle):
     assert handle.attempt.request.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_value_that_a_user_has_put_into_the_store_makes_the_task_end_its_newest_job(operator, handle, process):
+def test_a_value_that_a_user_has_put_into_the_store_makes_the_task_end_its_newest_job(
+    operator, handle, process
+):
     """F8: no folder is taken from there."""
     task = context(handle)
     task["task_state_store"][STORE_KEY] = {"attempt": "/etc", "reason": "", "claim": {}}
@@ -236,7 +288,20 @@ import importlib.util, sys
 print(*(importlib.util.find_spec(name).origin for name in ("pipeline_ops.storage", "beam_jobs.stages")), *sys.path)
 """
     python = tmp_path / "other" / "bin" / "python"
-    done = subprocess.run([python, "-c", script], env=environment, cwd=handle.attempt.folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-c", script],
+        env=environment,
+        cwd=handle.attempt.folder,
+        capture_output=True,
+        text=True,
+    )
     found = done.stdout.split()
-    assert found[:2] == [str(CODE_ROOT / "pipeline_ops/storage/__init__.py"), str(CODE_ROOT / "beam_jobs/stages/__init__.py")], done.stderr
-    assert not [path for path in found[2:] if path == "" or path.startswith(str(handle.attempt.folder)) or path == str(CODE_ROOT)]
+    assert found[:2] == [
+        str(CODE_ROOT / "pipeline_ops/storage/__init__.py"),
+        str(CODE_ROOT / "beam_jobs/stages/__init__.py"),
+    ], done.stderr
+    assert not [
+        path
+        for path in found[2:]
+        if path == "" or path.startswith(str(handle.attempt.folder)) or path == str(CODE_ROOT)
+    ]

@@ -67,7 +67,9 @@ def watched(request, tmp_path) -> Watched:
     if request.param == "folder":
         (tmp_path / "raw").mkdir()
         return Watched(str(tmp_path / "raw"), tmp_path / "watched" / "digits.json")
-    return Watched(f"{request.getfixturevalue('s3_place')}/raw", tmp_path / "watched" / "digits.json")
+    return Watched(
+        f"{request.getfixturevalue('s3_place')}/raw", tmp_path / "watched" / "digits.json"
+    )
 
 
 def test_each_change_is_told_once_also_one_that_came_while_nobody_looked(watched):
@@ -101,16 +103,19 @@ def test_a_folder_that_is_away_for_a_while_is_no_change(tmp_path):
     assert watched.events == []
 
 
-@pytest.mark.parametrize(("before", "now", "told", "is_due"), [
-    (None, ("a", 1), None, False),  # one look shows no standstill
-    (("a", 1), ("a", 1), None, True),
-    (("a", 1), ("b", 2), ["a", 1], False),  # files are coming
-    (("b", 2), ("c", 3), ["a", 1], False),
-    (("c", 3), ("c", 3), ["a", 1], True),  # the delivery is whole
-    (("c", 3), ("c", 3), ["c", 3], False),
-    (("b", 2), None, ["a", 1], False),  # can't be seen
-    (None, None, ["a", 1], False),
-])
+@pytest.mark.parametrize(
+    ("before", "now", "told", "is_due"),
+    [
+        (None, ("a", 1), None, False),  # one look shows no standstill
+        (("a", 1), ("a", 1), None, True),
+        (("a", 1), ("b", 2), ["a", 1], False),  # files are coming
+        (("b", 2), ("c", 3), ["a", 1], False),
+        (("c", 3), ("c", 3), ["a", 1], True),  # the delivery is whole
+        (("c", 3), ("c", 3), ["c", 3], False),
+        (("b", 2), None, ["a", 1], False),  # can't be seen
+        (None, None, ["a", 1], False),
+    ],
+)
 def test_a_delivery_is_told_once_it_is_whole(before, now, told, is_due):
     assert is_new(before, now, told) is is_due
 
@@ -120,8 +125,16 @@ def test_the_schedule_makes_a_watched_asset_of_the_raw_files(tmp_path):
     labels, raw = dag.timetable.asset_condition.objects
     [watcher] = raw.watchers
     path, arguments = watcher.trigger.serialize()
-    assert (labels.name, raw.name, path) == ("labels", "digits.raw", "pipeline_ops.operators.raw_files.RawFilesTrigger")
-    assert arguments == {"folder": str(tmp_path / "raw"), "state": str(Layout(tmp_path / "root", "digits").watched), "every_seconds": 60}
+    assert (labels.name, raw.name, path) == (
+        "labels",
+        "digits.raw",
+        "pipeline_ops.operators.raw_files.RawFilesTrigger",
+    )
+    assert arguments == {
+        "folder": str(tmp_path / "raw"),
+        "state": str(Layout(tmp_path / "root", "digits").watched),
+        "every_seconds": 60,
+    }
 
 
 def test_with_days_in_the_source_runs_have_intervals_and_each_reads_its_own_folder(tmp_path):
@@ -129,9 +142,13 @@ def test_with_days_in_the_source_runs_have_intervals_and_each_reads_its_own_fold
     dag = make_dag(load_config(config))
     assert type(dag.timetable).__name__ == "CronDataIntervalTimetable"
     start = dt.datetime(2026, 11, 20, 3, tzinfo=dt.UTC)
-    run = SimpleNamespace(conf={}, data_interval_start=start, data_interval_end=start + dt.timedelta(days=1))
+    run = SimpleNamespace(
+        conf={}, data_interval_start=start, data_interval_end=start + dt.timedelta(days=1)
+    )
     context = {"dag_run": run, "run_id": "backfill__1", "task_state_store": {}}
-    with pytest.raises(AirflowFailException, match=f"{tmp_path}/raw/2026-11-20: no such file or folder"):
+    with pytest.raises(
+        AirflowFailException, match=f"{tmp_path}/raw/2026-11-20: no such file or folder"
+    ):
         PreprocessOperator(config_file=str(config)).execute(context)
 
 
@@ -140,20 +157,34 @@ def test_a_run_without_an_interval_says_so_before_any_work_and_may_name_its_fold
     write_config(tmp_path, {"per_run": {"preprocess.source.path": ["raw/*"]}}, base=config)
     run = SimpleNamespace(conf={}, data_interval_start=None, data_interval_end=None)
     context = {"dag_run": run, "run_id": "manual__1", "task_state_store": {}}
-    with pytest.raises(AirflowFailException, match=r"this run has no data interval.*; give it a preprocess\.source\.path of its own"):
+    with pytest.raises(
+        AirflowFailException,
+        match=r"this run has no data interval.*; give it a preprocess\.source\.path of its own",
+    ):
         PreprocessOperator(config_file=str(config)).execute(context)
     run.conf = {"preprocess.source.path": "raw/by-hand"}
     with pytest.raises(AirflowFailException, match=f"{tmp_path}/raw/by-hand: no such file"):
         PreprocessOperator(config_file=str(config)).execute(context)
 
 
-@pytest.mark.parametrize(("schedule", "path", "wrong"), [
-    (None, "raw/{start:%Y}", "only runs that the clock starts have a data interval"),
-    ({"cron": "0 3 * * *", "assets": ["a"]}, "raw/{start:%Y}", "give schedule a cron expression, and nothing else"),
-    ("0 3 * * *", "raw/{day}", "only the start and the end of a run's data interval can stand in brackets, such as {start:%Y-%m-%d}, got 'day'"),
-    ("0 3 * * *", "raw/{start", "preprocess.source.path: "),
-    ({"watch_seconds": 0}, "raw", "schedule.watch_seconds: "),
-])
+@pytest.mark.parametrize(
+    ("schedule", "path", "wrong"),
+    [
+        (None, "raw/{start:%Y}", "only runs that the clock starts have a data interval"),
+        (
+            {"cron": "0 3 * * *", "assets": ["a"]},
+            "raw/{start:%Y}",
+            "give schedule a cron expression, and nothing else",
+        ),
+        (
+            "0 3 * * *",
+            "raw/{day}",
+            "only the start and the end of a run's data interval can stand in brackets, such as {start:%Y-%m-%d}, got 'day'",
+        ),
+        ("0 3 * * *", "raw/{start", "preprocess.source.path: "),
+        ({"watch_seconds": 0}, "raw", "schedule.watch_seconds: "),
+    ],
+)
 def test_what_can_not_be_scheduled_is_refused(tmp_path, schedule, path, wrong):
     with pytest.raises(ConfigError) as error:
         load_config(config_with(tmp_path, schedule, path))

@@ -29,15 +29,29 @@ class Run:
     """The tasks of one run, by hand."""
 
     def __init__(self, root: Path, dataset: str | None, **author):
-        quick = {"storage.root": str(root), "train.epochs": 1, "train.workers": 1, "train.strategy": "one_device",
-                 "search": {"parameters": {"train.optimizer.learning_rate": RATES}, "monitor": "validation_accuracy"}}
+        quick = {
+            "storage.root": str(root),
+            "train.epochs": 1,
+            "train.workers": 1,
+            "train.strategy": "one_device",
+            "search": {
+                "parameters": {"train.optimizer.learning_rate": RATES},
+                "monitor": "validation_accuracy",
+            },
+        }
         self.config = str(write_config(root / "configs", quick | author))
         self.layout = Layout(root, "digits")
         self.manifests = hand_over(self.layout, "manual__1", {"preprocess": dataset})
 
     def context(self) -> dict:
-        return {"ti": SimpleNamespace(xcom_pull=lambda task_ids: self.manifests.get(task_ids), id="1", max_tries=2),
-                "dag_run": SimpleNamespace(conf={}, clear_number=0), "run_id": "manual__1", "task_state_store": Store()}
+        return {
+            "ti": SimpleNamespace(
+                xcom_pull=lambda task_ids: self.manifests.get(task_ids), id="1", max_tries=2
+            ),
+            "dag_run": SimpleNamespace(conf={}, clear_number=0),
+            "run_id": "manual__1",
+            "task_state_store": Store(),
+        }
 
     def search(self) -> list[dict]:
         self.manifests["search"] = SearchOperator(config_file=self.config).execute(self.context())
@@ -55,7 +69,9 @@ class Run:
         return read_record(self.layout.task_record("manual__1", name))
 
 
-def test_a_trial_is_a_training_with_its_own_record_and_artifact_and_is_not_done_twice(dataset, tmp_path):
+def test_a_trial_is_a_training_with_its_own_record_and_artifact_and_is_not_done_twice(
+    dataset, tmp_path
+):
     run = Run(tmp_path, dataset)
     trials = run.search()
     manifest = run.try_out(trials[1])
@@ -72,13 +88,25 @@ def finished(run: Run, workshop, accuracies: list[float | None]) -> list[str]:
     manifests = []
     for number, accuracy in enumerate(accuracies):
         if accuracy is None:
-            record = TaskRecord(state="failed", message="the loss diverged at step 3\nand more", exit_code=78)
+            record = TaskRecord(
+                state="failed", message="the loss diverged at step 3\nand more", exit_code=78
+            )
         else:
             made = workshop.train("good", tag=str(number))
             uri = hand_over(run.layout, "another run", {"train": made})["train"]
-            history = [Epoch(epoch=0, step=1, metrics={"validation_accuracy": accuracy, "validation_loss": 1 - accuracy}, learning_rate=0.1)]
+            history = [
+                Epoch(
+                    epoch=0,
+                    step=1,
+                    metrics={"validation_accuracy": accuracy, "validation_loss": 1 - accuracy},
+                    learning_rate=0.1,
+                )
+            ]
             made = read_manifest(uri)
-            figures = made.figures | {"history": [epoch.model_dump() for epoch in history], "best_epoch": 0}
+            figures = made.figures | {
+                "history": [epoch.model_dump() for epoch in history],
+                "best_epoch": 0,
+            }
             write_manifest(Path(uri).parent, made.model_copy(update={"figures": figures}))
             record = TaskRecord(state="success", manifest=uri)
         manifests.append(record.manifest)
@@ -92,14 +120,27 @@ def test_the_best_goes_on_and_the_table_is_kept(workshop, dataset, tmp_path):
     manifests = finished(run, workshop, [0.8, 0.95, None])
     assert run.choose() == manifests[1]
     assert run.record("train").manifest == manifests[1]
-    assert run.record("train").reason == "trial-001 of 3 has the best validation_accuracy, 0.9500: optimizer.learning_rate 0.01"
+    assert (
+        run.record("train").reason
+        == "trial-001 of 3 has the best validation_accuracy, 0.9500: optimizer.learning_rate 0.01"
+    )
     assert read_search(run.layout, "manual__1").table() == [
         "* trial-001  validation_accuracy 0.9500  optimizer.learning_rate 0.01",
         "  trial-000  validation_accuracy 0.8000  optimizer.learning_rate 0.001",
-        "  trial-002  failed: the loss diverged at step 3  optimizer.learning_rate 0.1"]
+        "  trial-002  failed: the loss diverged at step 3  optimizer.learning_rate 0.1",
+    ]
 
 
-@pytest.mark.parametrize("trial", [{"number": 1, "parameters": {"train.python": "/bin/sh", "storage.root": "/srv"}}, {"number": 7}, {}, [], "x"])
+@pytest.mark.parametrize(
+    "trial",
+    [
+        {"number": 1, "parameters": {"train.python": "/bin/sh", "storage.root": "/srv"}},
+        {"number": 7},
+        {},
+        [],
+        "x",
+    ],
+)
 def test_of_what_the_search_has_left_only_the_number_of_a_trial_counts(dataset, tmp_path, trial):
     """F9: who may edit an XCom can name another trial of this search, and nothing else."""
     run = Run(tmp_path, dataset)
@@ -117,14 +158,20 @@ def test_a_trial_that_somebody_has_ended_counts_as_failed(workshop, dataset, tmp
     run.search()
     manifests = finished(run, workshop, [0.8, 0.7])
     assert run.choose() == manifests[0]
-    assert read_search(run.layout, "manual__1").results[2].message == "ended by Airflow, or by a person in its UI"
+    assert (
+        read_search(run.layout, "manual__1").results[2].message
+        == "ended by Airflow, or by a person in its UI"
+    )
 
 
 def test_where_all_trials_have_failed_the_search_has_too_and_says_why(workshop, dataset, tmp_path):
     run = Run(tmp_path, dataset)
     run.search()
     finished(run, workshop, [None, None, None])
-    with pytest.raises(AirflowFailException, match="all trials have failed:\ntrial-000 .optimizer.learning_rate 0.001.: the loss diverged"):
+    with pytest.raises(
+        AirflowFailException,
+        match="all trials have failed:\ntrial-000 .optimizer.learning_rate 0.001.: the loss diverged",
+    ):
         run.choose()
     assert run.record("train").state == "failed"
 

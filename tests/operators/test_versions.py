@@ -33,10 +33,22 @@ def make_dataset(root: Path, content: str) -> str:
     folder = Layout(root, "digits").artifact("preprocess", fingerprint.digest)
     folder.mkdir(parents=True)
     (folder / "train-00000-of-00001.tfrecord").write_text(content)
-    figures = DatasetFigures(class_names=["0"], image_shape=(28, 28, 1), num_examples={"train": 3, "test": 4}, labels={}, num_rejected=0,
-                             rejected_by_reason={})
-    manifest = Manifest(job="preprocess", pipeline="digits", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest,
-                        files=list_files(folder), figures=figures.model_dump(mode="json"))
+    figures = DatasetFigures(
+        class_names=["0"],
+        image_shape=(28, 28, 1),
+        num_examples={"train": 3, "test": 4},
+        labels={},
+        num_rejected=0,
+        rejected_by_reason={},
+    )
+    manifest = Manifest(
+        job="preprocess",
+        pipeline="digits",
+        fingerprint=fingerprint,
+        fingerprint_digest=fingerprint.digest,
+        files=list_files(folder),
+        figures=figures.model_dump(mode="json"),
+    )
     write_manifest(folder, manifest)
     return manifest.digest
 
@@ -45,11 +57,25 @@ def publish(root: Path, number: int) -> Manifest:
     folder = root / "models" / "digits" / str(number)
     folder.mkdir(parents=True)
     (folder / "saved_model.pb").write_text(f"version {number}")
-    figures = ModelFigures(name="digits", version=number, compared_with=None, metrics={}, num_checked=1, max_difference=0.0, top1_agreement=1.0,
-                           class_names=["0"])
+    figures = ModelFigures(
+        name="digits",
+        version=number,
+        compared_with=None,
+        metrics={},
+        num_checked=1,
+        max_difference=0.0,
+        top1_agreement=1.0,
+        class_names=["0"],
+    )
     fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-    manifest = Manifest(job="export", pipeline="digits", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest, files=list_files(folder),
-                        figures=figures.model_dump(mode="json"))
+    manifest = Manifest(
+        job="export",
+        pipeline="digits",
+        fingerprint=fingerprint,
+        fingerprint_digest=fingerprint.digest,
+        files=list_files(folder),
+        figures=figures.model_dump(mode="json"),
+    )
     write_manifest(folder, manifest)
     return manifest
 
@@ -57,7 +83,12 @@ def publish(root: Path, number: int) -> Manifest:
 def preprocess(root: Path, author: Mapping[str, Any] | None = None, **conf) -> str:
     config = write_config(root / "configs", {"storage.root": str(root)} | dict(author or {}))
     conf = {key.replace("__", "."): value for key, value in conf.items()}
-    context = {"ti": SimpleNamespace(), "dag_run": SimpleNamespace(conf=conf), "run_id": "run-1", "task_state_store": {}}
+    context = {
+        "ti": SimpleNamespace(),
+        "dag_run": SimpleNamespace(conf=conf),
+        "run_id": "run-1",
+        "task_state_store": {},
+    }
     return PreprocessOperator(config_file=str(config)).execute(context)
 
 
@@ -68,29 +99,47 @@ def test_a_run_takes_the_data_set_that_it_asks_for_and_preprocesses_nothing(tmp_
     manifest = preprocess(tmp_path, preprocess__dataset=wanted[:8])
     assert read_manifest(manifest).digest == wanted
     record = read_record(Layout(tmp_path, "digits").task_record("run-1", "preprocess"))
-    assert (record.cached, record.reason) == (True, f"preprocess.dataset asks for the data set {wanted[:8]}")
+    assert (record.cached, record.reason) == (
+        True,
+        f"preprocess.dataset asks for the data set {wanted[:8]}",
+    )
     assert not Layout(tmp_path, "digits").attempts("run-1", "preprocess").exists()
 
 
 def test_a_data_set_is_found_by_the_name_of_its_folder_too(tmp_path):
     version = make_dataset(tmp_path, "first")
     [folder] = Layout(tmp_path, "digits").artifacts("preprocess").iterdir()
-    assert read_manifest(preprocess(tmp_path, preprocess__dataset=folder.name[:10])).digest == version
+    assert (
+        read_manifest(preprocess(tmp_path, preprocess__dataset=folder.name[:10])).digest == version
+    )
 
 
 def test_one_that_is_not_there_fails_the_first_task_with_those_that_are(tmp_path):
-    with pytest.raises(AirflowFailException, match="no data set of digits has a version that begins with 000000; none has been made yet"):
+    with pytest.raises(
+        AirflowFailException,
+        match="no data set of digits has a version that begins with 000000; none has been made yet",
+    ):
         preprocess(tmp_path, preprocess__dataset="000000")
     version = make_dataset(tmp_path, "first")
-    with pytest.raises(AirflowFailException, match=rf"there are, newest first:\n  {version[:12]}  made .* UTC, 7 examples"):
+    with pytest.raises(
+        AirflowFailException,
+        match=rf"there are, newest first:\n  {version[:12]}  made .* UTC, 7 examples",
+    ):
         preprocess(tmp_path, preprocess__dataset="000000")
 
 
 def test_a_damaged_one_is_not_taken(tmp_path):
     version = make_dataset(tmp_path, "first")
     next(Layout(tmp_path, "digits").artifacts("preprocess").rglob("*.tfrecord")).unlink()
-    with pytest.raises(DataError, match="is damaged: .*; without preprocess.dataset it is made anew"):
-        plan_job("preprocess", load_config(DIGITS, {"storage.root": str(tmp_path), "preprocess.dataset": version}), "run-1", {})
+    with pytest.raises(
+        DataError, match="is damaged: .*; without preprocess.dataset it is made anew"
+    ):
+        plan_job(
+            "preprocess",
+            load_config(DIGITS, {"storage.root": str(tmp_path), "preprocess.dataset": version}),
+            "run-1",
+            {},
+        )
 
 
 def test_a_version_of_the_model_is_what_a_training_begins_with(tmp_path):
@@ -100,9 +149,16 @@ def test_a_version_of_the_model_is_what_a_training_begins_with(tmp_path):
     assert found.digest == first.digest and found.uri.endswith("/models/digits/1/manifest.json")
 
 
-@pytest.mark.parametrize(("source", "wrong"), [("version 7", "there is no version 7 of the model digits; there are 1"),
-                                               ("weights.h5", "there is no .*/configs/weights.h5; give champion, a published one such as")])
-def test_weights_that_are_not_there_fail_the_first_task_and_nothing_is_preprocessed(tmp_path, source, wrong):
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ("version 7", "there is no version 7 of the model digits; there are 1"),
+        ("weights.h5", "there is no .*/configs/weights.h5; give champion, a published one such as"),
+    ],
+)
+def test_weights_that_are_not_there_fail_the_first_task_and_nothing_is_preprocessed(
+    tmp_path, source, wrong
+):
     publish(tmp_path, 1)
     with pytest.raises(AirflowFailException, match=f"train.warm_start: {wrong}"):
         preprocess(tmp_path, author={"train.warm_start": source})
@@ -111,8 +167,16 @@ def test_weights_that_are_not_there_fail_the_first_task_and_nothing_is_preproces
 
 def test_the_form_asks_for_versions_in_its_open_part():
     params = form_params(load_config(DIGITS))
-    asked = {key: param.schema["title"] for key, param in params.items() if "section" not in param.schema}
-    assert asked.items() >= {"train.warm_start": "Begin with the weights of", "preprocess.dataset": "Data set (version)"}.items()
+    asked = {
+        key: param.schema["title"] for key, param in params.items() if "section" not in param.schema
+    }
+    assert (
+        asked.items()
+        >= {
+            "train.warm_start": "Begin with the weights of",
+            "preprocess.dataset": "Data set (version)",
+        }.items()
+    )
     with pytest.raises(ParamValidationError):
         params["preprocess.dataset"].resolve("newest")
     with pytest.raises(ConfigError, match="preprocess.dataset: must match the pattern"):

@@ -21,5 +21,7 @@ class Mailbox(BaseNotifier):
         if (self.folder / "down").exists():
             raise ConnectionError("the mailbox is down")
         letter = self.folder / f".{uuid.uuid4().hex}"
-        letter.write_text(json.dumps({"subject": self.subject, **context["notice"].model_dump(mode="json")}))
+        letter.write_text(
+            json.dumps({"subject": self.subject, **context["notice"].model_dump(mode="json")})
+        )
         os.rename(letter, self.folder / f"{letter.name[1:]}.json")

@@ -29,9 +29,17 @@ def make(tmp_path: Path):
         (folder / "train-00000-of-00001.tfrecord").write_bytes(f"{raw}{len(made)}".encode())
         fingerprint = question(raw, **changes)
         if base:
-            fingerprint = fingerprint.model_copy(update={"inputs": fingerprint.inputs | {"base": base.digest}})
-        manifest = Manifest(job="preprocess", pipeline="p", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest,
-                            inputs={"base": base} if base else {}, files=list_files(folder))
+            fingerprint = fingerprint.model_copy(
+                update={"inputs": fingerprint.inputs | {"base": base.digest}}
+            )
+        manifest = Manifest(
+            job="preprocess",
+            pipeline="p",
+            fingerprint=fingerprint,
+            fingerprint_digest=fingerprint.digest,
+            inputs={"base": base} if base else {},
+            files=list_files(folder),
+        )
         write_manifest(folder, manifest)
         made.append(folder)
         os.utime(folder / "manifest.json", ns=(len(made) * 10**9, len(made) * 10**9))
@@ -58,14 +66,24 @@ def test_the_same_raw_files_ask_the_question_that_was_answered(make, tmp_path):
     assert choose_base(tmp_path, question("a")) is None
 
 
-def test_the_same_raw_files_against_another_reference_ask_another_question_of_which_the_answer_is_the_best_base(make, tmp_path):
+def test_the_same_raw_files_against_another_reference_ask_another_question_of_which_the_answer_is_the_best_base(
+    make, tmp_path
+):
     first = make("a")
     held = make("b", base=first, inputs={"raw files": "b", "reference schema": "1"})
-    assert choose_base(tmp_path, question("b", inputs={"raw files": "b", "reference schema": "1"})) == first
-    assert choose_base(tmp_path, question("b", inputs={"raw files": "b", "reference schema": "2"})) == held
+    assert (
+        choose_base(tmp_path, question("b", inputs={"raw files": "b", "reference schema": "1"}))
+        == first
+    )
+    assert (
+        choose_base(tmp_path, question("b", inputs={"raw files": "b", "reference schema": "2"}))
+        == held
+    )
 
 
-@pytest.mark.parametrize("change", [{"config": {"shards": 9}}, {"code": {"plan.py": "2"}}, {"versions": {"numpy": "3"}}])
+@pytest.mark.parametrize(
+    "change", [{"config": {"shards": 9}}, {"code": {"plan.py": "2"}}, {"versions": {"numpy": "3"}}]
+)
 def test_what_another_config_code_or_version_made_is_not_gone_on_from(make, tmp_path, change):
     make("a", **change)
     assert choose_base(tmp_path, question("b")) is None

@@ -21,7 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def config_file(tmp_path) -> Path:
     values = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
-    values["storage"], values["export"]["registry"] = {"root": str(tmp_path / "root")}, str(tmp_path / "registry")
+    values["storage"], values["export"]["registry"] = (
+        {"root": str(tmp_path / "root")},
+        str(tmp_path / "registry"),
+    )
     values["preprocess"]["source"]["path"] = str(tmp_path / "raw")
     for name in ("root", "registry", "raw/0", "raw/1"):
         (tmp_path / name).mkdir(parents=True)
@@ -41,10 +44,14 @@ except ConfigError as error:
 
 
 def run_without(calls: dict[str, int], config_file: Path, code: str) -> subprocess.CompletedProcess:
-    code = (f"import sys; sys.path[:0] = [{str(ROOT / 'tests' / 'support')!r}]\nimport kernel_refusals\nfrom pipeline_ops.cli.main import main\n"
-            "from pipeline_ops.config.pipeline import load_config\nfrom pipeline_ops.errors import ConfigError\n"
-            f"from pipeline_ops.planning.storage_probe import check_storage\nkernel_refusals.refuse({calls!r})\n{code}")
-    return subprocess.run([sys.executable, "-c", code, str(config_file)], capture_output=True, text=True, timeout=120)
+    code = (
+        f"import sys; sys.path[:0] = [{str(ROOT / 'tests' / 'support')!r}]\nimport kernel_refusals\nfrom pipeline_ops.cli.main import main\n"
+        "from pipeline_ops.config.pipeline import load_config\nfrom pipeline_ops.errors import ConfigError\n"
+        f"from pipeline_ops.planning.storage_probe import check_storage\nkernel_refusals.refuse({calls!r})\n{code}"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, str(config_file)], capture_output=True, text=True, timeout=120
+    )
 
 
 def test_an_ordinary_disk_has_all_and_nothing_is_left_on_it(config_file, tmp_path):
@@ -52,11 +59,21 @@ def test_an_ordinary_disk_has_all_and_nothing_is_left_on_it(config_file, tmp_pat
     assert os.listdir(tmp_path / "root") == os.listdir(tmp_path / "registry") == []
 
 
-@pytest.mark.parametrize("calls, lacks", [
-    ({"flock": errno.ENOSYS}, r"flock \(Function not implemented\)"), ({"flock": errno.ENOLCK}, r"flock \(No locks available\)"),
-    ({"rename": errno.ENOSYS}, r"rename of files \(Function not implemented\), rename of folders"),
-    ({"fsync": errno.EINVAL}, r"fsync of files \(Invalid argument\), fsync of folders")])
-def test_a_refusal_names_the_key_the_folder_and_what_is_missing(config_file, tmp_path, calls, lacks):
+@pytest.mark.parametrize(
+    "calls, lacks",
+    [
+        ({"flock": errno.ENOSYS}, r"flock \(Function not implemented\)"),
+        ({"flock": errno.ENOLCK}, r"flock \(No locks available\)"),
+        (
+            {"rename": errno.ENOSYS},
+            r"rename of files \(Function not implemented\), rename of folders",
+        ),
+        ({"fsync": errno.EINVAL}, r"fsync of files \(Invalid argument\), fsync of folders"),
+    ],
+)
+def test_a_refusal_names_the_key_the_folder_and_what_is_missing(
+    config_file, tmp_path, calls, lacks
+):
     """F14."""
     ended = run_without(calls, config_file, CHECK)
     assert ended.returncode == 78, ended.stderr
@@ -79,7 +96,10 @@ def test_hard_links_are_not_needed(config_file):
 def test_a_temporary_folder_without_locks_is_named(config_file):
     """F14."""
     ended = run_without({"flock": errno.ENOLCK}, config_file, VALIDATE)
-    assert ended.returncode == 75 and "No locks available; name another temporary folder by TMPDIR" in ended.stderr, ended.stderr
+    assert (
+        ended.returncode == 75
+        and "No locks available; name another temporary folder by TMPDIR" in ended.stderr
+    ), ended.stderr
 
 
 def test_a_root_that_is_not_there_yet_is_no_fault(config_file, tmp_path):

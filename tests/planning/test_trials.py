@@ -10,7 +10,15 @@ import pytest
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.planning.plan import plan_job
-from pipeline_ops.planning.trials import Result, Trial, check_trials, choose, monitor_of, plan_trials, trial_config
+from pipeline_ops.planning.trials import (
+    Result,
+    Trial,
+    check_trials,
+    choose,
+    monitor_of,
+    plan_trials,
+    trial_config,
+)
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 RATE, BATCH = "train.optimizer.learning_rate", "train.global_batch"
@@ -21,12 +29,24 @@ def config(**search):
 
 
 def random_trials(count: int, seed: int = 1, **values) -> list[Trial]:
-    return plan_trials(config(method="random", trials=count, seed=seed, parameters={key.replace("__", "."): value for key, value in values.items()}))
+    return plan_trials(
+        config(
+            method="random",
+            trials=count,
+            seed=seed,
+            parameters={key.replace("__", "."): value for key, value in values.items()},
+        )
+    )
 
 
 def test_a_grid_has_every_combination_in_the_order_of_the_yaml():
     trials = plan_trials(config(parameters={RATE: [0.001, 0.01], BATCH: [32, 64]}))
-    assert [tuple(trial.parameters.values()) for trial in trials] == [(0.001, 32), (0.001, 64), (0.01, 32), (0.01, 64)]
+    assert [tuple(trial.parameters.values()) for trial in trials] == [
+        (0.001, 32),
+        (0.001, 64),
+        (0.01, 32),
+        (0.01, 64),
+    ]
     assert [trial.name for trial in trials] == ["trial-000", "trial-001", "trial-002", "trial-003"]
     assert str(trials[1]) == "optimizer.learning_rate 0.001, global_batch 64"
 
@@ -36,31 +56,68 @@ def test_the_same_combination_is_tried_once():
 
 
 def test_more_random_trials_keep_those_that_were_there_and_another_seed_has_others():
-    values = {"train__optimizer__learning_rate": {"low": 1e-4, "high": 1e-1, "scale": "log"}, "train__global_batch": {"low": 16, "high": 256}}
-    few, many, other = random_trials(5, **values), random_trials(20, **values), random_trials(5, seed=2, **values)
+    values = {
+        "train__optimizer__learning_rate": {"low": 1e-4, "high": 1e-1, "scale": "log"},
+        "train__global_batch": {"low": 16, "high": 256},
+    }
+    few, many, other = (
+        random_trials(5, **values),
+        random_trials(20, **values),
+        random_trials(5, seed=2, **values),
+    )
     assert many[:5] == few
     assert not {str(trial) for trial in few} & {str(trial) for trial in other}
 
 
 def test_a_range_is_kept_to_evenly_on_its_scale():
-    rates = [t.parameters[RATE] for t in random_trials(200, train__optimizer__learning_rate={"low": 1e-4, "high": 1e-2, "scale": "log"})]
+    rates = [
+        t.parameters[RATE]
+        for t in random_trials(
+            200, train__optimizer__learning_rate={"low": 1e-4, "high": 1e-2, "scale": "log"}
+        )
+    ]
     assert 1e-4 <= min(rates) < max(rates) <= 1e-2
     assert 0.4 < statistics.mean(rate < 1e-3 for rate in rates) < 0.6
-    batches = [trial.parameters[BATCH] for trial in random_trials(200, train__global_batch={"low": 16, "high": 18})]
+    batches = [
+        trial.parameters[BATCH]
+        for trial in random_trials(200, train__global_batch={"low": 16, "high": 18})
+    ]
     assert sorted(batches) == [16, 17, 18]
     assert all(isinstance(batch, int) for batch in batches)
 
 
-@pytest.mark.parametrize(("search", "message"), [
-    ({"parameters": {"preprocess.shards": [1]}}, "parameters are dotted keys of train"),
-    ({"parameters": {RATE: []}}, "has no values"),
-    ({"parameters": {RATE: {"low": 1.0, "high": 2.0}}}, "a grid has lists of values, got a range for train.optimizer.learning_rate"),
-    ({"parameters": {RATE: [1.0]}, "trials": 3}, "trials is how many combinations random draws"),
-    ({"parameters": {RATE: [1.0]}, "method": "random"}, "trials is how many combinations random draws"),
-    ({"parameters": {RATE: {"low": 2.0, "high": 1.0}}, "method": "random", "trials": 1}, "low must be less than high"),
-    ({"parameters": {RATE: {"low": 0, "high": 1.0, "scale": "log"}}, "method": "random", "trials": 1}, "scale log is for values above 0"),
-    ({"parameters": {}}, "search.parameters"),
-])
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ({"parameters": {"preprocess.shards": [1]}}, "parameters are dotted keys of train"),
+        ({"parameters": {RATE: []}}, "has no values"),
+        (
+            {"parameters": {RATE: {"low": 1.0, "high": 2.0}}},
+            "a grid has lists of values, got a range for train.optimizer.learning_rate",
+        ),
+        (
+            {"parameters": {RATE: [1.0]}, "trials": 3},
+            "trials is how many combinations random draws",
+        ),
+        (
+            {"parameters": {RATE: [1.0]}, "method": "random"},
+            "trials is how many combinations random draws",
+        ),
+        (
+            {"parameters": {RATE: {"low": 2.0, "high": 1.0}}, "method": "random", "trials": 1},
+            "low must be less than high",
+        ),
+        (
+            {
+                "parameters": {RATE: {"low": 0, "high": 1.0, "scale": "log"}},
+                "method": "random",
+                "trials": 1,
+            },
+            "scale log is for values above 0",
+        ),
+        ({"parameters": {}}, "search.parameters"),
+    ],
+)
 def test_a_search_that_can_not_be_is_refused(search, message):
     with pytest.raises(ConfigError, match=message):
         config(**search)
@@ -68,7 +125,15 @@ def test_a_search_that_can_not_be_is_refused(search, message):
 
 def test_a_grid_that_is_too_large_is_refused():
     with pytest.raises(ConfigError, match="1000 combinations, more than 256"):
-        plan_trials(config(parameters={BATCH: list(range(32, 72, 4)), RATE: [i / 1000 for i in range(1, 11)], "train.seed": list(range(10))}))
+        plan_trials(
+            config(
+                parameters={
+                    BATCH: list(range(32, 72, 4)),
+                    RATE: [i / 1000 for i in range(1, 11)],
+                    "train.seed": list(range(10)),
+                }
+            )
+        )
 
 
 def test_every_trial_that_can_not_be_trained_is_named_before_any_is():
@@ -83,11 +148,15 @@ def test_every_trial_that_can_not_be_trained_is_named_before_any_is():
 def test_a_trial_is_a_training_of_its_own_and_the_search_is_no_part_of_it(dataset):
     """So a trial that was trained in another search, or as the only training, is found."""
     trial = Trial(number=3, parameters={RATE: 0.005})
-    of_trial = trial_config(load_config(DIGITS, {"search": {"parameters": {RATE: [0.005]}}, RATE: 0.9}), trial)
+    of_trial = trial_config(
+        load_config(DIGITS, {"search": {"parameters": {RATE: [0.005]}}, RATE: 0.9}), trial
+    )
     alone = load_config(DIGITS, {RATE: 0.005})
     assert of_trial.train == alone.train
-    assert plan_job("train", of_trial, "a", {"preprocess": dataset}).request.fingerprint == \
-        plan_job("train", alone, "b", {"preprocess": dataset}).request.fingerprint
+    assert (
+        plan_job("train", of_trial, "a", {"preprocess": dataset}).request.fingerprint
+        == plan_job("train", alone, "b", {"preprocess": dataset}).request.fingerprint
+    )
 
 
 def test_a_change_of_a_callbacks_code_is_another_training(dataset, tmp_path):
@@ -107,13 +176,28 @@ def test_a_change_of_a_callbacks_code_is_another_training(dataset, tmp_path):
 
 
 def results(*figures: float | None) -> list[Result]:
-    return [Result(trial=Trial(number=i, parameters={BATCH: i}), figure=figure, manifest=f"{i}", message="it broke\nbadly" if figure is None else "")
-            for i, figure in enumerate(figures)]
+    return [
+        Result(
+            trial=Trial(number=i, parameters={BATCH: i}),
+            figure=figure,
+            manifest=f"{i}",
+            message="it broke\nbadly" if figure is None else "",
+        )
+        for i, figure in enumerate(figures)
+    ]
 
 
-@pytest.mark.parametrize(("monitor", "figures", "best"), [
-    ("validation_accuracy", (0.5, 0.9, 0.7), 1), ("validation_loss", (0.5, 0.9, 0.7), 0), ("validation_mean_error", (0.5, 0.1), 1),
-    ("validation_accuracy", (0.9, 0.9), 0), ("validation_accuracy", (None, 0.1), 1), ("validation_loss", (None, 0.1, None), 1)])
+@pytest.mark.parametrize(
+    ("monitor", "figures", "best"),
+    [
+        ("validation_accuracy", (0.5, 0.9, 0.7), 1),
+        ("validation_loss", (0.5, 0.9, 0.7), 0),
+        ("validation_mean_error", (0.5, 0.1), 1),
+        ("validation_accuracy", (0.9, 0.9), 0),
+        ("validation_accuracy", (None, 0.1), 1),
+        ("validation_loss", (None, 0.1, None), 1),
+    ],
+)
 def test_the_best_is_the_earliest_of_the_best_and_a_failed_one_never(monitor, figures, best):
     assert choose(results(*figures), monitor).best == best
 
@@ -124,11 +208,24 @@ def test_where_all_have_failed_there_is_no_best():
 
 def test_the_table_has_the_best_first_and_says_why_one_failed():
     table = choose(results(0.5, None, 0.9), "validation_accuracy").table()
-    assert table == ["* trial-002  validation_accuracy 0.9000  global_batch 2", "  trial-000  validation_accuracy 0.5000  global_batch 0",
-                     "  trial-001  failed: it broke  global_batch 1"]
+    assert table == [
+        "* trial-002  validation_accuracy 0.9000  global_batch 2",
+        "  trial-000  validation_accuracy 0.5000  global_batch 0",
+        "  trial-001  failed: it broke  global_batch 1",
+    ]
 
 
 def test_what_is_monitored_is_what_the_best_checkpoint_goes_by():
     assert monitor_of(config(parameters={BATCH: [32]})) == "validation_loss"
-    assert monitor_of(config(parameters={BATCH: [32]}, monitor="validation_accuracy")) == "validation_accuracy"
-    assert monitor_of(load_config(DIGITS, {"search": {"parameters": {BATCH: [32]}}, "train.best_checkpoint": None})) == "validation_loss"
+    assert (
+        monitor_of(config(parameters={BATCH: [32]}, monitor="validation_accuracy"))
+        == "validation_accuracy"
+    )
+    assert (
+        monitor_of(
+            load_config(
+                DIGITS, {"search": {"parameters": {BATCH: [32]}}, "train.best_checkpoint": None}
+            )
+        )
+        == "validation_loss"
+    )

@@ -30,7 +30,9 @@ def listing(raw, tmp_path: Path):
 
 def index_of(tmp_path: Path) -> dict:
     [file] = (tmp_path / "listings").iterdir()
-    return {json.loads(line.split("\t")[0]): line.split()[-1] for line in file.read_text().splitlines()}
+    return {
+        json.loads(line.split("\t")[0]): line.split()[-1] for line in file.read_text().splitlines()
+    }
 
 
 def age(raw: Path) -> None:
@@ -76,7 +78,9 @@ def test_a_settled_file_is_read_once(raw, listing, tmp_path):
     age(raw)
     listing()
     [file] = (tmp_path / "listings").iterdir()
-    file.write_text(file.read_text().replace(index_of(tmp_path)["a/1.png"], "0123456789abcdef0123456789abcdef"))
+    file.write_text(
+        file.read_text().replace(index_of(tmp_path)["a/1.png"], "0123456789abcdef0123456789abcdef")
+    )
     assert listing().files[0].digest == "0123456789abcdef0123456789abcdef"
 
 
@@ -98,12 +102,18 @@ def test_a_removed_file_leaves_the_index(raw, listing, tmp_path):
     assert set(index_of(tmp_path)) == {"a/1.png", "a/deep/er/3.png"}
 
 
-@pytest.mark.parametrize("name", [b"caf\xe9.png", "café.png".encode(), b"50%.png", b"%E9.png", b"a\nb.png", b"[x]*.png"])
+@pytest.mark.parametrize(
+    "name", [b"caf\xe9.png", "café.png".encode(), b"50%.png", b"%E9.png", b"a\nb.png", b"[x]*.png"]
+)
 def test_every_name_has_a_key_that_leads_back_to_it(raw, listing, name):
     path = os.path.join(os.fsencode(raw), b"a", name)
     with open(path, "wb") as file:
         file.write(b"content")
-    [found] = [file for file in listing().files if file.num_bytes == len(b"content") and file.holds(b"content")]
+    [found] = [
+        file
+        for file in listing().files
+        if file.num_bytes == len(b"content") and file.holds(b"content")
+    ]
     found.key.encode()  # is text
     assert found.path(raw) == path
 
@@ -112,7 +122,10 @@ def test_a_percent_sign_is_not_taken_for_an_encoded_byte(raw, listing):
     (raw / "a" / "%E9.png").write_bytes(b"x")
     with open(os.path.join(os.fsencode(raw), b"a", b"\xe9.png"), "wb") as file:
         file.write(b"x")
-    assert [file.key for file in listing().files if len(file.key) > 7 and "er" not in file.key] == ["a/%25E9.png", "a/%E9.png"]
+    assert [file.key for file in listing().files if len(file.key) > 7 and "er" not in file.key] == [
+        "a/%25E9.png",
+        "a/%E9.png",
+    ]
 
 
 def test_a_raw_file_knows_its_content(listing):
@@ -122,7 +135,9 @@ def test_a_raw_file_knows_its_content(listing):
 
 
 def test_a_missing_folder_is_named_with_the_key_that_names_it(listing, tmp_path):
-    with pytest.raises(DataError, match="nowhere: no such file or folder; it is named by preprocess.source.path"):
+    with pytest.raises(
+        DataError, match="nowhere: no such file or folder; it is named by preprocess.source.path"
+    ):
         listing(tmp_path / "nowhere")
 
 
@@ -153,7 +168,9 @@ def test_a_link_to_a_file_outside_is_refused_and_not_opened(raw, listing, tmp_pa
     (raw / "a" / "environ.png").symlink_to("/proc/self/environ")
     (raw / "a" / "up.png").symlink_to("../../id_ed25519")
     found = listing()
-    assert refused(found) == dict.fromkeys(["a/environ.png", "a/key.png", "a/up.png"], "link_outside")
+    assert refused(found) == dict.fromkeys(
+        ["a/environ.png", "a/key.png", "a/up.png"], "link_outside"
+    )
     assert "secret" not in repr(found)
 
 
@@ -173,7 +190,9 @@ def test_a_sparse_file_of_40_gib_is_refused_before_it_is_read(raw, listing):
 
 def test_a_circle_of_links_is_told_and_not_walked_for_ever(raw, listing):
     (raw / "a" / "loop").symlink_to(raw / "a")
-    with pytest.raises(DataError, match="a/loop: this link leads to .*a, which holds the link itself; remove it"):
+    with pytest.raises(
+        DataError, match="a/loop: this link leads to .*a, which holds the link itself; remove it"
+    ):
         listing()
 
 
@@ -199,7 +218,9 @@ def test_1500_nested_folders_are_refused(raw, listing):
         with pytest.raises(DataError, match="nested more than 100 deep"):
             list_stats(raw)
     finally:
-        subprocess.run(["rm", "-r", raw / "d"], check=True)  # Python's own rmtree gives up there, too
+        subprocess.run(
+            ["rm", "-r", raw / "d"], check=True
+        )  # Python's own rmtree gives up there, too
 
 
 def test_links_that_stay_below_the_folder_are_followed(raw, listing, tmp_path):
@@ -215,16 +236,28 @@ def test_a_link_to_a_folder_outside_stops_the_job(raw, listing, tmp_path):
     """A whole class may lie there, so one rejected record would be the wrong answer."""
     (tmp_path / "store").mkdir()
     (raw / "c").symlink_to(tmp_path / "store")
-    with pytest.raises(DataError, match="raw/c: this link leads to .*store, out of the folder of raw data; move or mount"):
+    with pytest.raises(
+        DataError,
+        match="raw/c: this link leads to .*store, out of the folder of raw data; move or mount",
+    ):
         listing()
 
 
-DAMAGED = [b"{", b'"a/1.png"\t1 2 3 not-hex\n', b'["a"]\t1 2 3 ' + b"0" * 32 + b"\n", b"\xff\n",
-           b'"a"\t1 2 3 ' + b"0" * 33, b"[" * 100_000, b"\0" * 1000]
+DAMAGED = [
+    b"{",
+    b'"a/1.png"\t1 2 3 not-hex\n',
+    b'["a"]\t1 2 3 ' + b"0" * 32 + b"\n",
+    b"\xff\n",
+    b'"a"\t1 2 3 ' + b"0" * 33,
+    b"[" * 100_000,
+    b"\0" * 1000,
+]
 
 
 @pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
-def test_a_damaged_index_is_told_of_and_all_files_are_read_again(raw, listing, tmp_path, content, caplog):
+def test_a_damaged_index_is_told_of_and_all_files_are_read_again(
+    raw, listing, tmp_path, content, caplog
+):
     """F16."""
     age(raw)
     before = listing()

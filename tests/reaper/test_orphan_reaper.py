@@ -51,7 +51,9 @@ def stored() -> dict | None:
     from airflow._shared.state import TaskScope
     from airflow.state import get_state_backend
 
-    value = get_state_backend().get(TaskScope(dag_id=DAG, run_id=RUN, task_id="train", map_index=-1), STORE_KEY)
+    value = get_state_backend().get(
+        TaskScope(dag_id=DAG, run_id=RUN, task_id="train", map_index=-1), STORE_KEY
+    )
     return value and json.loads(value)
 
 
@@ -64,8 +66,14 @@ def job(leftovers, set_states):
 
     set_states("running", preprocess="success", train="running")
     with create_session() as session:
-        task = session.scalar(select(TaskInstance).where(TaskInstance.run_id == RUN, TaskInstance.task_id == "train"))
-        claim = {"task_instance": str(task.id), "max_tries": task.max_tries, "clear_number": task.dag_run.clear_number}
+        task = session.scalar(
+            select(TaskInstance).where(TaskInstance.run_id == RUN, TaskInstance.task_id == "train")
+        )
+        claim = {
+            "task_instance": str(task.id),
+            "max_tries": task.max_tries,
+            "clear_number": task.dag_run.clear_number,
+        }
     attempt = leftovers.layout.attempt(RUN, "train", "attempt-0123abcd")
     attempt.folder.mkdir(parents=True)
     store({"attempt": attempt.folder.name, "claim": claim})
@@ -82,7 +90,9 @@ def test_the_job_of_an_unfinished_task_is_left_alone(look, job, set_states, stat
 
 
 @pytest.mark.parametrize("state", ["failed", "success", "restarting", "removed"])
-def test_the_job_of_a_task_that_has_ended_is_told_to_end_and_forgotten(look, job, set_states, state):
+def test_the_job_of_a_task_that_has_ended_is_told_to_end_and_forgotten(
+    look, job, set_states, state
+):
     set_states("running", train=state)
     look()
     assert reason_to_end(job) == f"its task is {state} in Airflow"
@@ -120,7 +130,12 @@ def test_a_folder_out_of_reach_is_named(look, job, set_states, caplog):
     with caplog.at_level(logging.ERROR):
         look()
         look()
-    assert caplog.text.count(f"The job in {job.folder} has to end (its task is failed in Airflow), and its folder is not in reach") == 1
+    assert (
+        caplog.text.count(
+            f"The job in {job.folder} has to end (its task is failed in Airflow), and its folder is not in reach"
+        )
+        == 1
+    )
     assert not job.folder.exists()
     job.folder.mkdir()  # it was not mounted
     look()
@@ -142,12 +157,20 @@ def test_a_value_that_it_can_not_read_does_no_harm_to_the_others(look, job, set_
 
 
 HOSTILE = {
-    "another folder": "/etc", "a way up": "../../../../victim", "a name of another kind": "train",
-    "an empty name": "", "a long name": "attempt-" + "0" * 10_000, "no text": 7, "a list": ["attempt-0123abcd"]}
+    "another folder": "/etc",
+    "a way up": "../../../../victim",
+    "a name of another kind": "train",
+    "an empty name": "",
+    "a long name": "attempt-" + "0" * 10_000,
+    "no text": 7,
+    "a list": ["attempt-0123abcd"],
+}
 
 
 @pytest.mark.parametrize("attempt", HOSTILE.values(), ids=HOSTILE)
-def test_nothing_is_written_where_a_stored_value_points(look, job, set_states, tmp_path, caplog, attempt):
+def test_nothing_is_written_where_a_stored_value_points(
+    look, job, set_states, tmp_path, caplog, attempt
+):
     """F8: the API server wrote `unwanted.json` into any folder that a user had put into the task state store."""
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -160,7 +183,9 @@ def test_nothing_is_written_where_a_stored_value_points(look, job, set_states, t
     assert caplog.text.count("can't be looked after") == 1
 
 
-def test_no_link_below_the_storage_root_leads_the_api_server_out(look, job, set_states, tmp_path, caplog):
+def test_no_link_below_the_storage_root_leads_the_api_server_out(
+    look, job, set_states, tmp_path, caplog
+):
     """F8."""
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -174,7 +199,9 @@ def test_no_link_below_the_storage_root_leads_the_api_server_out(look, job, set_
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"exit_code": 12345}', b"\xff", b"[" * 100_000])
-def test_one_damaged_status_is_one_error_and_the_job_is_told_to_end(look, job, set_states, caplog, content):
+def test_one_damaged_status_is_one_error_and_the_job_is_told_to_end(
+    look, job, set_states, caplog, content
+):
     """F8: with one such file, no cancelled job of any pipeline was ended."""
     job.status.write_bytes(content)
     set_states("running", train="failed")
@@ -186,14 +213,31 @@ def test_one_damaged_status_is_one_error_and_the_job_is_told_to_end(look, job, s
     assert stored() is None
 
 
-@pytest.mark.parametrize("value", [None, 0, "x", [], {}, {"attempt": "attempt-0123abcd"}, {"attempt": "attempt-0123abcd", "claim": None},
-                                   {"attempt": "attempt-0123abcd", "claim": {"task_instance": [], "max_tries": 10**30, "clear_number": 0}}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        0,
+        "x",
+        [],
+        {},
+        {"attempt": "attempt-0123abcd"},
+        {"attempt": "attempt-0123abcd", "claim": None},
+        {
+            "attempt": "attempt-0123abcd",
+            "claim": {"task_instance": [], "max_tries": 10**30, "clear_number": 0},
+        },
+    ],
+)
 def test_a_stored_value_of_any_kind_is_one_error_at_its_place(look, job, set_states, caplog, value):
     """F8. The other job is ended, and each record has an error of its own."""
     from airflow._shared.state import TaskScope
     from airflow.state import get_state_backend
 
-    others = [TaskScope(dag_id=DAG, run_id=RUN, task_id=task, map_index=-1) for task in ("preprocess", "evaluate")]
+    others = [
+        TaskScope(dag_id=DAG, run_id=RUN, task_id=task, map_index=-1)
+        for task in ("preprocess", "evaluate")
+    ]
     for other in others:
         get_state_backend().set(other, STORE_KEY, json.dumps(value))
     set_states("running", train="failed")
@@ -234,4 +278,9 @@ asyncio.run(wrapped({"type": "lifespan"}, None, None))
 assert "trainyard-custodian" in names()
 assert calls == ["http", "lifespan"]
 """
-    subprocess.run([sys.executable, "-c", script], check=True, env=dict(os.environ), cwd=Path(__file__).resolve().parents[2])
+    subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        env=dict(os.environ),
+        cwd=Path(__file__).resolve().parents[2],
+    )

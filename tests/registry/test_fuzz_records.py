@@ -27,18 +27,74 @@ from pipeline_ops.registry.minisign import read_public_key, read_secret_key
 CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", 300))
 ANY_MACHINE = settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
 
-_FILE = {"path": "variables/variables.index", "num_bytes": 12, "crc32c": "0123abcd", "sha256": "0" * 64, "num_examples": 3}
-_FINGERPRINT = {"config": {"epochs": 3}, "inputs": {"preprocess": "0" * 32}, "code": {}, "versions": {"numpy": "2.0"}}
-MANIFEST = {"job": "train", "pipeline": "p", "fingerprint": _FINGERPRINT, "fingerprint_digest": "0" * 32, "seeds": {"train": 1},
-            "inputs": {"preprocess": {"uri": "/a/manifest.json", "digest": "0" * 32}}, "figures": {"loss": 0.1},
-            "files": [_FILE, _FILE | {"path": "saved_model.pb"}]}
-RECORD = {"names": {"champion": 3, "canary": 2}, "succession": [1, 3], "retired": [4],
-          "last": {"alias": "champion", "version": 3, "time": 1.7e9, "reason": "better", "retired": []}}
-INDEX = b'"a/1.png"\t12 1700000000000000000 1700000000000000000 ' + b"0" * 32 + b'\n"b%E9"\t0 1 2 ' + b"f" * 32 + b"\n"
+_FILE = {
+    "path": "variables/variables.index",
+    "num_bytes": 12,
+    "crc32c": "0123abcd",
+    "sha256": "0" * 64,
+    "num_examples": 3,
+}
+_FINGERPRINT = {
+    "config": {"epochs": 3},
+    "inputs": {"preprocess": "0" * 32},
+    "code": {},
+    "versions": {"numpy": "2.0"},
+}
+MANIFEST = {
+    "job": "train",
+    "pipeline": "p",
+    "fingerprint": _FINGERPRINT,
+    "fingerprint_digest": "0" * 32,
+    "seeds": {"train": 1},
+    "inputs": {"preprocess": {"uri": "/a/manifest.json", "digest": "0" * 32}},
+    "figures": {"loss": 0.1},
+    "files": [_FILE, _FILE | {"path": "saved_model.pb"}],
+}
+RECORD = {
+    "names": {"champion": 3, "canary": 2},
+    "succession": [1, 3],
+    "retired": [4],
+    "last": {"alias": "champion", "version": 3, "time": 1.7e9, "reason": "better", "retired": []},
+}
+INDEX = (
+    b'"a/1.png"\t12 1700000000000000000 1700000000000000000 '
+    + b"0" * 32
+    + b'\n"b%E9"\t0 1 2 '
+    + b"f" * 32
+    + b"\n"
+)
 
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=40) | st.sampled_from([
-    "../x", "/etc/passwd", "a/./b", "\ud800", "\0", "a\\b", 1 << 80, -(1 << 63), 1e308, "9" * 5000, [], {}, "a" * 5000])
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4), max_leaves=8)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=40)
+    | st.sampled_from(
+        [
+            "../x",
+            "/etc/passwd",
+            "a/./b",
+            "\ud800",
+            "\0",
+            "a\\b",
+            1 << 80,
+            -(1 << 63),
+            1e308,
+            "9" * 5000,
+            [],
+            {},
+            "a" * 5000,
+        ]
+    )
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
 
 
 @st.composite
@@ -72,10 +128,17 @@ def changed(draw, valid: dict) -> bytes:
 
 
 def contents(valid: dict) -> st.SearchStrategy[bytes]:
-    return st.binary(max_size=200) | VALUES.map(lambda value: json.dumps(value).encode()) | changed(valid) | damaged(json.dumps(valid).encode())
+    return (
+        st.binary(max_size=200)
+        | VALUES.map(lambda value: json.dumps(value).encode())
+        | changed(valid)
+        | damaged(json.dumps(valid).encode())
+    )
 
 
-@pytest.mark.parametrize("valid, parse", [(MANIFEST, parse_manifest), (RECORD, parse_record)], ids=["manifest", "record"])
+@pytest.mark.parametrize(
+    "valid, parse", [(MANIFEST, parse_manifest), (RECORD, parse_record)], ids=["manifest", "record"]
+)
 def test_what_is_changed_here_is_valid_before(valid, parse):
     """So that the tests below reach beyond the first check."""
     assert parse(json.dumps(valid).encode(), "there")
@@ -96,7 +159,10 @@ def test_a_manifest_of_any_content_is_one_or_a_data_error(content):
         return
     root = Path("/root/artifact")
     for file in manifest.files:
-        assert Path(os.path.normpath(root / file.path)).is_relative_to(root) and os.path.normpath(file.path) == file.path
+        assert (
+            Path(os.path.normpath(root / file.path)).is_relative_to(root)
+            and os.path.normpath(file.path) == file.path
+        )
         assert file.num_bytes >= 0
     assert len(manifest.digest) == 32
 
@@ -112,7 +178,9 @@ def test_an_alias_record_of_any_content_is_one_or_a_data_error(content):
     except DataError as error:
         assert str(error).startswith("there: not a record of aliases") and len(str(error)) < 2_000
         return
-    assert all(number > 0 for number in [*aliases.names.values(), *aliases.succession, *aliases.retired])
+    assert all(
+        number > 0 for number in [*aliases.names.values(), *aliases.succession, *aliases.retired]
+    )
     assert aliases.last is None or math.isfinite(aliases.last.time)
     assert Aliases.model_validate_json(aliases.model_dump_json()) == aliases
 

@@ -39,26 +39,39 @@ def test_a_signature_of_minisigns_author_is_valid(public):
     read_public_key(public).verify(b"test", SIGNATURE.encode(), "there")
 
 
-@pytest.mark.parametrize("content, signature, message", [
-    (b"Test", SIGNATURE, "there: its signature is not valid .*minisign.pub: the content or the signature was changed"),
-    (b"test", SIGNATURE.replace("1556193335", "1556193336"), "is not valid"),
-    (b"test", SIGNATURE.replace("y/rU", "y/rV"), "is not valid"),
-    (b"test", SIGNATURE.replace("559r", "559s"), "is not valid"),
-    (b"test", SIGNATURE.replace("RUQf6L", "RUQf6M"), "signed by the key E7620F1842C4E81F, and .* is the key E7620F1842B4E81F"),
-    (b"test", SIGNATURE.replace("RUQ", "RWQ"), "with a prehashed content"),
-    (b"test", SIGNATURE[:200], "not in the format of minisign"),
-    (b"test", SIGNATURE + "more\n", "not in the format of minisign"),
-    (b"test", SIGNATURE.replace("Zwo=", "Zw=="), "not in the format of minisign"),
-    (b"test", "", "not in the format of minisign"),
-    (b"test", SIGNATURE * 100, "not in the format of minisign"),
-])
+@pytest.mark.parametrize(
+    "content, signature, message",
+    [
+        (
+            b"Test",
+            SIGNATURE,
+            "there: its signature is not valid .*minisign.pub: the content or the signature was changed",
+        ),
+        (b"test", SIGNATURE.replace("1556193335", "1556193336"), "is not valid"),
+        (b"test", SIGNATURE.replace("y/rU", "y/rV"), "is not valid"),
+        (b"test", SIGNATURE.replace("559r", "559s"), "is not valid"),
+        (
+            b"test",
+            SIGNATURE.replace("RUQf6L", "RUQf6M"),
+            "signed by the key E7620F1842C4E81F, and .* is the key E7620F1842B4E81F",
+        ),
+        (b"test", SIGNATURE.replace("RUQ", "RWQ"), "with a prehashed content"),
+        (b"test", SIGNATURE[:200], "not in the format of minisign"),
+        (b"test", SIGNATURE + "more\n", "not in the format of minisign"),
+        (b"test", SIGNATURE.replace("Zwo=", "Zw=="), "not in the format of minisign"),
+        (b"test", "", "not in the format of minisign"),
+        (b"test", SIGNATURE * 100, "not in the format of minisign"),
+    ],
+)
 def test_whatever_was_changed_is_refused(public, content, signature, message):
     with pytest.raises(DataError, match=message):
         read_public_key(public).verify(content, signature.encode(), "there")
 
 
 def test_what_is_not_signed_is_refused(public):
-    with pytest.raises(DataError, match="there is not signed, and .*minisign.pub was given to verify it"):
+    with pytest.raises(
+        DataError, match="there is not signed, and .*minisign.pub was given to verify it"
+    ):
         read_public_key(public).verify(b"test", None, "there")
 
 
@@ -69,9 +82,15 @@ def test_what_is_signed_here_is_valid_here_and_for_no_other_key(pair, public):
         read_public_key(public).verify(b"content", signature, "there")
 
 
-@pytest.mark.parametrize("text, message", [
-    ("", "not a public key of minisign"), ("untrusted comment: x\nRWQ=\n", "it has 2 bytes, not 42"),
-    ("untrusted comment: x\n!\n", "not base64"), (PUBLIC.replace("RWQ", "RUQ"), "begins with RW")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "not a public key of minisign"),
+        ("untrusted comment: x\nRWQ=\n", "it has 2 bytes, not 42"),
+        ("untrusted comment: x\n!\n", "not base64"),
+        (PUBLIC.replace("RWQ", "RUQ"), "begins with RW"),
+    ],
+)
 def test_a_file_that_is_no_public_key_is_refused(public, text, message):
     public.write_text(text)
     with pytest.raises(ConfigError, match=message):
@@ -102,10 +121,20 @@ def test_minisign_itself_agrees(tmp_path):
     if not shutil.which("minisign"):
         return
     public, secret, content = (tmp_path / name for name in ("own.pub", "own.key", "manifest.json"))
-    subprocess.run(["minisign", "-G", "-W", "-p", public, "-s", secret], check=True, capture_output=True)
+    subprocess.run(
+        ["minisign", "-G", "-W", "-p", public, "-s", secret], check=True, capture_output=True
+    )
     content.write_bytes(b"{}" * 1000)
     secret.chmod(0o600)
-    (tmp_path / "manifest.json.minisig").write_bytes(read_secret_key(secret).sign(content.read_bytes(), "manifest.json"))
+    (tmp_path / "manifest.json.minisig").write_bytes(
+        read_secret_key(secret).sign(content.read_bytes(), "manifest.json")
+    )
     subprocess.run(["minisign", "-V", "-p", public, "-m", content], check=True, capture_output=True)
-    subprocess.run(["minisign", "-S", "-s", secret, "-m", content, "-x", tmp_path / "theirs"], check=True, capture_output=True)
-    read_public_key(public).verify(content.read_bytes(), (tmp_path / "theirs").read_bytes(), "there")
+    subprocess.run(
+        ["minisign", "-S", "-s", secret, "-m", content, "-x", tmp_path / "theirs"],
+        check=True,
+        capture_output=True,
+    )
+    read_public_key(public).verify(
+        content.read_bytes(), (tmp_path / "theirs").read_bytes(), "there"
+    )

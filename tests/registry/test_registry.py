@@ -21,7 +21,11 @@ from pipeline_ops.registry.registry import Registry
 @pytest.fixture(params=["folder", "s3"])
 def registry(request, tmp_path) -> Registry:
     """An empty one of each kind."""
-    return Registry(tmp_path / "models" / "digits" if request.param == "folder" else request.getfixturevalue("s3_place"))
+    return Registry(
+        tmp_path / "models" / "digits"
+        if request.param == "folder"
+        else request.getfixturevalue("s3_place")
+    )
 
 
 @pytest.fixture
@@ -44,7 +48,12 @@ def moves(registry: Registry) -> list[int]:
 
 
 def test_a_registry_that_nobody_has_used_is_empty(registry):
-    assert registry.versions() == [] and registry.champion() is None and registry.history() == [] and registry.previous() is None
+    assert (
+        registry.versions() == []
+        and registry.champion() is None
+        and registry.history() == []
+        and registry.previous() is None
+    )
 
 
 def test_versions_are_numbered_from_one_and_nothing_is_in_service_by_itself(registry):
@@ -61,7 +70,9 @@ def test_ten_follows_nine(registry):
 
 def test_a_model_is_published_once(registry):
     assert publish(registry, "a").number == publish(registry, "a").number == 1
-    assert [version.number for version in registry.made_from("a")] == [1] and registry.made_from("b") == []
+    assert [version.number for version in registry.made_from("a")] == [1] and registry.made_from(
+        "b"
+    ) == []
 
 
 def test_promoting_moves_the_champion_and_remembers_why(registry):
@@ -70,7 +81,10 @@ def test_promoting_moves_the_champion_and_remembers_why(registry):
     registry.promote(1, "first")
     registry.promote(2, "better", expected=1)
     assert registry.champion().number == 2
-    assert [(move.version, move.reason) for move in registry.history()] == [(1, "first"), (2, "better")]
+    assert [(move.version, move.reason) for move in registry.history()] == [
+        (1, "first"),
+        (2, "better"),
+    ]
     assert registry.history()[0].time <= registry.history()[1].time <= time.time()
 
 
@@ -81,8 +95,13 @@ def test_promoting_the_champion_changes_nothing(registry):
     assert moves(registry) == [1]
 
 
-@pytest.mark.parametrize("expected, message", [(None, "version 2 was chosen over no version, but in service is version 1 by now"),
-                                               (3, "version 2 was chosen over version 3, but in service is version 1 by now")])
+@pytest.mark.parametrize(
+    "expected, message",
+    [
+        (None, "version 2 was chosen over no version, but in service is version 1 by now"),
+        (3, "version 2 was chosen over version 3, but in service is version 1 by now"),
+    ],
+)
 def test_a_decision_against_another_champion_is_refused(registry, expected, message):
     for digest in "abc":
         publish(registry, digest)
@@ -163,7 +182,9 @@ def test_a_failure_while_a_version_is_filled_leaves_nothing_for_a_reader_and_sto
     with pytest.raises(DataError, match="the candidate is gone"):
         registry.publish("a", fill)
     assert registry.versions() == []
-    assert [version.number for version in registry.versions()] == [] and publish(registry, "a").number in (1, 2)
+    assert [version.number for version in registry.versions()] == [] and publish(
+        registry, "a"
+    ).number in (1, 2)
 
 
 # Aliases
@@ -177,11 +198,23 @@ def test_any_name_may_stand_for_a_version_and_moves_at_once(registry):
     assert registry.aliased("canary").number == 2 and registry.champion() is None
     registry.set_alias("canary", None, "enough")
     assert registry.aliased("canary") is None
-    assert [(move.alias, move.version) for move in registry.history()] == [("canary", 1), ("canary", 2), ("canary", None)]
+    assert [(move.alias, move.version) for move in registry.history()] == [
+        ("canary", 1),
+        ("canary", 2),
+        ("canary", None),
+    ]
 
 
-@pytest.mark.parametrize("name, complaint", [("champion", "promote a version"), ("previous", "promote a version"), ("Canary", "an alias must begin"),
-                                             ("1", "an alias must begin"), ("../x", "an alias must begin")])
+@pytest.mark.parametrize(
+    "name, complaint",
+    [
+        ("champion", "promote a version"),
+        ("previous", "promote a version"),
+        ("Canary", "an alias must begin"),
+        ("1", "an alias must begin"),
+        ("../x", "an alias must begin"),
+    ],
+)
 def test_a_name_that_can_not_be_given_is_refused(folder, name, complaint):
     publish(folder, "a")
     with pytest.raises(ConfigError, match=complaint):
@@ -213,7 +246,9 @@ def test_of_two_who_promote_against_the_same_champion_one_is_told(registry):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(told) == 4 and all(f"in service is version {registry.champion().number} by now" in text for text in told)
+    assert len(told) == 4 and all(
+        f"in service is version {registry.champion().number} by now" in text for text in told
+    )
     assert len(moves(registry)) == 2
 
 
@@ -275,9 +310,19 @@ def test_a_folder_that_nobody_published_is_never_retired(folder, caplog):
 # Records that are none
 
 
-BAD_RECORDS = [b"", b"{", b"[]", b"\xff", b'{"names": {"champion": "../x"}}', b'{"names": {"champion": -1}}', b'{"names": {"A": 1}}',
-               b'{"last": {"alias": "champion", "version": 1, "time": NaN, "reason": ""}}', b"[" * 100_000,
-               b'{"last": {"alias": "champion", "version": 1, "time": 1e300, "reason": ""}}', b" " * (4 << 20) + b" {}"]
+BAD_RECORDS = [
+    b"",
+    b"{",
+    b"[]",
+    b"\xff",
+    b'{"names": {"champion": "../x"}}',
+    b'{"names": {"champion": -1}}',
+    b'{"names": {"A": 1}}',
+    b'{"last": {"alias": "champion", "version": 1, "time": NaN, "reason": ""}}',
+    b"[" * 100_000,
+    b'{"last": {"alias": "champion", "version": 1, "time": 1e300, "reason": ""}}',
+    b" " * (4 << 20) + b" {}",
+]
 
 
 @pytest.mark.parametrize("content", BAD_RECORDS, ids=range(len(BAD_RECORDS)))
@@ -323,13 +368,19 @@ def test_publishers_at_once_get_a_number_each(registry, tmp_path):
     assert damage(registry, tmp_path / "cache") == []
 
 
-def test_of_two_who_publish_the_same_model_at_once_one_wins_and_the_other_gets_its_version_or_is_told(registry):
+def test_of_two_who_publish_the_same_model_at_once_one_wins_and_the_other_gets_its_version_or_is_told(
+    registry,
+):
     answers = multiprocessing.get_context("forkserver").Queue()
-    publishers = [start(publish_and_say, str(registry.place), "the same", answers) for _ in range(3)]
+    publishers = [
+        start(publish_and_say, str(registry.place), "the same", answers) for _ in range(3)
+    ]
     said = [answers.get(timeout=180) for _ in publishers]
     assert len(registry.versions()) == 1, said
     number = registry.versions()[0].number
-    assert number in said and all(each == number or "is publishing the same model right now" in each for each in said)
+    assert number in said and all(
+        each == number or "is publishing the same model right now" in each for each in said
+    )
 
 
 def test_a_reader_sees_whole_versions_and_a_champion_that_is_there(registry, tmp_path):
@@ -342,10 +393,16 @@ def test_a_reader_sees_whole_versions_and_a_champion_that_is_there(registry, tmp
         champions += [registry.champion()]
         go_on.release()
     assert publisher.exitcode == 0
-    assert faults == [] and len(champions) >= 4 and registry.champion().number == len(registry.versions()) == 8
+    assert (
+        faults == []
+        and len(champions) >= 4
+        and registry.champion().number == len(registry.versions()) == 8
+    )
 
 
-def test_publishers_killed_at_twenty_random_moments_are_never_seen_by_a_reader_and_repaired_by_the_next(registry, tmp_path):
+def test_publishers_killed_at_twenty_random_moments_are_never_seen_by_a_reader_and_repaired_by_the_next(
+    registry, tmp_path
+):
     generator, stop, faults, looks = random.Random(5), threading.Event(), [], []
 
     def read() -> None:
@@ -361,7 +418,9 @@ def test_publishers_killed_at_twenty_random_moments_are_never_seen_by_a_reader_a
     try:
         for kill in range(20):
             at_work = multiprocessing.get_context("forkserver").Event()
-            publisher = start(publish_many, str(registry.place), f"kill {kill}", 1000, True, at_work)
+            publisher = start(
+                publish_many, str(registry.place), f"kill {kill}", 1000, True, at_work
+            )
             if kill % 2:  # the others are killed on their way to their first version
                 assert at_work.wait(120)
             time.sleep(generator.uniform(0, 0.2))
@@ -374,7 +433,10 @@ def test_publishers_killed_at_twenty_random_moments_are_never_seen_by_a_reader_a
     assert faults == [] and len(registry.versions()) > 0
     before = [version.number for version in registry.versions()]
     after = publish(registry, "after all").number
-    assert after > max(before) and [version.number for version in registry.versions()] == [*before, after]
+    assert after > max(before) and [version.number for version in registry.versions()] == [
+        *before,
+        after,
+    ]
     assert remains(registry) == []
     registry.promote(after, "after all")
     assert registry.champion().number == after
@@ -384,6 +446,10 @@ def remains(registry: Registry) -> list[str]:
     """What lies beside whole versions, records, locks, and marks of what was given up."""
     whole = {str(version.number) for version in registry.versions()} | {"aliases", "claims"}
     if isinstance(registry.place, Path):
-        return [entry.name for entry in registry.place.iterdir() if entry.name not in whole | {".publish.lock"}]
+        return [
+            entry.name
+            for entry in registry.place.iterdir()
+            if entry.name not in whole | {".publish.lock"}
+        ]
     names = [name for name in registry.store._sizes() if name.split("/")[0] not in whole]
     return [name for name in names if not name.endswith("/manifest.json")]

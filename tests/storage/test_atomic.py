@@ -15,15 +15,27 @@ from small_disks import DISK_BYTES
 
 from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.storage.atomic import copy_file, exclusive_lock, link_file, read_json, staging_folder, write_json, write_whole
+from pipeline_ops.storage.atomic import (
+    copy_file,
+    exclusive_lock,
+    link_file,
+    read_json,
+    staging_folder,
+    write_json,
+    write_whole,
+)
 
 
 @pytest.fixture
 def holder(tmp_path):
     """A process that holds the lock `tmp_path/lock`."""
-    code = "import sys, time, pathlib\nfrom pipeline_ops.storage.atomic import exclusive_lock\n" \
-           "with exclusive_lock(pathlib.Path(sys.argv[1]), 'it'):\n    print('held', flush=True)\n    time.sleep(600)"
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE)
+    code = (
+        "import sys, time, pathlib\nfrom pipeline_ops.storage.atomic import exclusive_lock\n"
+        "with exclusive_lock(pathlib.Path(sys.argv[1]), 'it'):\n    print('held', flush=True)\n    time.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE
+    )
     process.stdout.readline()
     yield process
     process.kill()
@@ -39,11 +51,17 @@ def names(folder: Path) -> list[str]:
 
 def test_a_file_is_written_with_its_folders_and_nothing_beside_it(tmp_path):
     write_whole(tmp_path / "a" / "b" / "file", b"content")
-    assert (tmp_path / "a" / "b" / "file").read_bytes() == b"content" and names(tmp_path / "a" / "b") == ["file"]
+    assert (tmp_path / "a" / "b" / "file").read_bytes() == b"content" and names(
+        tmp_path / "a" / "b"
+    ) == ["file"]
 
 
 def test_a_reader_never_sees_half_a_file_however_many_threads_write_it(tmp_path):
-    file, contents, stop = tmp_path / "file", [bytes([65 + i]) * 50_000 for i in range(4)], threading.Event()
+    file, contents, stop = (
+        tmp_path / "file",
+        [bytes([65 + i]) * 50_000 for i in range(4)],
+        threading.Event(),
+    )
     write_whole(file, contents[0])
 
     def write(content: bytes) -> None:
@@ -62,14 +80,18 @@ def test_a_reader_never_sees_half_a_file_however_many_threads_write_it(tmp_path)
 
 def test_a_full_disk_is_named_and_the_old_file_stays(small_disk):
     write_whole(small_disk / "file", b"old")
-    with pytest.raises(MachineError, match=r"could not write .*/file: No space left on device; make room"):
+    with pytest.raises(
+        MachineError, match=r"could not write .*/file: No space left on device; make room"
+    ):
         write_whole(small_disk / "file", b"x" * DISK_BYTES)
     assert (small_disk / "file").read_bytes() == b"old" and names(small_disk) == ["file"]
 
 
 def test_json_keeps_order_and_letters(tmp_path):
     write_json(tmp_path / "file", {"b": "é", "a": [1.5, None]})
-    assert (tmp_path / "file").read_text(encoding="utf-8") == '{\n  "b": "é",\n  "a": [\n    1.5,\n    null\n  ]\n}\n'
+    assert (tmp_path / "file").read_text(
+        encoding="utf-8"
+    ) == '{\n  "b": "é",\n  "a": [\n    1.5,\n    null\n  ]\n}\n'
     assert read_json(tmp_path / "file") == {"b": "é", "a": [1.5, None]}
 
 
@@ -110,15 +132,24 @@ def test_a_folder_that_could_not_be_finished_is_gone(tmp_path):
 
 def test_an_error_of_the_work_keeps_its_meaning(tmp_path):
     """FileNotFoundError of an input is not a failure of the disk, and FileExistsError not one of the final name."""
-    with pytest.raises(FileNotFoundError, match="no-such-input"), staging_folder(tmp_path / "final"):
+    with (
+        pytest.raises(FileNotFoundError, match="no-such-input"),
+        staging_folder(tmp_path / "final"),
+    ):
         (tmp_path / "no-such-input").read_bytes()
-    with pytest.raises(FileExistsError, match="twice"), staging_folder(tmp_path / "final") as staging:
+    with (
+        pytest.raises(FileExistsError, match="twice"),
+        staging_folder(tmp_path / "final") as staging,
+    ):
         (staging / "twice").mkdir()
         (staging / "twice").mkdir()
 
 
 def test_a_folder_that_is_there_is_not_replaced(tmp_path):
-    with pytest.raises(FileExistsError, match="final"), staging_folder(tmp_path / "final") as staging:
+    with (
+        pytest.raises(FileExistsError, match="final"),
+        staging_folder(tmp_path / "final") as staging,
+    ):
         (staging / "file").write_text("second")
         (tmp_path / "final").mkdir()
         (tmp_path / "final" / "file").write_text("first")
@@ -136,13 +167,20 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
 def test_a_full_disk_stops_a_publication_with_its_name_and_leaves_nothing(small_disk, tmp_path):
     (tmp_path / "model").write_bytes(b"x" * 2 * DISK_BYTES)
     registry = Registry(small_disk / "models")
-    with pytest.raises(MachineError, match=r"could not write .*saved_model\.pb: No space left on device; make room"):
-        registry.publish("a", lambda folder, number: copy_file(tmp_path / "model", folder / "saved_model.pb"))
+    with pytest.raises(
+        MachineError, match=r"could not write .*saved_model\.pb: No space left on device; make room"
+    ):
+        registry.publish(
+            "a", lambda folder, number: copy_file(tmp_path / "model", folder / "saved_model.pb")
+        )
     assert registry.versions() == [] and names(registry.place) == [".publish.lock"]
 
 
 def test_a_disk_that_is_full_for_any_writer_is_a_machine_failure(small_disk):
-    with pytest.raises(MachineError, match="could not write .*final: No space left on device"), staging_folder(small_disk / "final") as staging:
+    with (
+        pytest.raises(MachineError, match="could not write .*final: No space left on device"),
+        staging_folder(small_disk / "final") as staging,
+    ):
         (staging / "shard").write_bytes(b"x" * 2 * DISK_BYTES)
     assert names(small_disk) == []
 
@@ -151,7 +189,10 @@ def test_a_disk_that_is_full_for_any_writer_is_a_machine_failure(small_disk):
 
 
 def test_who_is_refused_is_told_by_whom(tmp_path, holder):
-    with pytest.raises(MachineError, match=f"the data is held by process {holder.pid} "), exclusive_lock(tmp_path / "lock", "the data"):
+    with (
+        pytest.raises(MachineError, match=f"the data is held by process {holder.pid} "),
+        exclusive_lock(tmp_path / "lock", "the data"),
+    ):
         pass
 
 
@@ -171,7 +212,10 @@ def test_who_waits_gets_the_lock_when_it_is_free(tmp_path, holder):
 
 def test_who_waits_in_vain_is_refused_in_time(tmp_path, holder):
     start = time.monotonic()
-    with pytest.raises(MachineError, match="wait for it, or end it"), exclusive_lock(tmp_path / "lock", "the data", wait_seconds=0.3):
+    with (
+        pytest.raises(MachineError, match="wait for it, or end it"),
+        exclusive_lock(tmp_path / "lock", "the data", wait_seconds=0.3),
+    ):
         pass
     assert 0.3 <= time.monotonic() - start < 60
 

@@ -13,8 +13,9 @@ _EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 _DIGITS = "15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225"
 
 
-@pytest.mark.parametrize("content, crc32c, sha256", [
-    (b"", "00000000", _EMPTY), (b"123456789", "e3069283", _DIGITS)])  # RFC 3720's check value
+@pytest.mark.parametrize(
+    "content, crc32c, sha256", [(b"", "00000000", _EMPTY), (b"123456789", "e3069283", _DIGITS)]
+)  # RFC 3720's check value
 def test_the_checksums_are_crc32c_and_sha256(content, crc32c, sha256):
     found = checksums_of(io.BytesIO(content))
     assert (found.num_bytes, found.crc32c, found.sha256) == (len(content), crc32c, sha256)

@@ -16,15 +16,22 @@ from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.atomic import create_whole
 
 TESTS = Path(__file__).parents[1]
-WITHOUT = {"exfat": {"link": errno.EPERM}, "smb": {"link": errno.ENOTSUP},
-           "old fuse": {"link": errno.ENOSYS, "renameat2": errno.EINVAL},
-           "older fuse": {"link": errno.EPERM, "renameat2": errno.ENOSYS}}
+WITHOUT = {
+    "exfat": {"link": errno.EPERM},
+    "smb": {"link": errno.ENOTSUP},
+    "old fuse": {"link": errno.ENOSYS, "renameat2": errno.EINVAL},
+    "older fuse": {"link": errno.EPERM, "renameat2": errno.ENOSYS},
+}
 
 
 def run_without(calls: dict[str, int], code: str, *arguments: str) -> subprocess.Popen:
     start = f"import sys; sys.path[:0] = [{str(TESTS / 'support')!r}]\nimport kernel_refusals\n"
-    return subprocess.Popen([sys.executable, "-c", f"{start}kernel_refusals.refuse({calls!r})\n{code}", *arguments],
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", f"{start}kernel_refusals.refuse({calls!r})\n{code}", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def output_of(process: subprocess.Popen) -> str:
@@ -37,7 +44,10 @@ def test_the_kernel_does_refuse(tmp_path):
     """So that the tests below can fail."""
     (tmp_path / "file").touch()
     code = "import os\ntry: os.link(sys.argv[1], sys.argv[1] + '2')\nexcept PermissionError: print('refused')"
-    assert output_of(run_without({"link": errno.EPERM}, code, str(tmp_path / "file"))).strip() == "refused"
+    assert (
+        output_of(run_without({"link": errno.EPERM}, code, str(tmp_path / "file"))).strip()
+        == "refused"
+    )
 
 
 @pytest.mark.parametrize("calls", WITHOUT.values(), ids=WITHOUT.keys())
@@ -56,7 +66,9 @@ print(registry.champion().number)
     place = tmp_path / "models"
     assert output_of(run_without(calls, code, str(place))).strip() == "1"
     assert [move.version for move in Registry(place).history()] == [1, 2, 1]
-    assert sorted(os.listdir(place / "aliases")) == [f"0000000{number}.json" for number in (1, 2, 3)]
+    assert sorted(os.listdir(place / "aliases")) == [
+        f"0000000{number}.json" for number in (1, 2, 3)
+    ]
 
 
 @pytest.mark.parametrize("calls", WITHOUT.values(), ids=WITHOUT.keys())
@@ -80,7 +92,11 @@ for number in range(200):
     (tmp_path / "go").touch()
     won = {name: output_of(writer).split() for name, writer in writers.items()}
     assert sorted(int(number) for numbers in won.values() for number in numbers) == list(range(200))
-    assert all((tmp_path / "records" / number).read_text() == name * 1000 for name, numbers in won.items() for number in numbers)
+    assert all(
+        (tmp_path / "records" / number).read_text() == name * 1000
+        for name, numbers in won.items()
+        for number in numbers
+    )
     assert len(os.listdir(tmp_path / "records")) == 200
 
 
@@ -95,7 +111,9 @@ for number in range(20):
     place = tmp_path / "models"
     for number in (1, 2):
         (place / str(number)).mkdir(parents=True)
-    movers = [run_without(WITHOUT["old fuse"], code, str(place), name) for name in ("one", "two", "three")]
+    movers = [
+        run_without(WITHOUT["old fuse"], code, str(place), name) for name in ("one", "two", "three")
+    ]
     for mover in movers:
         output_of(mover)
     moves = Registry(place).history()

@@ -9,19 +9,33 @@ from pathlib import Path
 import pytest
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.atomic import exclusive_lock, remove_by_rename, remove_own, remove_stagings, staging_folder
+from pipeline_ops.storage.atomic import (
+    exclusive_lock,
+    remove_by_rename,
+    remove_own,
+    remove_stagings,
+    staging_folder,
+)
 from pipeline_ops.storage.own_folders import owners_below, remove_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 THE_ONE_PLACE = ROOT / "pipeline_ops" / "storage" / "own_folders.py"
-FILES = [file for folder in ("pipeline_ops", "beam_jobs", "dags") for file in sorted((ROOT / folder).rglob("*.py")) if file != THE_ONE_PLACE]
+FILES = [
+    file
+    for folder in ("pipeline_ops", "beam_jobs", "dags")
+    for file in sorted((ROOT / folder).rglob("*.py"))
+    if file != THE_ONE_PLACE
+]
 
 
 def removals(source: bytes) -> list[str]:
     """The names in a file that stand for the removal of a tree."""
-    return [node.attr if isinstance(node, ast.Attribute) else node.id for node in ast.walk(ast.parse(source))
-            if (isinstance(node, ast.Attribute) and node.attr in ("rmtree", "removedirs"))
-            or (isinstance(node, ast.Name) and node.id in ("rmtree", "removedirs"))]
+    return [
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in ast.walk(ast.parse(source))
+        if (isinstance(node, ast.Attribute) and node.attr in ("rmtree", "removedirs"))
+        or (isinstance(node, ast.Name) and node.id in ("rmtree", "removedirs"))
+    ]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
@@ -45,7 +59,9 @@ def victim(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("remove", [remove_own, remove_by_rename])
-def test_a_link_in_the_place_of_a_folder_stays_with_what_it_leads_to(tmp_path, victim, remove, caplog):
+def test_a_link_in_the_place_of_a_folder_stays_with_what_it_leads_to(
+    tmp_path, victim, remove, caplog
+):
     (tmp_path / "place").mkdir()
     (tmp_path / "place" / "own").symlink_to(victim)
     remove(tmp_path / "place" / "own")
@@ -54,7 +70,9 @@ def test_a_link_in_the_place_of_a_folder_stays_with_what_it_leads_to(tmp_path, v
 
 
 @pytest.mark.parametrize("remove", [remove_own, remove_by_rename])
-def test_a_folder_of_ours_goes_with_all_in_it_and_links_in_it_are_not_followed(tmp_path, victim, remove):
+def test_a_folder_of_ours_goes_with_all_in_it_and_links_in_it_are_not_followed(
+    tmp_path, victim, remove
+):
     own = tmp_path / "place" / "own"
     (own / "deep").mkdir(parents=True)
     (own / "deep" / "link").symlink_to(victim)
@@ -64,7 +82,14 @@ def test_a_folder_of_ours_goes_with_all_in_it_and_links_in_it_are_not_followed(t
 
 
 def test_only_names_that_stagings_have_are_removed_as_stagings(tmp_path):
-    foreign = [".backup.staging", ".1.staging", "1.2.staging", ".1.2.staging.tar", ".1.x.staging", ".1.2.XYZ.staging"]
+    foreign = [
+        ".backup.staging",
+        ".1.staging",
+        "1.2.staging",
+        ".1.2.staging.tar",
+        ".1.x.staging",
+        ".1.2.XYZ.staging",
+    ]
     for name in [*foreign, ".1.2.staging", ".1.2.0abc.staging"]:
         (tmp_path / name).mkdir()
     (tmp_path / ".3.4.staging").write_text("a file")
@@ -85,7 +110,12 @@ def test_a_staging_of_another_user_stays(tmp_path):
 
 def test_a_link_in_the_place_of_a_lock_is_not_written_through(tmp_path, victim):
     (tmp_path / ".lock").symlink_to(victim / "thesis")
-    with pytest.raises(MachineError, match=r"could not open the lock file .*\.lock: Too many levels of symbolic links"), \
-            exclusive_lock(tmp_path / ".lock", "it"):
+    with (
+        pytest.raises(
+            MachineError,
+            match=r"could not open the lock file .*\.lock: Too many levels of symbolic links",
+        ),
+        exclusive_lock(tmp_path / ".lock", "it"),
+    ):
         pass
     assert (victim / "thesis").read_text() == "1"

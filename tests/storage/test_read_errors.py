@@ -24,13 +24,21 @@ def test_an_error_of_the_disk_is_retried_and_names_the_file(number, frame):
     error = RuntimeError(frame.format(reason=reason))
     assert reason_of(error) == reason
     assert names_a_disk_error(error)
-    with pytest.raises(MachineError, match=f"^a: {reason}; mend the disk or who may read it, then retry$"):
+    with pytest.raises(
+        MachineError, match=f"^a: {reason}; mend the disk or who may read it, then retry$"
+    ):
         raise unreadable("a", error, "; train again")
 
 
 def test_an_error_of_the_disk_may_stand_in_another_line():
-    assert names_a_disk_error(ValueError("Could not create fingerprint in directory: /m\nUNIMPLEMENTED: /m/fingerprint.pb; Function not implemented"))
-    assert not names_a_disk_error(ValueError("Could not create fingerprint in directory: /m\nINVALID_ARGUMENT: no graph"))
+    assert names_a_disk_error(
+        ValueError(
+            "Could not create fingerprint in directory: /m\nUNIMPLEMENTED: /m/fingerprint.pb; Function not implemented"
+        )
+    )
+    assert not names_a_disk_error(
+        ValueError("Could not create fingerprint in directory: /m\nINVALID_ARGUMENT: no graph")
+    )
 
 
 def test_a_record_that_is_none_is_told_with_the_place_of_each_problem():
@@ -40,12 +48,16 @@ def test_a_record_that_is_none_is_told_with_the_place_of_each_problem():
         raise unreadable("/a.json: can't be read", raised.value, "; start a new run")
 
 
-@pytest.mark.parametrize("error", [
-    FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/data/x"),
-    IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), "/data/x"),
-    OSError("not a gzip file"),
-    ValueError("Checksum does not match; no disk failed"),
-], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/data/x"),
+        IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), "/data/x"),
+        OSError("not a gzip file"),
+        ValueError("Checksum does not match; no disk failed"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 def test_a_wrong_content_is_not_retried_and_names_the_cure(error):
     with pytest.raises(DataError, match="; train again$"):
         raise unreadable("a", error, "; train again")

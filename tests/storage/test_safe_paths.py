@@ -27,17 +27,53 @@ from pipeline_ops.storage.safe_paths import (
 )
 
 
-@pytest.mark.parametrize("path", [
-    "a", "a/b.json", "train-00000-of-00002.tfrecord", "model/variables/variables.index",
-    "ä/日本", "a b", "..a", "a..", ".hidden", "x" * 255])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "a",
+        "a/b.json",
+        "train-00000-of-00002.tfrecord",
+        "model/variables/variables.index",
+        "ä/日本",
+        "a b",
+        "..a",
+        "a..",
+        ".hidden",
+        "x" * 255,
+    ],
+)
 def test_an_ordinary_relative_path_is_taken_as_it_is(path):
     assert parse_relative_path(path) == path
 
 
-@pytest.mark.parametrize("path", [
-    "", "/", "/etc/passwd", "//a", "..", "../a", "a/..", "a/../b", "a/./b", ".", "./a", "a//b",
-    "a/", "a\0b", "a\nb", "a\x7f", "a\\b", "..\\a", "\ud800", "x" * 256, "é" * 200,
-    "a/" * 600 + "a", "../../../dags/x.py"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/",
+        "/etc/passwd",
+        "//a",
+        "..",
+        "../a",
+        "a/..",
+        "a/../b",
+        "a/./b",
+        ".",
+        "./a",
+        "a//b",
+        "a/",
+        "a\0b",
+        "a\nb",
+        "a\x7f",
+        "a\\b",
+        "..\\a",
+        "\ud800",
+        "x" * 256,
+        "é" * 200,
+        "a/" * 600 + "a",
+        "../../../dags/x.py",
+    ],
+)
 def test_a_path_that_leaves_its_folder_or_has_two_spellings_is_refused(path):
     """F7."""
     with pytest.raises(UnsafePath, match="not a usable relative path") as refused:
@@ -83,8 +119,17 @@ def test_a_file_below_a_root_is_read(root):
         assert file.read(3) == b"con"
 
 
-LINKS = ("link", "inner_link", "dangling", "loop", "linked_folder/secret",
-         "folder/up/outside/secret", "folder/up", "linked_folder", "file/x")
+LINKS = (
+    "link",
+    "inner_link",
+    "dangling",
+    "loop",
+    "linked_folder/secret",
+    "folder/up/outside/secret",
+    "folder/up",
+    "linked_folder",
+    "file/x",
+)
 
 
 @pytest.mark.parametrize("path", [*LINKS, "folder", "pipe", "socket"])

@@ -38,11 +38,21 @@ def airflow_folder(tmp_path_factory) -> Path:
     values = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
     values["storage"]["root"] = "storage"
     (folder / "digits.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    bundle = [{"name": "trainyard", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle", "kwargs": {"path": str(ROOT / "dags")}}]
-    os.environ |= {"AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundle),
-                   "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in USERS.items()),
-                   "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(folder / "passwords.json"),
-                   "AIRFLOW__API_AUTH__JWT_SECRET": "0" * 128}
+    bundle = [
+        {
+            "name": "trainyard",
+            "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
+            "kwargs": {"path": str(ROOT / "dags")},
+        }
+    ]
+    os.environ |= {
+        "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundle),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(
+            f"{name}:{role}" for name, role in USERS.items()
+        ),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(folder / "passwords.json"),
+        "AIRFLOW__API_AUTH__JWT_SECRET": "0" * 128,
+    }
     (folder / "passwords.json").write_text(json.dumps(dict.fromkeys(USERS, "password")))
     _fill_database(folder)
     return folder
@@ -67,8 +77,14 @@ def _fill_database(folder: Path) -> None:
         sync_bag_to_db(bag, "trainyard", None, session=session)
         session.commit()
         SerializedDagModel.get(DAG, session=session).dag.create_dagrun(
-            run_id=RUN, run_after=dt.datetime.now(dt.UTC), run_type=DagRunType.MANUAL, triggered_by=DagRunTriggeredByType.TEST,
-            state=DagRunState.RUNNING, conf={"train.epochs": 3}, session=session)
+            run_id=RUN,
+            run_after=dt.datetime.now(dt.UTC),
+            run_type=DagRunType.MANUAL,
+            triggered_by=DagRunTriggeredByType.TEST,
+            state=DagRunState.RUNNING,
+            conf={"train.epochs": 3},
+            session=session,
+        )
 
 
 @pytest.fixture(scope="session")
@@ -90,8 +106,15 @@ def client(plugin) -> Callable[[str | None], object]:
     from fastapi.testclient import TestClient
 
     def make(user: str | None) -> TestClient:
-        token = user and get_auth_manager().generate_jwt(SimpleAuthManagerUser(username=user, role=USERS[user], teams=None))
-        return TestClient(plugin, base_url="http://airflow.example", follow_redirects=False, cookies={"_token": token} if token else None)
+        token = user and get_auth_manager().generate_jwt(
+            SimpleAuthManagerUser(username=user, role=USERS[user], teams=None)
+        )
+        return TestClient(
+            plugin,
+            base_url="http://airflow.example",
+            follow_redirects=False,
+            cookies={"_token": token} if token else None,
+        )
 
     return make
 
@@ -109,7 +132,9 @@ def set_states(airflow_folder) -> Callable[..., None]:
             session.scalar(select(DagRun).where(DagRun.run_id == RUN)).state = run
             for task in session.scalars(select(TaskInstance).where(TaskInstance.run_id == RUN)):
                 task.state = tasks.get(task.task_id)
-                task.start_date = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=90) if task.state else None
+                task.start_date = (
+                    dt.datetime.now(dt.UTC) - dt.timedelta(seconds=90) if task.state else None
+                )
                 task.end_date = dt.datetime.now(dt.UTC) if task.state == "success" else None
                 task.try_number = 1
 
@@ -135,46 +160,107 @@ class Leftovers:
     def registry(self) -> Registry:
         return Registry(self.config.registry)
 
-    def attempt(self, task: str, moments: list[Progress], workers: Mapping[str, list[Progress]] | None = None) -> Attempt:
-        attempt = Attempt(self.layout.attempts(RUN, task) / f"attempt-{uuid.uuid4().hex[:8]}")  # the plugin remembers what it has read of a place
-        for path, lines in [(attempt.progress, moments), *((attempt.worker_progress(name), lines) for name, lines in (workers or {}).items())]:
+    def attempt(
+        self,
+        task: str,
+        moments: list[Progress],
+        workers: Mapping[str, list[Progress]] | None = None,
+    ) -> Attempt:
+        attempt = Attempt(
+            self.layout.attempts(RUN, task) / f"attempt-{uuid.uuid4().hex[:8]}"
+        )  # the plugin remembers what it has read of a place
+        for path, lines in [
+            (attempt.progress, moments),
+            *((attempt.worker_progress(name), lines) for name, lines in (workers or {}).items()),
+        ]:
             writer = ProgressWriter(path)
             for moment in lines:
                 writer.forward(moment)
         return attempt
 
     def record(self, task: str, **values) -> None:
-        write_record(self.layout.task_record(RUN, task), TaskRecord(**{"state": "success"} | values))
+        write_record(
+            self.layout.task_record(RUN, task), TaskRecord(**{"state": "success"} | values)
+        )
 
-    def artifact(self, task: str, files: Mapping[str, str], figures: Mapping | None = None, inputs: Mapping[str, Input] | None = None) -> str:
+    def artifact(
+        self,
+        task: str,
+        files: Mapping[str, str],
+        figures: Mapping | None = None,
+        inputs: Mapping[str, Input] | None = None,
+    ) -> str:
         folder = self.layout.artifact(task, "0" * 32)
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text)
-        write_manifest(folder, Manifest(job=task, pipeline=DAG, fingerprint=_PRINT, fingerprint_digest="0" * 32, files=list_files(folder),
-                                        figures=dict(figures or {}), inputs=dict(inputs or {})))
+        write_manifest(
+            folder,
+            Manifest(
+                job=task,
+                pipeline=DAG,
+                fingerprint=_PRINT,
+                fingerprint_digest="0" * 32,
+                files=list_files(folder),
+                figures=dict(figures or {}),
+                inputs=dict(inputs or {}),
+            ),
+        )
         self.record(task, manifest=str(folder / "manifest.json"))
         return str(folder / "manifest.json")
 
     def dataset(self, **figures) -> None:
-        values = {"class_names": ["0", "1"], "image_shape": [28, 28, 1], "num_examples": {"train": 1437, "validation": 180, "test": 178},
-                  "labels": {}, "num_rejected": 2, "rejected_by_reason": {"not an image": 2}}
-        shards = [shard_name(split, index, 2) for split in ("train", "validation", "test") for index in range(2)]
-        self.artifact("preprocess", dict.fromkeys(shards, "bytes") | {DATA_PAGE: "<h1>Data</h1>"}, values | figures)
+        values = {
+            "class_names": ["0", "1"],
+            "image_shape": [28, 28, 1],
+            "num_examples": {"train": 1437, "validation": 180, "test": 178},
+            "labels": {},
+            "num_rejected": 2,
+            "rejected_by_reason": {"not an image": 2},
+        }
+        shards = [
+            shard_name(split, index, 2)
+            for split in ("train", "validation", "test")
+            for index in range(2)
+        ]
+        self.artifact(
+            "preprocess",
+            dict.fromkeys(shards, "bytes") | {DATA_PAGE: "<h1>Data</h1>"},
+            values | figures,
+        )
 
     def report(self, html: str, published: str = "") -> None:
         """The evaluation's, and, where something was published, that of the export."""
         evaluation = self.artifact("evaluate", {REPORT: html})
         if published:
-            self.artifact("export", {REPORT: published}, inputs={"evaluate": Input(uri=evaluation, digest="0" * 32)})
+            self.artifact(
+                "export",
+                {REPORT: published},
+                inputs={"evaluate": Input(uri=evaluation, digest="0" * 32)},
+            )
 
     def publish(self, *accuracies: float) -> None:
         """Versions 1 and so on, each put in service after the other."""
         for number, accuracy in enumerate(accuracies, 1):
             metrics = {"accuracy": accuracy, "macro_f1": accuracy - 0.01}
-            figures = {"name": DAG, "version": number, "compared_with": number - 1 or None, "metrics": metrics, "num_checked": 2,
-                       "max_difference": 0.0, "top1_agreement": 1.0, "class_names": ["0", "1"]}
-            manifest = Manifest(job="export", pipeline=DAG, fingerprint=_PRINT, fingerprint_digest=str(number), files=[], figures=figures)
+            figures = {
+                "name": DAG,
+                "version": number,
+                "compared_with": number - 1 or None,
+                "metrics": metrics,
+                "num_checked": 2,
+                "max_difference": 0.0,
+                "top1_agreement": 1.0,
+                "class_names": ["0", "1"],
+            }
+            manifest = Manifest(
+                job="export",
+                pipeline=DAG,
+                fingerprint=_PRINT,
+                fingerprint_digest=str(number),
+                files=[],
+                figures=figures,
+            )
             folder = Path(self.config.registry) / str(number)
             folder.mkdir(parents=True, exist_ok=True)
             write_manifest(folder, manifest)

@@ -21,11 +21,23 @@ from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
 from pipeline_ops.cli.local_airflow.embedded import USER, AirflowServer, Home
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine: install the package chromium")
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium on this machine: install the package chromium"
+)
 PICTURES = os.environ.get("TRAINYARD_SCREENSHOTS")
-_ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-              "--disable-component-update", "--disable-sync"]
+_ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 _UI_MILLISECONDS = 400_000
 """As long as a run may take on a busy machine."""
 _DRAWING_MILLISECONDS = 800
@@ -34,10 +46,19 @@ _DESKTOP, _PHONE = {"width": 1400, "height": 1000}, {"width": 390, "height": 844
 
 
 @contextlib.contextmanager
-def running_airflow(home: Path, config: Path, dag_id: str, environment: Mapping[str, str]) -> Iterator[AirflowApi]:
+def running_airflow(
+    home: Path, config: Path, dag_id: str, environment: Mapping[str, str]
+) -> Iterator[AirflowApi]:
     """Airflow with the DAG files that lie in its home; the DAG is unpaused."""
-    argv = [sys.executable, str(Path(__file__).parents[1] / "cli" / "holder.py"), str(home), str(config)]
-    holder = subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    argv = [
+        sys.executable,
+        str(Path(__file__).parents[1] / "cli" / "holder.py"),
+        str(home),
+        str(config),
+    ]
+    holder = subprocess.Popen(
+        argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     lines = [holder.stdout.readline() for _ in range(2)]
     assert lines[1].startswith("up "), lines
     server = AirflowServer.alive(Home(home))
@@ -57,7 +78,14 @@ class Person:
         self.url = str(api._client.base_url).rstrip("/")
         self._count = 0
         self.outside: list[str] = []
-        page.on("request", lambda request: self.outside.append(request.url) if not request.url.startswith((self.url, "data:", "blob:")) else None)
+        page.on(
+            "request",
+            lambda request: (
+                self.outside.append(request.url)
+                if not request.url.startswith((self.url, "data:", "blob:"))
+                else None
+            ),
+        )
 
     def look(self, name: str) -> None:
         """Takes a picture, if anybody wants to see it; they are numbered."""

@@ -25,9 +25,13 @@ def carry_out(file: Path, folder: Path, last: str = "train", **overrides: Any) -
       last: of the jobs.
       overrides: `train__epochs=1` and the like.
     """
-    config = load_config(file, {"storage.root": str(folder / "root")} | {name.replace("__", "."): value for name, value in overrides.items()})
+    config = load_config(
+        file,
+        {"storage.root": str(folder / "root")}
+        | {name.replace("__", "."): value for name, value in overrides.items()},
+    )
     manifests: dict[str, str] = {}
-    for job in JOBS[:JOBS.index(last) + 1]:
+    for job in JOBS[: JOBS.index(last) + 1]:
         plan = plan_job(job, config, "run", manifests)
         attempt = Attempt(folder / f"attempt-{job}")
         write_request(attempt, plan.request)
@@ -35,6 +39,8 @@ def carry_out(file: Path, folder: Path, last: str = "train", **overrides: Any) -
             argv = [sys.executable, "-m", KINDS[job].module, "--request", str(attempt.request)]
             subprocess.run(argv, stdout=log, stderr=log, cwd=REPOSITORY, check=False)
         status = read_status(attempt)
-        assert status is not None and status.exit_code is ExitCode.SUCCESS, f"{job}: {status}\n{(folder / f'{job}.log').read_text()[-3000:]}"
+        assert status is not None and status.exit_code is ExitCode.SUCCESS, (
+            f"{job}: {status}\n{(folder / f'{job}.log').read_text()[-3000:]}"
+        )
         manifests[job] = str(plan.manifest)
     return manifests

@@ -11,7 +11,9 @@ from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
 
 
-def hand_over(layout: Layout, run_id: str, manifests: Mapping[str, str | None]) -> dict[str, str | None]:
+def hand_over(
+    layout: Layout, run_id: str, manifests: Mapping[str, str | None]
+) -> dict[str, str | None]:
     """Copies artifacts to where tasks of those names would have made them, and writes the records.
 
     Returns:

@@ -22,12 +22,21 @@ def listeners(pids: Iterable[int]) -> set[str]:
 
 def listening_with(setting: str) -> set[int]:
     """The processes that listen anywhere and have `NAME=value` in their environment, which is lost where a process gives itself a title."""
-    return {pid for _, owners in _all_listeners() for pid in owners if setting.encode() in _environment(pid)}
+    return {
+        pid
+        for _, owners in _all_listeners()
+        for pid in owners
+        if setting.encode() in _environment(pid)
+    }
 
 
 def _all_listeners() -> list[tuple[str, set[int]]]:
-    lines = subprocess.run(["ss", "-H", "-lntup"], check=True, capture_output=True, text=True).stdout.splitlines()
-    return [(line.split()[4], {int(pid) for pid in re.findall(r"\bpid=(\d+)", line)}) for line in lines]
+    lines = subprocess.run(
+        ["ss", "-H", "-lntup"], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    return [
+        (line.split()[4], {int(pid) for pid in re.findall(r"\bpid=(\d+)", line)}) for line in lines
+    ]
 
 
 def _environment(pid: int) -> list[bytes]:
@@ -60,7 +69,12 @@ class ListenerWatch:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._ended.set()
         self._thread.join()
 

@@ -23,11 +23,21 @@ def _folder_of_all_tests(request, tmp_path_factory) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed and (folder := item.config.stash.get(_FOLDER, None)):
-        report.sections.append(("load of the machine", f"{' '.join(f'{load:.1f}' for load in os.getloadavg())} on {os.cpu_count()} cores"))
-        report.sections += [(f"end of {file.relative_to(folder)}", tail(file)) for file in written_since(call.start, folder)]
+        report.sections.append(
+            (
+                "load of the machine",
+                f"{' '.join(f'{load:.1f}' for load in os.getloadavg())} on {os.cpu_count()} cores",
+            )
+        )
+        report.sections += [
+            (f"end of {file.relative_to(folder)}", tail(file))
+            for file in written_since(call.start, folder)
+        ]
     return report
 
 
@@ -44,6 +54,8 @@ def written_since(moment: float, folder: Path) -> list[Path]:
 
 def tail(file: Path) -> str:
     try:
-        return "\n".join(file.read_bytes()[-_MAX_BYTES:].decode(errors="replace").splitlines()[-_MAX_LINES:])
+        return "\n".join(
+            file.read_bytes()[-_MAX_BYTES:].decode(errors="replace").splitlines()[-_MAX_LINES:]
+        )
     except OSError as error:
         return str(error)

@@ -95,16 +95,25 @@ def api_folder(tmp_path) -> Path:
     """A folder `api` with `train.record-0000?-of-00002`, `eval.record`, `labels.pbtxt` and `pipeline.config`."""
     folder = tmp_path / "api"
     folder.mkdir()
-    for name, split, numbers in (("train.record-00000-of-00002", "train", range(0, 18)), ("train.record-00001-of-00002", "train", range(18, 36)),
-                                 ("eval.record", "test", range(6))):
+    for name, split, numbers in (
+        ("train.record-00000-of-00002", "train", range(0, 18)),
+        ("train.record-00001-of-00002", "train", range(18, 36)),
+        ("eval.record", "test", range(6)),
+    ):
         write_records(folder / name, split, numbers)
-    (folder / "labels.pbtxt").write_text("".join(f"item {{ id: {digit + 1} name: 'digit_{digit}' }}\n" for digit in range(10)))
+    (folder / "labels.pbtxt").write_text(
+        "".join(f"item {{ id: {digit + 1} name: 'digit_{digit}' }}\n" for digit in range(10))
+    )
     (folder / "pipeline.config").write_text(with_paths(SSD, folder))
     return folder
 
 
 def with_paths(text: str, folder: Path, train: str = "train.record-?????-of-00002") -> str:
-    return text.replace("LABELS", str(folder / "labels.pbtxt")).replace("TRAIN", str(folder / train)).replace("EVAL", str(folder / "eval.record"))
+    return (
+        text.replace("LABELS", str(folder / "labels.pbtxt"))
+        .replace("TRAIN", str(folder / train))
+        .replace("EVAL", str(folder / "eval.record"))
+    )
 
 
 def write_records(path: Path, split: str, numbers) -> None:
@@ -128,12 +137,22 @@ def write_records(path: Path, split: str, numbers) -> None:
             jpeg = cv2.imencode(".jpg", example.image)[1].tobytes()
             boxes = example.boxes
             feature = {
-                "image/height": integers(128), "image/width": integers(128), "image/filename": bytes_list(f"{split}_{number}.jpg".encode()),
-                "image/source_id": bytes_list(str(number).encode()), "image/encoded": bytes_list(jpeg), "image/format": bytes_list(b"jpeg"),
-                "image/object/bbox/xmin": floats([box.xmin / 128 for box in boxes]), "image/object/bbox/xmax": floats([b.xmax / 128 for b in boxes]),
-                "image/object/bbox/ymin": floats([box.ymin / 128 for box in boxes]), "image/object/bbox/ymax": floats([b.ymax / 128 for b in boxes]),
-                "image/object/class/text": bytes_list(*(f"digit_{box.label}".encode() for box in boxes)),
+                "image/height": integers(128),
+                "image/width": integers(128),
+                "image/filename": bytes_list(f"{split}_{number}.jpg".encode()),
+                "image/source_id": bytes_list(str(number).encode()),
+                "image/encoded": bytes_list(jpeg),
+                "image/format": bytes_list(b"jpeg"),
+                "image/object/bbox/xmin": floats([box.xmin / 128 for box in boxes]),
+                "image/object/bbox/xmax": floats([b.xmax / 128 for b in boxes]),
+                "image/object/bbox/ymin": floats([box.ymin / 128 for box in boxes]),
+                "image/object/bbox/ymax": floats([b.ymax / 128 for b in boxes]),
+                "image/object/class/text": bytes_list(
+                    *(f"digit_{box.label}".encode() for box in boxes)
+                ),
                 "image/object/class/label": integers(*(int(box.label) + 1 for box in boxes)),
                 "image/object/is_crowd": integers(*(0 for _ in boxes)),
             }
-            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+            writer.write(
+                tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+            )

@@ -52,7 +52,9 @@ def ask(question: Callable[[], T], gone: T) -> T:
 
 def lives(process: psutil.Process) -> bool:
     """A process that has ended and waits for its parent to notice doesn't live."""
-    return ask(lambda: process.is_running() and process.status() != psutil.STATUS_ZOMBIE, gone=False)
+    return ask(
+        lambda: process.is_running() and process.status() != psutil.STATUS_ZOMBIE, gone=False
+    )
 
 
 def command_line(process: psutil.Process) -> list[str]:
@@ -67,9 +69,13 @@ def at_work_on(folder: Path) -> list[psutil.Process]:
     """All that live now and name something in a folder, or work there, or are below a process that does: a job names its request."""
     found, place = [], str(folder)
     for process in psutil.process_iter(["cmdline", "cwd"]):
-        if any(place in word for word in (*(process.info["cmdline"] or ()), process.info["cwd"] or "")):
+        if any(
+            place in word for word in (*(process.info["cmdline"] or ()), process.info["cwd"] or "")
+        ):
             found += [process, *below(process)]
-    return [process for process in dict.fromkeys(found) if lives(process) and process.pid != os.getpid()]
+    return [
+        process for process in dict.fromkeys(found) if lives(process) and process.pid != os.getpid()
+    ]
 
 
 def left_below(folder: Path, seconds: float = 30.0) -> list[psutil.Process]:

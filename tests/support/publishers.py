@@ -22,8 +22,12 @@ from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.registry.registry import Registry, Version
 
 BUCKET = "trainyard"
-_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "testtest", "AWS_DEFAULT_REGION": "us-east-1",
-                "AWS_EC2_METADATA_DISABLED": "true"}
+_CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "testtest",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
 _SERVER = """
 import sys
 from werkzeug.serving import make_server
@@ -50,11 +54,23 @@ def s3_server() -> Iterator[str]:
 @contextlib.contextmanager
 def running_s3(*arguments: str) -> Iterator[str]:
     """As `s3_server`; with the argument `unconditional`, it accepts conditional puts and ignores the condition, as some servers do."""
-    server = subprocess.Popen([sys.executable, "-c", _SERVER, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    server = subprocess.Popen(
+        [sys.executable, "-c", _SERVER, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         address = f"http://127.0.0.1:{int(server.stdout.readline())}"
-        urllib.request.urlopen(urllib.request.Request(f"{address}/{BUCKET}", method="PUT", headers={
-            "Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"}))
+        urllib.request.urlopen(
+            urllib.request.Request(
+                f"{address}/{BUCKET}",
+                method="PUT",
+                headers={
+                    "Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+                },
+            )
+        )
         yield address
     finally:
         server.kill()
@@ -66,34 +82,60 @@ def s3_place(s3_server, monkeypatch, tmp_path) -> str:
     """A place in the bucket that nobody else uses; what this process and its children need to reach it is in the environment."""
     for name, value in _CREDENTIALS.items() | {("AWS_ENDPOINT_URL", s3_server)}:
         monkeypatch.setenv(name, value)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()  # one that was made for another server would go on to reach that one
+    fsspec.get_filesystem_class(
+        "s3"
+    ).clear_instance_cache()  # one that was made for another server would go on to reach that one
     return f"s3://{BUCKET}/{tmp_path.name}/models/digits"
 
 
 def publish(registry: Registry, digest: str, num_bytes: int = 200_000) -> Version:
     """Publishes a version of three files and a manifest, as export does."""
+
     def fill(folder: Path, number: int) -> None:
         (folder / "variables").mkdir()
         for name in ("saved_model.pb", "variables/variables.index", "variables/variables.data"):
             (folder / name).write_bytes(digest.encode() * (num_bytes // len(digest)))
         fingerprint = Fingerprint(config={"number": number}, inputs={}, code={}, versions={})
-        write_manifest(folder, Manifest(job="export", pipeline="p", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest,
-                                        inputs={"train": Input(uri="", digest=digest)}, files=list_files(folder),
-                                        figures=figures_of(number).model_dump(mode="json")))
+        write_manifest(
+            folder,
+            Manifest(
+                job="export",
+                pipeline="p",
+                fingerprint=fingerprint,
+                fingerprint_digest=fingerprint.digest,
+                inputs={"train": Input(uri="", digest=digest)},
+                files=list_files(folder),
+                figures=figures_of(number).model_dump(mode="json"),
+            ),
+        )
 
     return registry.publish(digest, fill)
 
 
 def figures_of(number: int) -> ModelFigures:
-    return ModelFigures(name="digits", version=number, compared_with=None, metrics={}, num_checked=1, max_difference=0.0, top1_agreement=1.0,
-                        class_names=["0", "1"])
+    return ModelFigures(
+        name="digits",
+        version=number,
+        compared_with=None,
+        metrics={},
+        num_checked=1,
+        max_difference=0.0,
+        top1_agreement=1.0,
+        class_names=["0", "1"],
+    )
 
 
 def start(target, *arguments, environment: dict[str, str] | None = None) -> BaseProcess:
     """A process of its own, forked from a clean one that has imported what takes long."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["publishers", "s3fs", "aiobotocore.session", "pipeline_ops.registry.object_model_store"])
-    process = context.Process(target=_run, args=(target, arguments, dict(os.environ if environment is None else environment)), daemon=True)
+    context.set_forkserver_preload(
+        ["publishers", "s3fs", "aiobotocore.session", "pipeline_ops.registry.object_model_store"]
+    )
+    process = context.Process(
+        target=_run,
+        args=(target, arguments, dict(os.environ if environment is None else environment)),
+        daemon=True,
+    )
     process.start()
     return process
 
@@ -103,7 +145,9 @@ def _run(target, arguments, environment) -> None:
     target(*arguments)
 
 
-def publish_many(place: str, tag: str, count: int, promote: bool = False, at_work=None, go_on=None) -> None:
+def publish_many(
+    place: str, tag: str, count: int, promote: bool = False, at_work=None, go_on=None
+) -> None:
     """`at_work` is an event that says that the first version is there, and `go_on` a semaphore that is taken before each of them."""
     registry = Registry(place)
     for index in range(count):

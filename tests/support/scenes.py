@@ -28,11 +28,27 @@ def scenes(tmp_path_factory) -> str:
         for shard in range(NUM_SHARDS):
             name = shard_name(split, shard, NUM_SHARDS)
             counts[name] = _write_shard(folder / name, examples[shard::NUM_SHARDS])
-    figures = DatasetFigures(task="detection", class_names=CLASS_NAMES, image_shape=(128, 128, 1), num_examples=COUNTS, labels=labels,
-                             num_rejected=0, rejected_by_reason={})
+    figures = DatasetFigures(
+        task="detection",
+        class_names=CLASS_NAMES,
+        image_shape=(128, 128, 1),
+        num_examples=COUNTS,
+        labels=labels,
+        num_rejected=0,
+        rejected_by_reason={},
+    )
     fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-    write_manifest(folder, Manifest(job="preprocess", pipeline="digit_scenes", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest,
-                                    files=list_files(folder, counts), figures=figures.model_dump(mode="json")))
+    write_manifest(
+        folder,
+        Manifest(
+            job="preprocess",
+            pipeline="digit_scenes",
+            fingerprint=fingerprint,
+            fingerprint_digest=fingerprint.digest,
+            files=list_files(folder, counts),
+            figures=figures.model_dump(mode="json"),
+        ),
+    )
     return str(folder / "manifest.json")
 
 
@@ -43,16 +59,20 @@ def scene_example(split: str, number: int):
 
     image, boxes = draw_scene(split, number)
     found = tuple(Box(*map(float, corners), str(digit)) for corners, digit in boxes)
-    return Example(key=f"{split}/{number:03d}.png", label="", encoded=b"", split=split, boxes=found).with_image(image[..., None])
+    return Example(
+        key=f"{split}/{number:03d}.png", label="", encoded=b"", split=split, boxes=found
+    ).with_image(image[..., None])
 
 
 def _write_shard(path: Path, examples) -> int:
     from beam_jobs.io.example import serialise
-    from beam_jobs.io.tfrecord import TFRecordWriter
+    from beam_jobs.io.tfrecord_writer import TFRecordWriter
 
     with TFRecordWriter(path) as writer:
         for example in examples:
-            writer.write(*serialise(example, {name: index for index, name in enumerate(CLASS_NAMES)}))
+            writer.write(
+                *serialise(example, {name: index for index, name in enumerate(CLASS_NAMES)})
+            )
     return len(examples)
 
 

@@ -15,9 +15,18 @@ def small_disk(tmp_path):
     """A folder on a file system of 64 KiB of its own."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)], capture_output=True, text=True) \
-        if shutil.which("mount") else None
+    mounted = (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)],
+            capture_output=True,
+            text=True,
+        )
+        if shutil.which("mount")
+        else None
+    )
     if mounted is None or mounted.returncode:
-        pytest.skip(f"a file system can't be mounted here: {mounted.stderr.strip() if mounted else 'there is no mount'}")
+        pytest.skip(
+            f"a file system can't be mounted here: {mounted.stderr.strip() if mounted else 'there is no mount'}"
+        )
     yield folder
     subprocess.run(["umount", str(folder)], check=True)

@@ -17,11 +17,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL, QUARANTINE, DatasetFigures, shard_paths, shards_of
+from pipeline_ops.artifacts.dataset import (
+    ENCODED,
+    KEY,
+    LABEL,
+    QUARANTINE,
+    DatasetFigures,
+    shard_paths,
+    shards_of,
+)
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Attempt, Layout
-from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, list_files, read_manifest, write_manifest
-from pipeline_ops.artifacts.results import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL, Epoch, TrainingFigures
+from pipeline_ops.artifacts.manifest import (
+    NAME,
+    Input,
+    Manifest,
+    list_files,
+    read_manifest,
+    write_manifest,
+)
+from pipeline_ops.artifacts.results import (
+    REFERENCE_EXAMPLES,
+    REFERENCE_OUTPUTS,
+    SAVED_MODEL,
+    Epoch,
+    TrainingFigures,
+)
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.progress import ProgressWriter
@@ -46,8 +67,14 @@ def saved_models(dataset, tmp_path_factory) -> dict[str, Path]:
     tests, _, _ = read_examples(shard_paths(dataset, read_manifest(dataset), "test"))
     for name, count in FITTED_ON.items():
         write_model(folder / name, fit(images[:count], labels[:count]), tests[:NUM_REFERENCES])
-    write_model(folder / "nearly", fit(images[:NEARLY_ALL], labels[:NEARLY_ALL]), tests[:NUM_REFERENCES])
-    write_model(folder / "shuffled", fit(images, np.random.default_rng(1).permutation(labels)), tests[:NUM_REFERENCES])
+    write_model(
+        folder / "nearly", fit(images[:NEARLY_ALL], labels[:NEARLY_ALL]), tests[:NUM_REFERENCES]
+    )
+    write_model(
+        folder / "shuffled",
+        fit(images, np.random.default_rng(1).permutation(labels)),
+        tests[:NUM_REFERENCES],
+    )
     return {name: folder / name for name in (*FITTED_ON, "nearly", "shuffled")}
 
 
@@ -70,41 +97,98 @@ class Workshop:
 
     def config(self, **overrides) -> PipelineConfig:
         """configs/digits.yaml with overrides; `evaluate__batch` stands for `evaluate.batch`."""
-        return load_config(DIGITS, {"storage.root": str(self.root), "evaluate.batch": 32, "evaluate.gate": [{"metric": "accuracy", "at_least": 0.7}]}
-                           | {key.replace("__", "."): value for key, value in overrides.items()})
+        return load_config(
+            DIGITS,
+            {
+                "storage.root": str(self.root),
+                "evaluate.batch": 32,
+                "evaluate.gate": [{"metric": "accuracy", "at_least": 0.7}],
+            }
+            | {key.replace("__", "."): value for key, value in overrides.items()},
+        )
 
     def train(self, model: str, dataset: str | None = None, tag: str = "") -> str:
         """Leaves the artifact of a training that ended with one of the models; `tag` makes it another one."""
         uri = dataset or self.dataset
-        return self.artifact("train", model + tag, figures=training_figures(read_manifest(uri)), fill=self.saved_models[model],
-                             inputs={"preprocess": Input(uri=uri, digest=read_manifest(uri).digest)}, tag=tag)
+        return self.artifact(
+            "train",
+            model + tag,
+            figures=training_figures(read_manifest(uri)),
+            fill=self.saved_models[model],
+            inputs={"preprocess": Input(uri=uri, digest=read_manifest(uri).digest)},
+            tag=tag,
+        )
 
-    def artifact(self, job: str, name: str, figures, fill: Path, inputs: Mapping[str, Input] | None = None, tag: str = "") -> str:
+    def artifact(
+        self,
+        job: str,
+        name: str,
+        figures,
+        fill: Path,
+        inputs: Mapping[str, Input] | None = None,
+        tag: str = "",
+    ) -> str:
         """Copies a folder to where an artifact lies, and gives it a manifest."""
-        fingerprint = Fingerprint(config={"model": name, "epochs": 15}, inputs={}, code={"pipeline_ops/training/loops/synchronous.py": "0" * 16},
-                                  versions={"keras": "3.15.1"})
+        fingerprint = Fingerprint(
+            config={"model": name, "epochs": 15},
+            inputs={},
+            code={"pipeline_ops/training/loops/synchronous.py": "0" * 16},
+            versions={"keras": "3.15.1"},
+        )
         folder = Layout(self.root, "digits").artifact(job, fingerprint.digest)
         shutil.copytree(fill, folder)
         (folder / "tag").write_text(tag)
-        write_manifest(folder, Manifest(
-            job=job, pipeline="digits", fingerprint=fingerprint, fingerprint_digest=fingerprint.digest, inputs=dict(inputs or {}),
-            seeds={"train": 1}, files=list_files(folder), figures=figures.model_dump(mode="json")))
+        write_manifest(
+            folder,
+            Manifest(
+                job=job,
+                pipeline="digits",
+                fingerprint=fingerprint,
+                fingerprint_digest=fingerprint.digest,
+                inputs=dict(inputs or {}),
+                seeds={"train": 1},
+                files=list_files(folder),
+                figures=figures.model_dump(mode="json"),
+            ),
+        )
         return str(folder / NAME)
 
-    def plan(self, job: str, train: str, evaluate: str | None = None, dataset: str | None = None, **overrides) -> JobPlan:
+    def plan(
+        self,
+        job: str,
+        train: str,
+        evaluate: str | None = None,
+        dataset: str | None = None,
+        **overrides,
+    ) -> JobPlan:
         manifests = {"preprocess": dataset or self.dataset, "train": train, "evaluate": evaluate}
-        return plan_job(job, self.config(**overrides), "run-1", {name: uri for name, uri in manifests.items() if uri})
+        return plan_job(
+            job,
+            self.config(**overrides),
+            "run-1",
+            {name: uri for name, uri in manifests.items() if uri},
+        )
 
     def run(self, plan: JobPlan, attempt: str = "attempt") -> tuple[ExitCode, Path]:
         """Runs a job in this process: its exit code and the folder of its artifact."""
-        job = Job(plan.request, Attempt(self.root / attempt), ProgressWriter(Attempt(self.root / attempt).progress))
+        job = Job(
+            plan.request,
+            Attempt(self.root / attempt),
+            ProgressWriter(Attempt(self.root / attempt).progress),
+        )
         return work_of(plan.request.job)(job), Path(plan.request.artifact)
 
     def start(self, plan: JobPlan, attempt: str = "attempt") -> tuple[subprocess.Popen, Attempt]:
         """Starts a job as an operator would."""
         folder = Attempt(self.root / attempt)
         write_request(folder, plan.request)
-        command = [sys.executable, "-m", KINDS[plan.request.job].module, "--request", str(folder.request)]
+        command = [
+            sys.executable,
+            "-m",
+            KINDS[plan.request.job].module,
+            "--request",
+            str(folder.request),
+        ]
         with open(folder.log, "wb") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True), folder
 
@@ -127,7 +211,9 @@ def remove_from_tests(dataset: str, folder: Path, positions: Sequence[int]) -> s
     first = shards_of(manifest, "test")[0].path
     figures = DatasetFigures.model_validate(manifest.figures)
     counts = figures.num_examples | {"test": figures.num_examples["test"] - len(positions)}
-    changed = figures.model_copy(update={"removed": {first: list(positions)}, "num_examples": counts})
+    changed = figures.model_copy(
+        update={"removed": {first: list(positions)}, "num_examples": counts}
+    )
     write_manifest(folder, manifest.model_copy(update={"figures": changed.model_dump(mode="json")}))
     return uri
 
@@ -142,12 +228,35 @@ def work_of(job: str):
 
 def training_figures(dataset: Manifest) -> TrainingFigures:
     figures = DatasetFigures.model_validate(dataset.figures)
-    history = [Epoch(epoch=e - 1, step=11 * e, learning_rate=1e-3 * 0.5 ** max(0, (e - 8) // 3), metrics={
-        "loss": 2.2 * 0.72**e, "accuracy": 1 - 0.5 * 0.75**e, "validation_loss": 0.12 + 1.9 * 0.7**e + 0.003 * max(0, e - 9),
-        "validation_accuracy": 0.975 - 0.4 * 0.7**e - 0.0005 * max(0, e - 9)}) for e in range(1, 16)]
-    return TrainingFigures(strategy="multi_worker_mirrored", workers=2, steps=165, restarts=0, weights_digest="0" * 32,
-                           worker_weights_digests=["0" * 32] * 2, num_parameters=2570, best_epoch=9, stopped_early=True, history=history,
-                           seconds=12.3, class_names=figures.class_names, image_shape=figures.image_shape)
+    history = [
+        Epoch(
+            epoch=e - 1,
+            step=11 * e,
+            learning_rate=1e-3 * 0.5 ** max(0, (e - 8) // 3),
+            metrics={
+                "loss": 2.2 * 0.72**e,
+                "accuracy": 1 - 0.5 * 0.75**e,
+                "validation_loss": 0.12 + 1.9 * 0.7**e + 0.003 * max(0, e - 9),
+                "validation_accuracy": 0.975 - 0.4 * 0.7**e - 0.0005 * max(0, e - 9),
+            },
+        )
+        for e in range(1, 16)
+    ]
+    return TrainingFigures(
+        strategy="multi_worker_mirrored",
+        workers=2,
+        steps=165,
+        restarts=0,
+        weights_digest="0" * 32,
+        worker_weights_digests=["0" * 32] * 2,
+        num_parameters=2570,
+        best_epoch=9,
+        stopped_early=True,
+        history=history,
+        seconds=12.3,
+        class_names=figures.class_names,
+        image_shape=figures.image_shape,
+    )
 
 
 def read_examples(paths: Sequence[str]):
@@ -156,8 +265,13 @@ def read_examples(paths: Sequence[str]):
 
     tf = import_tensorflow()
     records = list(tf.data.TFRecordDataset(list(paths)).as_numpy_iterator())
-    parsed = tf.io.parse_example(records, {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64)})
-    images = np.stack([tf.io.decode_image(image).numpy().ravel() for image in parsed[ENCODED].numpy()])
+    parsed = tf.io.parse_example(
+        records,
+        {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64)},
+    )
+    images = np.stack(
+        [tf.io.decode_image(image).numpy().ravel() for image in parsed[ENCODED].numpy()]
+    )
     return records, images / 255.0, parsed[LABEL].numpy()
 
 
@@ -189,11 +303,18 @@ def write_model(folder: Path, weights: np.ndarray, references: Sequence[bytes]) 
         for example in references:
             writer.write(example)
     parsed = tf.io.parse_example(list(references), {ENCODED: tf.io.FixedLenFeature([], tf.string)})
-    np.save(folder / REFERENCE_OUTPUTS, served.serving_default(parsed[ENCODED])["probabilities"].numpy())
+    np.save(
+        folder / REFERENCE_OUTPUTS, served.serving_default(parsed[ENCODED])["probabilities"].numpy()
+    )
 
 
-def copy_dataset(dataset: str, folder: Path, class_names: Sequence[str] | None = None, key_prefix: str = "",
-                 rejected: Sequence[Mapping[str, str]] = ()) -> str:
+def copy_dataset(
+    dataset: str,
+    folder: Path,
+    class_names: Sequence[str] | None = None,
+    key_prefix: str = "",
+    rejected: Sequence[Mapping[str, str]] = (),
+) -> str:
     """A copy of a data set with other names of classes, other keys and a quarantine; the URI of its manifest."""
     from pipeline_ops.input.tensorflow_start import import_tensorflow
 
@@ -204,7 +325,9 @@ def copy_dataset(dataset: str, folder: Path, class_names: Sequence[str] | None =
     for file in manifest.files:
         counts[file.path] = file.num_examples
         with tf.io.TFRecordWriter(str(folder / file.path)) as writer:
-            for record in tf.data.TFRecordDataset([str(Path(dataset).parent / file.path)]).as_numpy_iterator():
+            for record in tf.data.TFRecordDataset(
+                [str(Path(dataset).parent / file.path)]
+            ).as_numpy_iterator():
                 example = tf.train.Example.FromString(record)
                 key = example.features.feature[KEY].bytes_list.value
                 key[0] = key_prefix.encode() + key[0]
@@ -212,9 +335,21 @@ def copy_dataset(dataset: str, folder: Path, class_names: Sequence[str] | None =
     with open(folder / QUARANTINE, "w", encoding="utf-8") as quarantine:
         quarantine.writelines(json.dumps(record) + "\n" for record in rejected)
     renamed = dict(zip(figures.class_names, class_names or figures.class_names, strict=True))
-    figures = figures.model_copy(update={
-        "class_names": list(renamed.values()), "num_rejected": len(rejected),
-        "labels": {split: {renamed[name]: count for name, count in labels.items()} for split, labels in figures.labels.items()},
-        "rejected_by_reason": {record["reason"]: 1 for record in rejected}})
-    write_manifest(folder, manifest.model_copy(update={"files": list_files(folder, counts), "figures": figures.model_dump(mode="json")}))
+    figures = figures.model_copy(
+        update={
+            "class_names": list(renamed.values()),
+            "num_rejected": len(rejected),
+            "labels": {
+                split: {renamed[name]: count for name, count in labels.items()}
+                for split, labels in figures.labels.items()
+            },
+            "rejected_by_reason": {record["reason"]: 1 for record in rejected},
+        }
+    )
+    write_manifest(
+        folder,
+        manifest.model_copy(
+            update={"files": list_files(folder, counts), "figures": figures.model_dump(mode="json")}
+        ),
+    )
     return str(folder / NAME)

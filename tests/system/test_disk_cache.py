@@ -33,8 +33,17 @@ sys.stdin.read()
 
 
 def start(tmp_path: Path, digest="1", seconds=0.0, limit=1 << 20) -> subprocess.Popen:
-    code = MAKE.format(path=sys.path, log=str(tmp_path / "log"), folder=str(tmp_path / "host"), digest=digest, seconds=seconds, limit=limit)
-    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    code = MAKE.format(
+        path=sys.path,
+        log=str(tmp_path / "log"),
+        folder=str(tmp_path / "host"),
+        digest=digest,
+        seconds=seconds,
+        limit=limit,
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def end(*processes: subprocess.Popen) -> None:
@@ -48,12 +57,16 @@ def cache_of(tmp_path: Path) -> Path:
 
 
 def entries(tmp_path: Path) -> list[str]:
-    return sorted(path.name for path in cache_of(tmp_path).iterdir() if not path.name.startswith("."))
+    return sorted(
+        path.name for path in cache_of(tmp_path).iterdir() if not path.name.startswith(".")
+    )
 
 
 def test_of_several_processes_one_makes_it_and_the_others_wait(tmp_path):
     processes = [start(tmp_path, seconds=0.3) for _ in range(3)]
-    assert {process.stdout.readline().strip() for process in processes} == {str(cache_of(tmp_path) / "parsed-1")}
+    assert {process.stdout.readline().strip() for process in processes} == {
+        str(cache_of(tmp_path) / "parsed-1")
+    }
     end(*processes)
     assert (tmp_path / "log").read_text() == "made\n"
 
@@ -66,7 +79,10 @@ def test_what_a_killed_process_has_half_made_is_never_seen(tmp_path):
     killed.communicate()
     assert entries(tmp_path) == []
     end(start(tmp_path))
-    assert sorted(path.name for path in (cache_of(tmp_path) / "parsed-1").iterdir()) == ["half", "whole"]
+    assert sorted(path.name for path in (cache_of(tmp_path) / "parsed-1").iterdir()) == [
+        "half",
+        "whole",
+    ]
     assert [path.name for path in cache_of(tmp_path).glob("*.staging")] == []
 
 
@@ -103,8 +119,15 @@ def test_a_shared_local_folder_loses_nothing_that_the_cache_did_not_make(tmp_pat
         (tmp_path / "host" / name / "file").write_text("x" * 1000)
     for digest in "123":
         end(start(tmp_path, digest, limit=10))
-    assert sorted(path.name for path in (tmp_path / "host").iterdir()) == ["data", "parsed-1", "results", "trainyard-cache"]
-    assert all((tmp_path / "host" / name / "file").exists() for name in ("results", "parsed-1", "data"))
+    assert sorted(path.name for path in (tmp_path / "host").iterdir()) == [
+        "data",
+        "parsed-1",
+        "results",
+        "trainyard-cache",
+    ]
+    assert all(
+        (tmp_path / "host" / name / "file").exists() for name in ("results", "parsed-1", "data")
+    )
     assert entries(tmp_path) == ["parsed-3"]
 
 
@@ -119,15 +142,25 @@ def test_in_the_cache_itself_only_its_own_entries_are_removed_and_others_reporte
     (cache_of(tmp_path) / "dataset-2").symlink_to(victim)
     end(start(tmp_path, "3", limit=10))
     cache.entry("parsed", "4", lambda folder: None)
-    assert {"thesis", "dataset-2"} <= set(entries(tmp_path)) and (victim / "file").exists() and (cache_of(tmp_path) / "thesis" / "chapter").exists()
-    assert "thesis is not a folder that this program made" in caplog.text and "dataset-2 is not a folder" in caplog.text
+    assert (
+        {"thesis", "dataset-2"} <= set(entries(tmp_path))
+        and (victim / "file").exists()
+        and (cache_of(tmp_path) / "thesis" / "chapter").exists()
+    )
+    assert (
+        "thesis is not a folder that this program made" in caplog.text
+        and "dataset-2 is not a folder" in caplog.text
+    )
 
 
 def test_a_cache_that_others_can_write_to_is_refused(tmp_path):
     """F4."""
     cache_of(tmp_path).mkdir(parents=True)
     cache_of(tmp_path).chmod(0o777)
-    with pytest.raises(MachineError, match="open to other users .*run chmod 700 on it, or remove it, or name another train.input.local_folder"):
+    with pytest.raises(
+        MachineError,
+        match="open to other users .*run chmod 700 on it, or remove it, or name another train.input.local_folder",
+    ):
         HostCache(tmp_path / "host", 1).entry("parsed", "1", lambda folder: None)
 
 
@@ -136,4 +169,7 @@ def test_users_who_share_a_local_folder_have_a_cache_each(tmp_path):
     (tmp_path / "host").mkdir()
     (tmp_path / "host").chmod(0o1777)
     made = HostCache(tmp_path / "host", 1).entry("parsed", "1", lambda folder: None)
-    assert made.parent.stat().st_mode & 0o7777 == 0o700 and made.parent.parent.stat().st_mode & 0o7777 == 0o1777
+    assert (
+        made.parent.stat().st_mode & 0o7777 == 0o700
+        and made.parent.parent.stat().st_mode & 0o7777 == 0o1777
+    )

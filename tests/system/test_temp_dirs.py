@@ -31,13 +31,21 @@ with own_temporary_folder("test"):
 
 pytestmark = pytest.mark.usefixtures("temporary")
 
+
 @pytest.fixture
 def start() -> Iterator[Callable[[], tuple[subprocess.Popen, Path]]]:
     """Starts processes that have written temporary files, and wait; gives the folder that is theirs, too."""
     started = []
 
     def start_one() -> tuple[subprocess.Popen, Path]:
-        started.append(subprocess.Popen([sys.executable, "-c", _WRITE_AND_WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", _WRITE_AND_WAIT],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
         return started[-1], Path(started[-1].stdout.readline().strip()).parent
 
     yield start_one
@@ -50,7 +58,12 @@ def test_what_a_block_writes_as_temporary_goes_with_it(temporary):
     before = dict(os.environ)
     with own_temporary_folder("test") as folder:
         assert Path(tempfile.mkdtemp()).parent == folder
-        told = subprocess.run([sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"], capture_output=True, text=True, check=True)
+        told = subprocess.run(
+            [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert told.stdout.strip() == str(folder)
     assert list(temporary.iterdir()) == []
     assert os.environ == before and tempfile.gettempdir() == str(temporary)
@@ -63,7 +76,9 @@ def test_a_block_that_fails_leaves_nothing(temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_of_a_process_that_was_killed_the_next_one_removes_everything_and_of_one_that_lives_nothing(start, temporary):
+def test_of_a_process_that_was_killed_the_next_one_removes_everything_and_of_one_that_lives_nothing(
+    start, temporary
+):
     (dead, its_folder), (living, other_folder) = start(), start()
     dead.kill()
     dead.wait()
@@ -84,7 +99,9 @@ def test_what_a_process_starts_has_its_folder_beside_and_not_inside(temporary):
 def test_a_folder_is_held_by_one_process_and_by_those_that_inherit_its_lock(temporary):
     first = try_to_hold("gang")
     assert try_to_hold("gang") is None
-    heir = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[first.lock])
+    heir = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[first.lock]
+    )
     os.close(first.lock)
     assert try_to_hold("gang") is None
     heir.send_signal(signal.SIGKILL)
@@ -128,14 +145,19 @@ def test_the_path_of_a_socket_fits(monkeypatch):
         pytest.raises(FileNotFoundError, one.connect, str(path))
 
 
-def test_a_link_in_the_place_of_the_root_is_not_followed_and_its_folder_keeps_everything(temporary, caplog):
+def test_a_link_in_the_place_of_the_root_is_not_followed_and_its_folder_keeps_everything(
+    temporary, caplog
+):
     """F3: `ln -s VICTIM /tmp/trainyard-UID-HASH` emptied the victim's folder."""
     victim = temporary / "victim"
     (victim / "thesis").mkdir(parents=True)
     (victim / "thesis" / "chapter").write_text("1")
     folder_of("gang").parent.symlink_to(victim)
     sweep()
-    with pytest.raises(MachineError, match="is a link or a file, .*; remove it, or name another temporary folder by TMPDIR"):
+    with pytest.raises(
+        MachineError,
+        match="is a link or a file, .*; remove it, or name another temporary folder by TMPDIR",
+    ):
         try_to_hold("gang")
     with pytest.raises(MachineError, match="is a link"), own_temporary_folder("test"):
         pass
@@ -150,7 +172,9 @@ def test_a_root_that_others_can_enter_is_neither_used_nor_emptied(mode):
     (root / "test-01234567").mkdir(parents=True)
     root.chmod(mode)
     sweep()
-    with pytest.raises(MachineError, match=f"open to other users .mode 0{mode & 0o77:02o}.*run chmod 700"):
+    with pytest.raises(
+        MachineError, match=f"open to other users .mode 0{mode & 0o77:02o}.*run chmod 700"
+    ):
         try_to_hold("gang")
     assert os.listdir(root) == ["test-01234567"]
 
@@ -174,7 +198,10 @@ def test_a_folder_of_another_user_is_not_used(temporary):
         name.mkdir()
         os.chown(name, 65534, 65534)
     root = name if os.geteuid() == 0 else Path("/usr")
-    with pytest.raises(MachineError, match="not of this user; choose another"), private_folder(root, "choose another"):
+    with (
+        pytest.raises(MachineError, match="not of this user; choose another"),
+        private_folder(root, "choose another"),
+    ):
         pass
 
 
@@ -186,4 +213,7 @@ def test_in_a_root_of_ours_the_folder_of_another_user_stays(temporary, caplog):
     descriptor = os.open(root, os.O_RDONLY)
     assert not remove_folder("theirs", descriptor, {os.geteuid() + 1})
     os.close(descriptor)
-    assert os.listdir(root) == ["theirs"] and "theirs is not a folder that this program made" in caplog.text
+    assert (
+        os.listdir(root) == ["theirs"]
+        and "theirs is not a folder that this program made" in caplog.text
+    )

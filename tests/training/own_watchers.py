@@ -34,7 +34,9 @@ class Diary:
     chief_only = True
 
     def end(self, run):
-        (run.folder / "diary.json").write_text(json.dumps([epoch.learning_rate for epoch in run.history]))
+        (run.folder / "diary.json").write_text(
+            json.dumps([epoch.learning_rate for epoch in run.history])
+        )
 
 
 def after_each_epoch(run, epoch):

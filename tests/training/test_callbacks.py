@@ -11,10 +11,17 @@ def run(config: Train, validation: list[tuple[float, float]]) -> list[TrainingSt
     """The state after each epoch, for validation losses and accuracies by epoch."""
     state, states = TrainingState(learning_rate=0.1), []
     for number, (loss, accuracy) in enumerate(validation):
-        metrics = {"loss": 0, "accuracy": 0, "validation_loss": loss, "validation_accuracy": accuracy}
+        metrics = {
+            "loss": 0,
+            "accuracy": 0,
+            "validation_loss": loss,
+            "validation_accuracy": accuracy,
+        }
         epoch = Epoch(epoch=number, step=number, metrics=metrics, learning_rate=0.1)
         end_epoch(config, state, epoch)
-        state = TrainingState.model_validate_json(state.model_dump_json())  # as if restarted after every epoch
+        state = TrainingState.model_validate_json(
+            state.model_dump_json()
+        )  # as if restarted after every epoch
         states.append(state.model_copy(deep=True))
     return states
 
@@ -24,12 +31,18 @@ def train(**sections) -> Train:
 
 
 def test_training_stops_when_the_loss_has_not_improved_for_the_patience():
-    states = run(train(early_stopping=EarlyStopping(monitor="validation_loss", patience_epochs=2)), [(1.0, 0), (0.9, 0), (0.95, 0), (0.9, 0)])
+    states = run(
+        train(early_stopping=EarlyStopping(monitor="validation_loss", patience_epochs=2)),
+        [(1.0, 0), (0.9, 0), (0.95, 0), (0.9, 0)],
+    )
     assert [s.stopped_early for s in states] == [False, False, False, True]
 
 
 def test_an_improvement_starts_the_patience_anew():
-    states = run(train(early_stopping=EarlyStopping(monitor="validation_loss", patience_epochs=2)), [(1.0, 0), (1.1, 0), (0.9, 0), (1.0, 0)])
+    states = run(
+        train(early_stopping=EarlyStopping(monitor="validation_loss", patience_epochs=2)),
+        [(1.0, 0), (1.1, 0), (0.9, 0), (1.0, 0)],
+    )
     assert not states[-1].stopped_early
 
 
@@ -39,13 +52,18 @@ def test_an_improvement_smaller_than_min_delta_does_not_count():
 
 
 def test_the_learning_rate_is_reduced_on_a_plateau_and_not_below_its_minimum():
-    plateau = ReduceLearningRate(monitor="validation_loss", factor=0.5, patience_epochs=1, min_learning_rate=0.03)
+    plateau = ReduceLearningRate(
+        monitor="validation_loss", factor=0.5, patience_epochs=1, min_learning_rate=0.03
+    )
     states = run(train(reduce_learning_rate=plateau), [(1.0, 0), (1.0, 0), (1.0, 0), (1.0, 0)])
     assert [s.learning_rate for s in states] == [0.1, 0.05, 0.03, 0.03]
 
 
 def test_the_best_epoch_is_the_earliest_of_equals():
-    states = run(train(best_checkpoint=BestCheckpoint(monitor="validation_accuracy")), [(1, 0.5), (1, 0.7), (1, 0.7), (1, 0.6)])
+    states = run(
+        train(best_checkpoint=BestCheckpoint(monitor="validation_accuracy")),
+        [(1, 0.5), (1, 0.7), (1, 0.7), (1, 0.6)],
+    )
     assert [s.best_epoch for s in states] == [0, 1, 1, 1]
 
 

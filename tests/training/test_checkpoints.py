@@ -18,7 +18,12 @@ OPTIMIZER = [np.int64(3), np.zeros([2, 3], np.float32)]
 
 
 def save(checkpoints: Checkpoints, step: int, best_epoch: int = -1, best=None, **state) -> None:
-    checkpoints.save(TrainingState(step=step, learning_rate=0.1, best_epoch=best_epoch, **state), [w + step for w in WEIGHTS], OPTIMIZER, best)
+    checkpoints.save(
+        TrainingState(step=step, learning_rate=0.1, best_epoch=best_epoch, **state),
+        [w + step for w in WEIGHTS],
+        OPTIMIZER,
+        best,
+    )
     checkpoints.wait()
 
 
@@ -46,7 +51,11 @@ def test_without_a_checkpoint_there_is_nothing_to_restore(tmp_path, warnings):
 
 def test_what_changes_after_the_save_is_not_in_the_file(tmp_path, warnings):
     """The training goes on while the file is written."""
-    checkpoints, weights, state = Checkpoints(tmp_path), [np.zeros([1000, 1000], np.float32)], TrainingState(step=5, learning_rate=0.1)
+    checkpoints, weights, state = (
+        Checkpoints(tmp_path),
+        [np.zeros([1000, 1000], np.float32)],
+        TrainingState(step=5, learning_rate=0.1),
+    )
     checkpoints.save(state, weights, OPTIMIZER)
     weights[0] += 1
     state.history.clear()
@@ -59,7 +68,11 @@ def test_what_changes_after_the_save_is_not_in_the_file(tmp_path, warnings):
 def test_the_next_save_does_not_disturb_the_one_that_is_still_being_written(tmp_path, warnings):
     checkpoints = Checkpoints(tmp_path, keep=20)
     for step in range(1, 11):
-        checkpoints.save(TrainingState(step=step, learning_rate=0.1), [np.full([300, 1000], step, np.float32)], [])
+        checkpoints.save(
+            TrainingState(step=step, learning_rate=0.1),
+            [np.full([300, 1000], step, np.float32)],
+            [],
+        )
     checkpoints.wait()
     for step in range(1, 11):
         [weights] = read_arrays(tmp_path / f"checkpoint-{step:09d}.npz")
@@ -68,7 +81,9 @@ def test_the_next_save_does_not_disturb_the_one_that_is_still_being_written(tmp_
 
 def test_it_is_written_by_another_thread(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    before = set(threading.enumerate())  # not their number: one of another test may be on its way out
+    before = set(
+        threading.enumerate()
+    )  # not their number: one of another test may be on its way out
     checkpoints.save(TrainingState(step=1, learning_rate=0.1), WEIGHTS, OPTIMIZER)
     assert len(set(threading.enumerate()) - before) == 1
     checkpoints.wait()
@@ -106,7 +121,14 @@ def test_no_flipped_bits_and_no_cut_can_be_taken_for_a_whole_file(tmp_path, warn
         restored = checkpoints.restore(warnings.append)
         if restored.state.step == 10:
             assert restored.state == expected.state
-            assert all((a == b).all() for a, b in zip(restored.weights + restored.optimizer, expected.weights + expected.optimizer, strict=True))
+            assert all(
+                (a == b).all()
+                for a, b in zip(
+                    restored.weights + restored.optimizer,
+                    expected.weights + expected.optimizer,
+                    strict=True,
+                )
+            )
 
 
 def test_a_damaged_one_does_not_push_a_whole_one_out(tmp_path, warnings):
@@ -131,7 +153,12 @@ def test_the_best_weights_stay_as_long_as_a_checkpoint_refers_to_them(tmp_path, 
     checkpoints = Checkpoints(tmp_path, keep=2, keep_best=1)
     for epoch in range(4):
         save(checkpoints, 10 * epoch, best_epoch=epoch, best=[np.float32([epoch])])
-    assert names(tmp_path) == ["best-00002", "best-00003", "checkpoint-000000020", "checkpoint-000000030"]
+    assert names(tmp_path) == [
+        "best-00002",
+        "best-00003",
+        "checkpoint-000000020",
+        "checkpoint-000000030",
+    ]
     (tmp_path / "best-00003.npz").write_bytes(b"damaged")
     restored = Checkpoints(tmp_path).restore(warnings.append)
     assert (restored.state.step, restored.best) == (20, [np.float32([2])])
@@ -143,7 +170,11 @@ def test_as_many_of_the_best_weights_are_kept_as_asked_for(tmp_path):
     for epoch in range(5):
         save(checkpoints, 10 * epoch, best_epoch=epoch, best=[np.float32([epoch])])
     save(checkpoints, 50, best_epoch=4)
-    assert [name for name in names(tmp_path) if name.startswith("best")] == ["best-00002", "best-00003", "best-00004"]
+    assert [name for name in names(tmp_path) if name.startswith("best")] == [
+        "best-00002",
+        "best-00003",
+        "best-00004",
+    ]
 
 
 def test_a_failure_of_the_writing_thread_names_path_and_reason(tmp_path):
@@ -166,9 +197,15 @@ for call in (checkpoints.wait, checkpoints.raise_failure, lambda: checkpoints.sa
     except Exception as error:
         print(type(error).__name__, error)
 """
-    output = subprocess.run([sys.executable, "-c", write], capture_output=True, text=True, check=True).stdout.splitlines()
+    output = subprocess.run(
+        [sys.executable, "-c", write], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     assert len(output) == 3
-    assert all(f"MachineError could not write {tmp_path}/checkpoint-000000002.npz: File too large; make room" in line for line in output)
+    assert all(
+        f"MachineError could not write {tmp_path}/checkpoint-000000002.npz: File too large; make room"
+        in line
+        for line in output
+    )
     assert names(tmp_path) == ["checkpoint-000000001"]
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 

@@ -43,7 +43,9 @@ class Workers:
             return rows
 
         try:
-            return restore_together(Checkpoints(self.folders[worker]), gather, self.said[worker].append)
+            return restore_together(
+                Checkpoints(self.folders[worker]), gather, self.said[worker].append
+            )
         except MachineError as error:
             return error
 
@@ -66,9 +68,14 @@ def test_all_take_the_newest(workers):
 def test_all_go_back_to_what_is_whole_for_everybody(workers):
     (workers.folders[1] / "checkpoint-000000015.npz").write_bytes(b"damaged")
     (workers.folders[2] / "checkpoint-000000010.npz").unlink()
-    assert [(restored.state.step, float(restored.weights[0][0])) for restored in workers.restore()] == [(5, 5.0)] * 3
+    assert [
+        (restored.state.step, float(restored.weights[0][0])) for restored in workers.restore()
+    ] == [(5, 5.0)] * 3
     assert "worker 1 can read no checkpoint" in workers.said[0][0]
-    assert "newer than step 10, while others read that of step 15; all go back to step 10" in workers.said[0][0]
+    assert (
+        "newer than step 10, while others read that of step 15; all go back to step 10"
+        in workers.said[0][0]
+    )
     assert "worker 2 can read no checkpoint" in workers.said[0][1]
     assert "checkpoint-000000015.npz is damaged" in workers.said[1][0]
 
@@ -77,12 +84,20 @@ def test_a_worker_that_sees_no_checkpoint_at_all_does_not_send_everybody_to_the_
     for file in workers.folders[2].iterdir():
         file.unlink()
     errors = workers.restore()
-    assert all("worker 2 can read no checkpoint in" in str(error) and "while others read that of step 15" in str(error) for error in errors)
+    assert all(
+        "worker 2 can read no checkpoint in" in str(error)
+        and "while others read that of step 15" in str(error)
+        for error in errors
+    )
 
 
 def test_one_and_the_same_step_with_other_contents_is_refused(workers):
     workers.save(0, 15, weight=7)
-    assert all("the checkpoint of step 15 in" in str(error) and "is not the same for all workers" in str(error) for error in workers.restore())
+    assert all(
+        "the checkpoint of step 15 in" in str(error)
+        and "is not the same for all workers" in str(error)
+        for error in workers.restore()
+    )
 
 
 def test_where_there_is_none_all_begin(tmp_path):

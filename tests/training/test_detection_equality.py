@@ -15,12 +15,25 @@ from pipeline_ops.launch.local import LocalLauncher
 STEPS = 30
 SGD = {"name": "sgd", "learning_rate": 3e-5, "momentum": 0.9, "clip": {"global_norm": 10.0}}
 """And not Adam, which divides by the size of a gradient, and so makes much of the last digit of a small one."""
-AUGMENT = {"flip_left_right": True, "scale": {"least": 0.8, "most": 1.25}, "brightness": 0.1, "contrast": 0.1, "mosaic": 0.5}
+AUGMENT = {
+    "flip_left_right": True,
+    "scale": {"least": 0.8, "most": 1.25},
+    "brightness": 0.1,
+    "contrast": 0.1,
+    "mosaic": 0.5,
+}
 """Everything that moves boxes: each worker has to change its examples as any other would have."""
 SMALL = {
     "center_detector": {"width": 8},
-    "retinanet": {"backbone": "MobileNetV2", "backbone_parameters": {"alpha": 0.35}, "width": 16, "depth": 1, "normalization": "group",
-                  "frozen_batch_normalization": True, "anchor_scale": 2.0},
+    "retinanet": {
+        "backbone": "MobileNetV2",
+        "backbone_parameters": {"alpha": 0.35},
+        "width": 16,
+        "depth": 1,
+        "normalization": "group",
+        "frozen_batch_normalization": True,
+        "anchor_scale": 2.0,
+    },
 }
 pytestmark = pytest.mark.slow
 
@@ -36,37 +49,82 @@ def fleet(tmp_path_factory):
 
 def losses(make_job, fleet, model: str, name: str, **overrides) -> list[float]:
     """The mean losses of all epochs and of the validation split, and the last, unfinished epoch's."""
-    options = {"train__model": model, "train__model_parameters": SMALL[model], "train__global_batch": 16, "train__optimizer": SGD,
-               "train__input.augment": AUGMENT}
+    options = {
+        "train__model": model,
+        "train__model_parameters": SMALL[model],
+        "train__global_batch": 16,
+        "train__optimizer": SGD,
+        "train__input.augment": AUGMENT,
+    }
     job = make_job(name, **options | overrides)
     job.work.mkdir(parents=True)
-    gang = Gang(Train.model_validate(job.request.config), job.attempt, job.work, fleet, job.progress.forward, steps_limit=STEPS)
+    gang = Gang(
+        Train.model_validate(job.request.config),
+        job.attempt,
+        job.work,
+        fleet,
+        job.progress.forward,
+        steps_limit=STEPS,
+    )
     gang.run()
     state = json.loads((job.work / STATE).read_text())
     assert state["step"] == STEPS
     total, *_, count = state["epoch_sums"]
-    return [total / count, *(epoch["metrics"][key] for epoch in state["history"] for key in ("loss", "validation_loss"))]
+    return [
+        total / count,
+        *(
+            epoch["metrics"][key]
+            for epoch in state["history"]
+            for key in ("loss", "validation_loss")
+        ),
+    ]
 
 
 @MODELS
 def test_one_two_and_four_workers_reach_the_same_losses(make_detection_job, fleet, model):
-    alone = losses(make_detection_job, fleet, model, "alone", train__strategy="one_device", train__workers=1)
-    assert len(alone) == 7 and alone[5] < alone[1]  # the third epoch's training loss, and the first's
+    alone = losses(
+        make_detection_job, fleet, model, "alone", train__strategy="one_device", train__workers=1
+    )
+    assert (
+        len(alone) == 7 and alone[5] < alone[1]
+    )  # the third epoch's training loss, and the first's
     for workers in (2, 4):
-        together = losses(make_detection_job, fleet, model, f"gang-{workers}", train__workers=workers)
+        together = losses(
+            make_detection_job, fleet, model, f"gang-{workers}", train__workers=workers
+        )
         assert together == pytest.approx(alone, rel=1e-5), f"{workers} workers"
 
 
 @MODELS
 def test_micro_batches_change_nothing(make_detection_job, fleet, model):
-    whole, parts = (losses(make_detection_job, fleet, model, f"parts-{parts}", train__strategy="one_device", train__workers=1,
-                           train__micro_batches=parts) for parts in (1, 4))
+    whole, parts = (
+        losses(
+            make_detection_job,
+            fleet,
+            model,
+            f"parts-{parts}",
+            train__strategy="one_device",
+            train__workers=1,
+            train__micro_batches=parts,
+        )
+        for parts in (1, 4)
+    )
     assert parts == pytest.approx(whole, rel=1e-5)
 
 
 @MODELS
 def test_another_seed_reaches_other_losses(make_detection_job, fleet, model):
     """So that the comparisons above can fail."""
-    one, other = (losses(make_detection_job, fleet, model, f"seed-{seed}", train__strategy="one_device", train__workers=1, train__seed=seed)
-                  for seed in (1, 2))
+    one, other = (
+        losses(
+            make_detection_job,
+            fleet,
+            model,
+            f"seed-{seed}",
+            train__strategy="one_device",
+            train__workers=1,
+            train__seed=seed,
+        )
+        for seed in (1, 2)
+    )
     assert other != pytest.approx(one, rel=1e-3)

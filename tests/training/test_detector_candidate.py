@@ -27,8 +27,15 @@ print(json.dumps({name: value.numpy().tolist() for name, value in model.signatur
 
 SMALL = {
     "center_detector": {"width": 8},
-    "retinanet": {"backbone": "MobileNetV2", "backbone_parameters": {"alpha": 0.35}, "width": 16, "depth": 1, "normalization": "group",
-                  "frozen_batch_normalization": True, "anchor_scale": 2.0},
+    "retinanet": {
+        "backbone": "MobileNetV2",
+        "backbone_parameters": {"alpha": 0.35},
+        "width": 16,
+        "depth": 1,
+        "normalization": "group",
+        "frozen_batch_normalization": True,
+        "anchor_scale": 2.0,
+    },
 }
 
 
@@ -45,14 +52,22 @@ def candidate(request, scenes, make_job_in, tmp_path_factory):
     folder = tmp_path_factory.mktemp("candidate")
     (folder / "work").mkdir()
     (folder / "made").mkdir()
-    job = make_job_in(folder, scenes, DIGIT_SCENES)(train__model=request.param, train__model_parameters=SMALL[request.param])
+    job = make_job_in(folder, scenes, DIGIT_SCENES)(
+        train__model=request.param, train__model_parameters=SMALL[request.param]
+    )
     config = Train.model_validate(job.request.config)
     keras.utils.set_random_seed(3)
     model = models.build_model(config, (128, 128, 1), 10, folder, for_training=False)
-    weights = [w + np.float32(3.0) if w.shape in ((10,), (90,)) else w for w in model.get_weights()]  # so many classes, at nine anchors
+    weights = [
+        w + np.float32(3.0) if w.shape in ((10,), (90,)) else w for w in model.get_weights()
+    ]  # so many classes, at nine anchors
     model.set_weights(weights)
     write_arrays(folder / "work" / TRAINED, weights)
-    write_candidate(CandidateSpec(request=str(job.attempt.request), work=str(folder / "work"), folder=str(folder / "made")))
+    write_candidate(
+        CandidateSpec(
+            request=str(job.attempt.request), work=str(folder / "work"), folder=str(folder / "made")
+        )
+    )
     return folder / "made", model, models.make_head(config, (128, 128, 1), 10)
 
 
@@ -68,16 +83,32 @@ def write_images(folder: Path) -> list[Path]:
     return files
 
 
-def test_a_clean_process_gets_from_png_and_jpeg_bytes_what_the_model_in_memory_finds(candidate, tmp_path):
+def test_a_clean_process_gets_from_png_and_jpeg_bytes_what_the_model_in_memory_finds(
+    candidate, tmp_path
+):
     import tensorflow as tf
 
     folder, model, head = candidate
     files = write_images(tmp_path)
-    run = subprocess.run([sys.executable, "-c", CLIENT, str(folder / SAVED_MODEL), *map(str, files)], capture_output=True, text=True, check=True,
-                         cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "TF_CPP_MIN_LOG_LEVEL": "2"})
-    answer = {name: np.array(value) for name, value in json.loads(run.stdout.splitlines()[-1]).items()}
-    images = [tf.image.resize(tf.cast(tf.io.decode_image(file.read_bytes(), 1, expand_animations=False), tf.float32), (128, 128), antialias=True)
-              for file in files]
+    run = subprocess.run(
+        [sys.executable, "-c", CLIENT, str(folder / SAVED_MODEL), *map(str, files)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    answer = {
+        name: np.array(value) for name, value in json.loads(run.stdout.splitlines()[-1]).items()
+    }
+    images = [
+        tf.image.resize(
+            tf.cast(tf.io.decode_image(file.read_bytes(), 1, expand_animations=False), tf.float32),
+            (128, 128),
+            antialias=True,
+        )
+        for file in files
+    ]
     wanted = head.detect(model(tf.stack(images), training=False))
     assert set(answer) == {"boxes", "scores", "classes", "num_detections"}
     assert answer["num_detections"].min() >= 5
@@ -92,10 +123,16 @@ def test_export_accepts_the_candidate_and_no_other(candidate):
     rule = AgreementRule.of("saved_model", Export(model="scenes"))
     references = References(candidate[0], candidate[0] / SAVED_MODEL, 10, "detection")
     agreement = references.check_saved_model(rule)
-    assert agreement.num_checked == 30 and agreement.top1_agreement == 1.0 and agreement.max_difference <= 1e-4
+    assert (
+        agreement.num_checked == 30
+        and agreement.top1_agreement == 1.0
+        and agreement.max_difference <= 1e-4
+    )
     references.outputs = references.outputs.copy()
     references.outputs[3, 0, :4] += 0.01
-    with pytest.raises(DataError, match="is not the model that was trained: on 30 test images a number differs by"):
+    with pytest.raises(
+        DataError, match="is not the model that was trained: on 30 test images a number differs by"
+    ):
         references.check_saved_model(rule)
 
 
@@ -120,10 +157,15 @@ def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_ima
     one[:, 0] = [0.1, 0.1, 0.2, 0.2, 0.9, 1]
     other = one + np.float32([0, 0, 0, 0, 1e-5, 0]) * (one > 0)
     other[4, 0, :4] += 0.05
-    agreement = compare(one, other, AgreementRule.of("tflite", config, "detection"), "the format tflite")
+    agreement = compare(
+        one, other, AgreementRule.of("tflite", config, "detection"), "the format tflite"
+    )
     assert agreement.top1_agreement == 0.95 and 0 < agreement.max_difference <= 1e-4
     with pytest.raises(DataError, match="the SavedModel is not the model that was trained"):
         compare(one, other, AgreementRule.of("saved_model", config, "detection"), "the SavedModel")
     other[5:9, 0, :4] += 0.05
-    with pytest.raises(DataError, match=r"75\.0% of the answers are the same, where export\.box_agreement asks for 90\.0%"):
+    with pytest.raises(
+        DataError,
+        match=r"75\.0% of the answers are the same, where export\.box_agreement asks for 90\.0%",
+    ):
         compare(one, other, AgreementRule.of("tflite", config, "detection"), "the format tflite")

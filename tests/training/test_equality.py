@@ -28,9 +28,22 @@ SAME = 1e-6
 ALONE = {"model": "acme_vision.nets:smooth", "strategy": "one_device", "workers": 1}
 MIRRORED = {"strategy": "mirrored", "workers": 1, "devices_per_worker": 2}
 GANG = {"strategy": "multi_worker_mirrored", "workers": 2}
-SERVERS = {"strategy": "parameter_server", "workers": 1, "parameter_servers": 2, "min_variable_shard_bytes": 1024}
-PLACED = {"strategy": "placed_layers", "devices_per_worker": 2, "placement": {"conv2d": "CPU:1", "hidden": "CPU:0", "log*": "CPU:1"}}
-SHARDED = {"strategy": "sharded_layers", "devices_per_worker": 2, "sharding": {"*/hidden/kernel": 1, "*/hidden/bias": 0, "*/logits/kernel": 0}}
+SERVERS = {
+    "strategy": "parameter_server",
+    "workers": 1,
+    "parameter_servers": 2,
+    "min_variable_shard_bytes": 1024,
+}
+PLACED = {
+    "strategy": "placed_layers",
+    "devices_per_worker": 2,
+    "placement": {"conv2d": "CPU:1", "hidden": "CPU:0", "log*": "CPU:1"},
+}
+SHARDED = {
+    "strategy": "sharded_layers",
+    "devices_per_worker": 2,
+    "sharding": {"*/hidden/kernel": 1, "*/hidden/bias": 0, "*/logits/kernel": 0},
+}
 
 SGD = {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}
 SLOW_SGD = {"name": "sgd", "learning_rate": 0.01}
@@ -55,14 +68,28 @@ FAST = {
     "two workers with two devices each": Row(GANG | {"devices_per_worker": 2}),
     "auto": Row({"strategy": "auto", "workers": 2}),
     "one worker and two parameter servers": Row(SERVERS),
-    "parameter servers with everything": Row(SERVERS | {"micro_batches": 2}, {
-        "optimizer": ADAMW | {"clip": {"norm": 0.1}, "average_weights": 0.9, "schedule": {"type": "constant", "warmup_steps": 9}}}),
+    "parameter servers with everything": Row(
+        SERVERS | {"micro_batches": 2},
+        {
+            "optimizer": ADAMW
+            | {
+                "clip": {"norm": 0.1},
+                "average_weights": 0.9,
+                "schedule": {"type": "constant", "warmup_steps": 9},
+            }
+        },
+    ),
     "layers on two devices": Row(PLACED),
     "divided layers": Row(SHARDED),
-    "divided layers with everything": Row(SHARDED, {"optimizer": SGD | {"clip": {"global_norm": 0.1}, "average_weights": 0.9}}),
+    "divided layers with everything": Row(
+        SHARDED, {"optimizer": SGD | {"clip": {"global_norm": 0.1}, "average_weights": 0.9}}
+    ),
     "tf-slim": Row(GANG, {"model": "acme_vision.old:build", "optimizer": SGD}),
     "tf-slim on two devices": Row(MIRRORED, {"model": "acme_vision.old:build", "optimizer": SGD}),
-    "own loss and metric": Row(GANG, {"loss": "acme_vision.objectives:focal_loss", "metrics": ["acme_vision.objectives:top3"]}),
+    "own loss and metric": Row(
+        GANG,
+        {"loss": "acme_vision.objectives:focal_loss", "metrics": ["acme_vision.objectives:top3"]},
+    ),
     "sgd": Row(GANG, {"optimizer": SGD}),
     "adamw": Row(GANG, {"optimizer": ADAMW}),
     "micro-batches": Row(GANG | {"micro_batches": 4}),
@@ -70,16 +97,31 @@ FAST = {
     "clipping by norm": Row(GANG, {"optimizer": SGD | {"clip": {"norm": 0.1}}}),
     "clipping by value": Row(GANG, {"optimizer": SGD | {"clip": {"value": 0.01}}}),
     "averaged weights": Row(GANG, {"optimizer": ADAM | {"average_weights": 0.9}}),
-    "synchronised normalisation": Row(GANG, {
-        "model": "acme_vision.nets:normalized", "optimizer": SGD, "synchronized_batch_normalization": True}, 1e-5),
+    "synchronised normalisation": Row(
+        GANG,
+        {
+            "model": "acme_vision.nets:normalized",
+            "optimizer": SGD,
+            "synchronized_batch_normalization": True,
+        },
+        1e-5,
+    ),
     # Each replica normalises by its own share of a batch: other weights, by design, but the same on every worker.
-    "normalisation by replica": Row(GANG, {"model": "acme_vision.nets:normalized", "optimizer": SLOW_SGD}, 0.1),
+    "normalisation by replica": Row(
+        GANG, {"model": "acme_vision.nets:normalized", "optimizer": SLOW_SGD}, 0.1
+    ),
     "bfloat16": Row(GANG, {"optimizer": SLOW_SGD, "precision": "bfloat16"}, 1e-3),
     "float16": Row(GANG, {"optimizer": SLOW_SGD, "precision": "float16"}, 1e-3),
     "xla for the gradients": Row(GANG | {"xla": "gradients"}),
     "xla for the whole step": Row(ALONE | {"xla": "step"}),
     "one step per call": Row(GANG | {"steps_per_call": 1}),
-    "warm-up and cosine": Row(GANG, {"optimizer": ADAM | {"schedule": {"type": "cosine", "warmup_steps": 5, "decay_steps": 12}}}),
+    "warm-up and cosine": Row(
+        GANG,
+        {
+            "optimizer": ADAM
+            | {"schedule": {"type": "cosine", "warmup_steps": 5, "decay_steps": 12}}
+        },
+    ),
     "class weights": Row(GANG, {"class_weights": True}),
     "label smoothing": Row(GANG, {"label_smoothing": 0.1}),
 }
@@ -87,8 +129,11 @@ FAST = {
 SLOW = {
     "gang of four": Row(GANG | {"workers": 4}),
     "gang of three with uneven parts": Row(GANG | {"workers": 3}),
-} | {f"two devices, {name}": dataclasses.replace(row, changed=row.changed | MIRRORED)
-     for name, row in FAST.items() if row.changed.items() >= GANG.items()}
+} | {
+    f"two devices, {name}": dataclasses.replace(row, changed=row.changed | MIRRORED)
+    for name, row in FAST.items()
+    if row.changed.items() >= GANG.items()
+}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +152,11 @@ def trained(weighted_dataset, make_job_in, tmp_path_factory, fleet):
     def train(options: dict[str, Any]) -> list[np.ndarray]:
         key = json.dumps(options, sort_keys=True)
         if key not in known:
-            job = make(f"attempt-{len(known)}", preprocess__balance="by_class", **{f"train__{name}": value for name, value in options.items()})
+            job = make(
+                f"attempt-{len(known)}",
+                preprocess__balance="by_class",
+                **{f"train__{name}": value for name, value in options.items()},
+            )
             known[key] = trained_weights(job, fleet)
         return known[key]
 
@@ -115,12 +164,22 @@ def trained(weighted_dataset, make_job_in, tmp_path_factory, fleet):
 
 
 def trained_weights(job, fleet) -> list[np.ndarray]:
-    gang = Gang(Train.model_validate(job.request.config), job.attempt, job.work, fleet, job.progress.forward, steps_limit=STEPS)
+    gang = Gang(
+        Train.model_validate(job.request.config),
+        job.attempt,
+        job.work,
+        fleet,
+        job.progress.forward,
+        steps_limit=STEPS,
+    )
     shutil.rmtree(job.work, ignore_errors=True)  # what is operational has no work folder of its own
     job.work.mkdir(parents=True)
     gang.run()
     assert gang.restarts == 0
-    digests = {(job.work / worker_digest_name(w)).read_text() for w in range(1 if gang.config.parameter_servers else gang.config.workers)}
+    digests = {
+        (job.work / worker_digest_name(w)).read_text()
+        for w in range(1 if gang.config.parameter_servers else gang.config.workers)
+    }
     assert len(digests) == 1, "the workers of one gang ended with different weights"
     return read_arrays(job.work / TRAINED)
 
@@ -129,8 +188,13 @@ def distance(a: list[np.ndarray], b: list[np.ndarray]) -> float:
     return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("row", [*(pytest.param(row, id=name) for name, row in FAST.items()),
-                                 *(pytest.param(row, id=name, marks=pytest.mark.slow) for name, row in SLOW.items())])
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(pytest.param(row, id=name) for name, row in FAST.items()),
+        *(pytest.param(row, id=name, marks=pytest.mark.slow) for name, row in SLOW.items()),
+    ],
+)
 def test_the_weights_are_those_of_one_device(trained, row, record_property):
     difference = distance(trained(ALONE | row.options), trained(ALONE | row.options | row.changed))
     record_property("difference", difference)
@@ -138,11 +202,23 @@ def test_the_weights_are_those_of_one_device(trained, row, record_property):
     assert difference <= row.tolerance
 
 
-@pytest.mark.parametrize("options", [
-    {"seed": 2}, {"optimizer": SGD}, {"optimizer": ADAM | {"learning_rate": 1.1e-3}}, {"class_weights": True}, {"label_smoothing": 0.1},
-    {"optimizer": ADAM | {"average_weights": 0.9}}, {"optimizer": ADAM | {"schedule": {"type": "cosine", "warmup_steps": 5, "decay_steps": 12}}},
-    {"optimizer": ADAM | {"clip": {"value": 1e-8}}},
-], ids=lambda options: "-".join(f"{key}" for key in options))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": 2},
+        {"optimizer": SGD},
+        {"optimizer": ADAM | {"learning_rate": 1.1e-3}},
+        {"class_weights": True},
+        {"label_smoothing": 0.1},
+        {"optimizer": ADAM | {"average_weights": 0.9}},
+        {
+            "optimizer": ADAM
+            | {"schedule": {"type": "cosine", "warmup_steps": 5, "decay_steps": 12}}
+        },
+        {"optimizer": ADAM | {"clip": {"value": 1e-8}}},
+    ],
+    ids=lambda options: "-".join(f"{key}" for key in options),
+)
 def test_what_must_change_the_weights_does(trained, options):
     """So that the comparison above can fail, and no option is without effect."""
     assert distance(trained(ALONE), trained(ALONE | options)) > 1e-3

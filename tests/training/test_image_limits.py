@@ -37,22 +37,44 @@ for number, request in enumerate(sys.argv[2:]):
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )
 
 
 def png_header(width: int, height: int, depth: int = 8, color: int = 0) -> bytes:
     return chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
 
 
-def png(width: int, height: int, *, depth: int = 8, color: int = 0, before: bytes = b"", after: bytes = b"") -> bytes:
+def png(
+    width: int,
+    height: int,
+    *,
+    depth: int = 8,
+    color: int = 0,
+    before: bytes = b"",
+    after: bytes = b"",
+) -> bytes:
     """A black one, written row by row, so that a bomb does not need its own size in memory."""
     packer, row = zlib.compressobj(9), b"\0" * (width * depth // 8 * (3 if color == 2 else 1) + 1)
     content = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
-    return SIGNATURE + before + png_header(width, height, depth, color) + after + chunk(b"IDAT", content) + chunk(b"IEND", b"")
+    return (
+        SIGNATURE
+        + before
+        + png_header(width, height, depth, color)
+        + after
+        + chunk(b"IDAT", content)
+        + chunk(b"IEND", b"")
+    )
 
 
 def picture(seed: int, width: int = 37, height: int = 29) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    return Image.fromarray(
+        np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    )
 
 
 def saved(form: str, image: Image.Image | None = None, **options) -> bytes:
@@ -69,18 +91,34 @@ def gif(frames: int, width: int = 37, height: int = 29) -> bytes:
 def small_gif(width: int, height: int, before: bytes = b"") -> bytes:
     """A GIF with a screen of one pixel, and a frame that says another size."""
     screen = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + b"\0" * 6
-    return screen + before + b"," + struct.pack("<HHHHB", 0, 0, width, height, 0) + b"\x02\x02\x4c\x01\0;"
+    return (
+        screen
+        + before
+        + b","
+        + struct.pack("<HHHHB", 0, 0, width, height, 0)
+        + b"\x02\x02\x4c\x01\0;"
+    )
 
 
 GOOD = {
-    "baseline_jpeg": saved("JPEG"), "progressive_jpeg": saved("JPEG", progressive=True), "png": saved("PNG"),
-    "png_16_bits": png(20, 10, depth=16), "png_with_text": png(20, 10, after=chunk(b"zTXt", b"k\0\0" + zlib.compress(b"x"))),
-    "bmp": saved("BMP"), "gif": gif(1), "gif_of_five_frames": gif(5), "large_gif": gif(3, 300, 200),
-    "webp": saved("WEBP"), "lossless_webp": saved("WEBP", lossless=True),
+    "baseline_jpeg": saved("JPEG"),
+    "progressive_jpeg": saved("JPEG", progressive=True),
+    "png": saved("PNG"),
+    "png_16_bits": png(20, 10, depth=16),
+    "png_with_text": png(20, 10, after=chunk(b"zTXt", b"k\0\0" + zlib.compress(b"x"))),
+    "bmp": saved("BMP"),
+    "gif": gif(1),
+    "gif_of_five_frames": gif(5),
+    "large_gif": gif(3, 300, 200),
+    "webp": saved("WEBP"),
+    "lossless_webp": saved("WEBP", lossless=True),
     "extended_webp": saved("WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0"),
 }
 TEXT = chunk(b"zTXt", b"k\0\0" + zlib.compress(b"x" * 7_900_000, 9))
-TOO_LARGE, UNKNOWN = r"An image has \d+ pixels, at most 64000000 are allowed", "Unknown image file format"
+TOO_LARGE, UNKNOWN = (
+    r"An image has \d+ pixels, at most 64000000 are allowed",
+    "Unknown image file format",
+)
 BAD = {
     "png": (SIGNATURE + png_header(16_384, 16_384), TOO_LARGE),
     "png_of_16_bits": (SIGNATURE + png_header(8_192, 8_192, depth=16, color=2), TOO_LARGE),
@@ -89,10 +127,15 @@ BAD = {
     "jpeg_of_many_scans": (saved("JPEG")[:-2] + b"\xff\xda" * 70, "A JPEG has more than 64 scans"),
     "gif_with_a_frame_beyond_its_screen": (small_gif(65_535, 65_535), TOO_LARGE),
     "gif_without_a_frame": (b"GIF89a" + b"\0" * 7, UNKNOWN),
-    "bmp_upside_down": (b"BM" + b"\0" * 16 + struct.pack("<ii", 20_000, -20_000) + b"\0" * 30, TOO_LARGE),
+    "bmp_upside_down": (
+        b"BM" + b"\0" * 16 + struct.pack("<ii", 20_000, -20_000) + b"\0" * 30,
+        TOO_LARGE,
+    ),
     "webp": (b"RIFF\0\0\0\0WEBPVP8X" + b"\0" * 8 + b"\xff\xff\0\xff\xff\0" + b"\0" * 9, TOO_LARGE),
     "animated_webp": (saved("WEBP", save_all=True, append_images=[picture(2)]), UNKNOWN),
-    "jpeg_xl": (b"\xff\x0a" + b"0" * 40, UNKNOWN), "text": (b"no image", UNKNOWN), "nothing": (b"", UNKNOWN),
+    "jpeg_xl": (b"\xff\x0a" + b"0" * 40, UNKNOWN),
+    "text": (b"no image", UNKNOWN),
+    "nothing": (b"", UNKNOWN),
     "damaged_jpeg": (saved("JPEG")[:30], "Invalid JPEG data"),
 }
 
@@ -124,7 +167,9 @@ def model(folder):
 def decode(model, *images: bytes) -> np.ndarray:
     import tensorflow as tf
 
-    return model.signatures["decode"](image_bytes=tf.constant(list(images), tf.string))["images"].numpy()
+    return model.signatures["decode"](image_bytes=tf.constant(list(images), tf.string))[
+        "images"
+    ].numpy()
 
 
 def test_an_image_within_the_limits_is_decoded_as_without_them(model):
@@ -147,14 +192,18 @@ def test_an_image_beyond_a_limit_is_refused_with_the_reason(model, name):
     encoded, reason = BAD[name]
     with pytest.raises(tf.errors.InvalidArgumentError, match=reason) as caught:
         decode(model, GOOD["png"], encoded, GOOD["gif"])
-    assert reason_of(caught.value) in str(caught.value) and "assertion" not in reason_of(caught.value)
+    assert reason_of(caught.value) in str(caught.value) and "assertion" not in reason_of(
+        caught.value
+    )
 
 
 def test_a_gif_of_endless_blocks_is_refused(model):
     """F13: a walk over its blocks has an end."""
     import tensorflow as tf
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match="The first frame of a GIF is too large"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="The first frame of a GIF is too large"
+    ):
         decode(model, small_gif(8, 8, before=b"!\xfe" + b"\1a" * 40_000 + b"\0"))
 
 
@@ -163,7 +212,10 @@ def test_all_images_of_a_request_together_have_a_limit(model):
     import tensorflow as tf
 
     header = SIGNATURE + png_header(7_900, 8_000)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="The images of the request have 10.* pixels, at most 10"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match="The images of the request have 10.* pixels, at most 10",
+    ):
         decode(model, *[header] * 16)
     assert len(decode(model, *[png(SIDE, SIDE)] * 300)) == 300
 
@@ -174,14 +226,25 @@ def test_a_request_takes_a_bounded_amount_of_memory(folder, tmp_path):
     frame = still.index(b",")
     moving = still[:frame] + still[frame:-1] * 60 + b";"
     bomb, texts = png(16_384, 16_384), png(8, 8, after=TEXT * 40)
-    requests = [([GOOD["png"]], ""), ([bomb], TOO_LARGE), ([bomb] * 4, TOO_LARGE), ([texts] * 4, "more than 16 texts"),
-                ([moving], ""), ([png(7_900, 8_000)] * 4, "")]
+    requests = [
+        ([GOOD["png"]], ""),
+        ([bomb], TOO_LARGE),
+        ([bomb] * 4, TOO_LARGE),
+        ([texts] * 4, "more than 16 texts"),
+        ([moving], ""),
+        ([png(7_900, 8_000)] * 4, ""),
+    ]
     names = []
     for number, (images, _) in enumerate(requests):
         for index, image in enumerate(images):
             (tmp_path / f"{number}-{index}").write_bytes(image)
         names.append(",".join(str(tmp_path / f"{number}-{index}") for index in range(len(images))))
-    ended = subprocess.run([sys.executable, "-c", CLIENT, str(folder), *names], check=True, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", CLIENT, str(folder), *names],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     answers = [json.loads(line) for line in ended.stdout.splitlines()]
     for (_, wanted), (reason, _) in zip(requests, answers, strict=True):
         assert re.search(wanted, reason) if wanted else not reason

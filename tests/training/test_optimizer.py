@@ -7,24 +7,44 @@ import pytest
 from pipeline_ops.config.optimizer import Constant, Cosine, Exponential, Piecewise
 
 
-@pytest.mark.parametrize("schedule, factors", [
-    (Constant(), {0: 1, 10: 1, 1000: 1}),
-    (Constant(warmup_steps=3), {0: 1 / 4, 1: 2 / 4, 2: 3 / 4, 3: 1, 4: 1}),
-    (Cosine(type="cosine"), {0: 1, 25: 0.853553, 50: 0.5, 75: 0.146447, 100: 0, 120: 0}),
-    (Cosine(type="cosine", warmup_steps=20, end_factor=0.1), {0: 1 / 21, 19: 20 / 21, 20: 1, 60: 0.55, 100: 0.1}),
-    (Cosine(type="cosine", decay_steps=10), {0: 1, 5: 0.5, 10: 0, 90: 0}),
-    (Exponential(type="exponential", decay_steps=10, factor=0.5), {0: 1, 5: 0.5 ** 0.5, 10: 0.5, 30: 0.125}),
-    (Exponential(type="exponential", decay_steps=10, factor=0.5, warmup_steps=10), {9: 10 / 11, 10: 1, 20: 0.5}),
-    (Piecewise(type="piecewise", boundaries_steps=[10, 20], factors=[0.1, 0.01]), {0: 1, 9: 1, 10: 0.1, 19: 0.1, 20: 0.01, 99: 0.01}),
-], ids=lambda value: getattr(value, "type", ""))
+@pytest.mark.parametrize(
+    "schedule, factors",
+    [
+        (Constant(), {0: 1, 10: 1, 1000: 1}),
+        (Constant(warmup_steps=3), {0: 1 / 4, 1: 2 / 4, 2: 3 / 4, 3: 1, 4: 1}),
+        (Cosine(type="cosine"), {0: 1, 25: 0.853553, 50: 0.5, 75: 0.146447, 100: 0, 120: 0}),
+        (
+            Cosine(type="cosine", warmup_steps=20, end_factor=0.1),
+            {0: 1 / 21, 19: 20 / 21, 20: 1, 60: 0.55, 100: 0.1},
+        ),
+        (Cosine(type="cosine", decay_steps=10), {0: 1, 5: 0.5, 10: 0, 90: 0}),
+        (
+            Exponential(type="exponential", decay_steps=10, factor=0.5),
+            {0: 1, 5: 0.5**0.5, 10: 0.5, 30: 0.125},
+        ),
+        (
+            Exponential(type="exponential", decay_steps=10, factor=0.5, warmup_steps=10),
+            {9: 10 / 11, 10: 1, 20: 0.5},
+        ),
+        (
+            Piecewise(type="piecewise", boundaries_steps=[10, 20], factors=[0.1, 0.01]),
+            {0: 1, 9: 1, 10: 0.1, 19: 0.1, 20: 0.01, 99: 0.01},
+        ),
+    ],
+    ids=lambda value: getattr(value, "type", ""),
+)
 def test_the_learning_rate_is_a_function_of_the_step(schedule, factors):
     from pipeline_ops.training.optimizer import schedule_factor
 
-    assert {step: schedule_factor(schedule, step, 100) for step in factors} == pytest.approx(factors, abs=1e-6)
+    assert {step: schedule_factor(schedule, step, 100) for step in factors} == pytest.approx(
+        factors, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_weight_decay_of_sgd_is_taken_off_the_weights_before_the_step_in_one_piece_and_in_several(momentum):
+def test_weight_decay_of_sgd_is_taken_off_the_weights_before_the_step_in_one_piece_and_in_several(
+    momentum,
+):
     import numpy as np
     import tensorflow as tf
 
@@ -33,10 +53,15 @@ def test_weight_decay_of_sgd_is_taken_off_the_weights_before_the_step_in_one_pie
     from pipeline_ops.training.sharded_optimizer import PiecewiseOptimizer
 
     config = Optimizer(name="sgd", learning_rate=0.1, momentum=momentum, weight_decay=0.5)
-    start, gradients = np.array([1.0, -2.0, 3.0], np.float32), [np.full(3, value, np.float32) for value in (1.0, 0.5, -1.0)]
+    start, gradients = (
+        np.array([1.0, -2.0, 3.0], np.float32),
+        [np.full(3, value, np.float32) for value in (1.0, 0.5, -1.0)],
+    )
     whole, pieces = tf.Variable(start), [tf.Variable(start[:2]), tf.Variable(start[2:])]
     optimizer = make_optimizer(config)
-    zeros = lambda like: tf.Variable(0, dtype=tf.int64) if like is None else tf.Variable(tf.zeros_like(like))  # noqa: E731
+    zeros = lambda like: (  # noqa: E731
+        tf.Variable(0, dtype=tf.int64) if like is None else tf.Variable(tf.zeros_like(like))
+    )
     piecewise = PiecewiseOptimizer(config, [pieces], zeros)
     by_hand, velocity = start.copy(), np.zeros(3, np.float32)
     for gradient in gradients:
@@ -61,7 +86,9 @@ def test_averaged_weights_are_warmed_up_in_one_piece_and_in_several(num_steps, d
     config = Optimizer(name="sgd", learning_rate=0.1, average_weights=decay)
     whole, pieces = tf.Variable([100.0, -100.0]), [tf.Variable([100.0]), tf.Variable([-100.0])]
     optimizer = make_optimizer(config)
-    zeros = lambda like: tf.Variable(0, dtype=tf.int64) if like is None else tf.Variable(tf.zeros_like(like))  # noqa: E731
+    zeros = lambda like: (  # noqa: E731
+        tf.Variable(0, dtype=tf.int64) if like is None else tf.Variable(tf.zeros_like(like))
+    )
     piecewise = PiecewiseOptimizer(config, [pieces], zeros)
     by_hand, average = np.array([100.0, -100.0]), np.zeros(2)
     for step in range(num_steps):

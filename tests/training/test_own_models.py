@@ -18,14 +18,24 @@ from pipeline_ops.launch.train import train
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.user_code.models import code_of, find
 
-OWN = {"train__model": "acme_vision.nets:normalized", "train__model_parameters": {"width": 4}, "train__loss": "acme_vision.objectives:focal_loss",
-       "train__metrics": ["acme_vision.objectives:top3", "acme_vision.objectives:brier_error"], "train__workers": 2, "train__epochs": 3,
-       "train__best_checkpoint": {"monitor": "validation_brier_error"}, "train__early_stopping": None, "train__reduce_learning_rate": None}
+OWN = {
+    "train__model": "acme_vision.nets:normalized",
+    "train__model_parameters": {"width": 4},
+    "train__loss": "acme_vision.objectives:focal_loss",
+    "train__metrics": ["acme_vision.objectives:top3", "acme_vision.objectives:brier_error"],
+    "train__workers": 2,
+    "train__epochs": 3,
+    "train__best_checkpoint": {"monitor": "validation_brier_error"},
+    "train__early_stopping": None,
+    "train__reduce_learning_rate": None,
+}
 SLIM = Path(__file__).parents[2] / "configs" / "slim_digits.yaml"
 PACKAGE = Path(__file__).parents[1] / "own"
 
 
-def test_two_workers_train_it_and_its_metrics_are_figures_like_any_other(own_package, make_job, saved_signature):
+def test_two_workers_train_it_and_its_metrics_are_figures_like_any_other(
+    own_package, make_job, saved_signature
+):
     job = make_job(**OWN)
     assert train(job) == ExitCode.SUCCESS
     figures = TrainingFigures.model_validate(read_manifest(job.folder / "manifest.json").figures)
@@ -43,7 +53,9 @@ def test_two_workers_train_it_and_its_metrics_are_figures_like_any_other(own_pac
 @pytest.mark.slow
 def test_the_slim_example_trains_and_is_served(dataset, tmp_path, make_job_in, saved_signature):
     """With the graph for TensorBoard, which has to be had of a model that is no chain of Keras layers."""
-    job = make_job_in(tmp_path, dataset, SLIM)(train__workers=1, train__strategy="one_device", train__epochs=1)
+    job = make_job_in(tmp_path, dataset, SLIM)(
+        train__workers=1, train__strategy="one_device", train__epochs=1
+    )
     assert train(job) == ExitCode.SUCCESS
     assert saved_signature(job.folder) == {"probabilities", "classes"}
 
@@ -53,19 +65,34 @@ def saved_signature():
     def names(folder: Path) -> set[str]:
         import tensorflow as tf
 
-        return set(tf.saved_model.load(str(folder / "saved_model")).signatures["serving_default"].structured_outputs)
+        return set(
+            tf.saved_model.load(str(folder / "saved_model"))
+            .signatures["serving_default"]
+            .structured_outputs
+        )
 
     return names
 
 
-@pytest.mark.parametrize("changed, is_new", [("nets.py", True), ("blocks.py", True), ("objectives.py", True)])
-def test_a_change_anywhere_in_its_package_is_a_reason_to_train(dataset, tmp_path, monkeypatch, changed, is_new):
+@pytest.mark.parametrize(
+    "changed, is_new", [("nets.py", True), ("blocks.py", True), ("objectives.py", True)]
+)
+def test_a_change_anywhere_in_its_package_is_a_reason_to_train(
+    dataset, tmp_path, monkeypatch, changed, is_new
+):
     shutil.copytree(PACKAGE / "acme_vision", tmp_path / "configs" / "acme_vision_copy")
-    (tmp_path / "configs" / "digits.yaml").write_text((Path(__file__).parents[2] / "configs" / "digits.yaml").read_text())
+    (tmp_path / "configs" / "digits.yaml").write_text(
+        (Path(__file__).parents[2] / "configs" / "digits.yaml").read_text()
+    )
     overrides = {"train.model": "acme_vision_copy.nets:normalized"}
 
     def fingerprint() -> str:
-        return plan_job("train", load_config(tmp_path / "configs" / "digits.yaml", overrides), "run", {"preprocess": dataset}).request.fingerprint
+        return plan_job(
+            "train",
+            load_config(tmp_path / "configs" / "digits.yaml", overrides),
+            "run",
+            {"preprocess": dataset},
+        ).request.fingerprint
 
     before, file = fingerprint(), tmp_path / "configs" / "acme_vision_copy" / changed
     assert "acme_vision_copy/nets.py" in before.code
@@ -83,20 +110,46 @@ def test_a_module_beside_the_config_is_found_and_only_it_counts(tmp_path):
 
 
 def test_a_module_that_is_nowhere_is_an_error_of_the_config(tmp_path):
-    with pytest.raises(ConfigError, match=r"train.metrics.0: there is no module acme_nowhere.metrics; install its package"):
+    with pytest.raises(
+        ConfigError,
+        match=r"train.metrics.0: there is no module acme_nowhere.metrics; install its package",
+    ):
         code_of(Train(model="digits_cnn", metrics=["acme_nowhere.metrics:top3"]), tmp_path)
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"train__model": "acme_vision.nets:nothing"}, "train.model: the module acme_vision.nets has no function 'nothing'"),
-    ({"train__model": "acme_vision.objectives:top3"}, "train.model: acme_vision.objectives:top3 can't be built"),
-    ({"train__model_parameters": {"depth": 3}}, "got an unexpected keyword argument 'depth'"),
-    ({"train__model": "acme_vision.nets:pooled", "train__model_parameters": {}, "train__strategy": "sharded_layers", "train__workers": 1,
-      "train__devices_per_worker": 2, "train__sharding": {"*/logits/kernel": 0}},
-     "TensorFlow's DTensor can't compute acme_vision.nets:pooled with its weights divided like this: it does not know tf.AvgPoolGrad; divide"),
-    ({"train__loss": "acme_vision.objectives:mean_loss", "train__strategy": "one_device", "train__workers": 1},
-     "train.loss: must return a value for each example, a tensor of rank 1, got shape (); don't average over the batch"),
-])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"train__model": "acme_vision.nets:nothing"},
+            "train.model: the module acme_vision.nets has no function 'nothing'",
+        ),
+        (
+            {"train__model": "acme_vision.objectives:top3"},
+            "train.model: acme_vision.objectives:top3 can't be built",
+        ),
+        ({"train__model_parameters": {"depth": 3}}, "got an unexpected keyword argument 'depth'"),
+        (
+            {
+                "train__model": "acme_vision.nets:pooled",
+                "train__model_parameters": {},
+                "train__strategy": "sharded_layers",
+                "train__workers": 1,
+                "train__devices_per_worker": 2,
+                "train__sharding": {"*/logits/kernel": 0},
+            },
+            "TensorFlow's DTensor can't compute acme_vision.nets:pooled with its weights divided like this: it does not know tf.AvgPoolGrad; divide",
+        ),
+        (
+            {
+                "train__loss": "acme_vision.objectives:mean_loss",
+                "train__strategy": "one_device",
+                "train__workers": 1,
+            },
+            "train.loss: must return a value for each example, a tensor of rank 1, got shape (); don't average over the batch",
+        ),
+    ],
+)
 def test_what_cannot_be_trained_is_said_in_words(own_package, make_job, options, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         train(make_job(**OWN | options))
@@ -106,5 +159,8 @@ def test_a_slim_model_without_the_extra_says_what_to_install(monkeypatch):
     from pipeline_ops.models.slim import slim_model
 
     monkeypatch.setitem(sys.modules, "tf_slim", None)
-    with pytest.raises(ConfigError, match=r"needs the packages tf-slim and tf-keras \(.*\); install trainyard with the extra slim"):
+    with pytest.raises(
+        ConfigError,
+        match=r"needs the packages tf-slim and tf-keras \(.*\); install trainyard with the extra slim",
+    ):
         slim_model(lambda images, is_training: images, (4, 4, 1))

@@ -18,9 +18,17 @@ from pipeline_ops.launch.local import LocalLauncher
 from pipeline_ops.training.checkpointing.state import read_arrays
 from pipeline_ops.training.random_numbers import Generators
 
-FEW = {"train__model": "acme_vision.nets:dropping", "train__epochs": 2, "train__checkpoint_every_steps": 8, "train__steps_per_call": 3,
-       "train__early_stopping": None, "train__best_checkpoint": None, "train__tensorboard__graph": False,
-       "train__optimizer": {"name": "sgd", "learning_rate": 0.1}, "train__callbacks": ["own_watchers:DieOnce"]}
+FEW = {
+    "train__model": "acme_vision.nets:dropping",
+    "train__epochs": 2,
+    "train__checkpoint_every_steps": 8,
+    "train__steps_per_call": 3,
+    "train__early_stopping": None,
+    "train__best_checkpoint": None,
+    "train__tensorboard__graph": False,
+    "train__optimizer": {"name": "sgd", "learning_rate": 0.1},
+    "train__callbacks": ["own_watchers:DieOnce"],
+}
 ALONE = {"train__strategy": "one_device", "train__workers": 1}
 SLIM = ALONE | {"train__model": "acme_vision.old:build"}
 SLIM_WITH_DROPOUT = SLIM | {"train__model_parameters": {"dropout": 0.5}}
@@ -31,9 +39,23 @@ CASES = {
 }
 SLOW = {
     "tf-slim": SLIM_WITH_DROPOUT,
-    "two devices": {"train__strategy": "mirrored", "train__workers": 1, "train__devices_per_worker": 2},
-    "parameter servers": {"train__strategy": "parameter_server", "train__workers": 1, "train__parameter_servers": 1, "train__micro_batches": 2},
-    "divided layers": ALONE | {"train__strategy": "sharded_layers", "train__devices_per_worker": 2, "train__sharding": {"*/logits/kernel": 0}},
+    "two devices": {
+        "train__strategy": "mirrored",
+        "train__workers": 1,
+        "train__devices_per_worker": 2,
+    },
+    "parameter servers": {
+        "train__strategy": "parameter_server",
+        "train__workers": 1,
+        "train__parameter_servers": 1,
+        "train__micro_batches": 2,
+    },
+    "divided layers": ALONE
+    | {
+        "train__strategy": "sharded_layers",
+        "train__devices_per_worker": 2,
+        "train__sharding": {"*/logits/kernel": 0},
+    },
     "xla": ALONE | {"train__xla": "step"},
     "micro-batches": {"train__workers": 2, "train__micro_batches": 2},
 }
@@ -60,7 +82,13 @@ def train(make_job_in, dataset, tmp_path, fleet):
         (job.work / TENSORBOARD).mkdir(parents=True)
         if is_calm:
             (job.work / TENSORBOARD / "died").touch()
-        gang = Gang(Train.model_validate(job.request.config), job.attempt, job.work, fleet, job.progress.forward)
+        gang = Gang(
+            Train.model_validate(job.request.config),
+            job.attempt,
+            job.work,
+            fleet,
+            job.progress.forward,
+        )
         gang.run()
         assert gang.restarts == (0 if is_calm else 1)
         return read_arrays(job.work / TRAINED)
@@ -72,8 +100,13 @@ def distance(a: list[np.ndarray], b: list[np.ndarray]) -> float:
     return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("options", [*(pytest.param(options, id=name) for name, options in CASES.items()),
-                                     *(pytest.param(options, id=name, marks=pytest.mark.slow) for name, options in SLOW.items())])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(pytest.param(options, id=name) for name, options in CASES.items()),
+        *(pytest.param(options, id=name, marks=pytest.mark.slow) for name, options in SLOW.items()),
+    ],
+)
 def test_a_training_that_was_killed_draws_what_it_would_have_drawn(train, options):
     assert distance(train(options, is_calm=True), train(options, is_calm=False)) <= 1e-6
 
@@ -86,10 +119,21 @@ def test_other_draws_give_other_weights(train):
 
 def test_each_generator_step_and_replica_draws_for_itself_and_the_same_again():
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dropout(0.5),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+        ]
+    )
     generators = Generators(model)
     assert [variable.name for variable in generators.others] == ["moving_mean", "moving_variance"]
-    drawn = {(step, part): [tuple(state.numpy()) for state in generators.states_of(step, part)] for step in range(9) for part in range(3)}
+    drawn = {
+        (step, part): [tuple(state.numpy()) for state in generators.states_of(step, part)]
+        for step in range(9)
+        for part in range(3)
+    }
     assert len({state for states in drawn.values() for state in states}) == 9 * 3 * 2
     assert [tuple(state.numpy()) for state in generators.states_of(4, 1)] == drawn[4, 1]
     images = np.ones((64, 4), np.float32)

@@ -41,6 +41,7 @@ def far_addresses(workers: int) -> list[str]:
 
 def together(addresses: list[str], work) -> list:
     """What each worker returns, called with its ring."""
+
     def life(worker: int):
         ring = join_ring(worker, addresses, TOKEN, TIMEOUT_SECONDS, TIMEOUT_SECONDS)
         try:
@@ -68,7 +69,10 @@ on_either = pytest.mark.parametrize("family", [NEAR, FAR], ids=["one-host", "two
 def ring_over(families: list[int], work) -> list:
     """What each worker returns, called with its ring; worker `i` is connected to the next one by family `i`."""
     links = [connected(family) for family in families]
-    rings = [Ring(worker, len(links), links[worker][0], links[worker - 1][1], TIMEOUT_SECONDS) for worker in range(len(links))]
+    rings = [
+        Ring(worker, len(links), links[worker][0], links[worker - 1][1], TIMEOUT_SECONDS)
+        for worker in range(len(links))
+    ]
     with ThreadPoolExecutor(len(rings)) as pool:
         results = list(pool.map(work, range(len(rings)), rings))
     for ring in rings:
@@ -76,12 +80,17 @@ def ring_over(families: list[int], work) -> list:
     return results
 
 
-@pytest.mark.parametrize("families", [[NEAR] * 2, [NEAR] * 3, [NEAR] * 5, [FAR] * 2, [FAR] * 3, [NEAR, FAR, NEAR, FAR]],
-                         ids=lambda families: "-".join("near" if family == NEAR else "far" for family in families))
+@pytest.mark.parametrize(
+    "families",
+    [[NEAR] * 2, [NEAR] * 3, [NEAR] * 5, [FAR] * 2, [FAR] * 3, [NEAR, FAR, NEAR, FAR]],
+    ids=lambda families: "-".join("near" if family == NEAR else "far" for family in families),
+)
 @pytest.mark.parametrize("length", [0, 1, 4, 1001, 300_000], ids=lambda length: f"{length}-numbers")
 def test_every_worker_gets_the_same_sum_to_the_byte(families, length):
     vectors = np.random.default_rng(length).normal(size=(len(families), length)).astype(np.float32)
-    sums = ring_over(families, lambda worker, ring: [ring.all_reduce(vectors[worker])[0] for _ in range(2)])
+    sums = ring_over(
+        families, lambda worker, ring: [ring.all_reduce(vectors[worker])[0] for _ in range(2)]
+    )
     expected = vectors.astype(np.float64).sum(0)
     for first, second in sums:
         np.testing.assert_allclose(first, expected, rtol=1e-5, atol=1e-5)
@@ -90,28 +99,44 @@ def test_every_worker_gets_the_same_sum_to_the_byte(families, length):
 
 def test_it_makes_no_difference_to_the_byte_where_the_workers_are():
     vectors = np.random.default_rng(0).normal(size=(3, 1001)).astype(np.float32)
-    sums = [ring_over(families, lambda worker, ring: ring.all_reduce(vectors[worker])[0].tobytes())
-            for families in ([NEAR] * 3, [FAR] * 3, [FAR, NEAR, NEAR])]
+    sums = [
+        ring_over(families, lambda worker, ring: ring.all_reduce(vectors[worker])[0].tobytes())
+        for families in ([NEAR] * 3, [FAR] * 3, [FAR, NEAR, NEAR])
+    ]
     assert len({one for each in sums for one in each}) == 1
 
 
-@pytest.mark.parametrize("families", [[NEAR] * 2, [NEAR] * 4, [NEAR, NEAR, FAR]], ids=["two", "four", "over-two-hosts"])
+@pytest.mark.parametrize(
+    "families", [[NEAR] * 2, [NEAR] * 4, [NEAR, NEAR, FAR]], ids=["two", "four", "over-two-hosts"]
+)
 def test_a_worker_that_hurries_ahead_changes_nothing_that_a_late_one_reads(families):
     """Each is late in other calls; the sums of earlier calls are looked at in the end, and the calls are of different lengths."""
+
     def life(worker: int, ring: Ring) -> list[np.ndarray]:
         late, sums = np.random.default_rng(worker), []
         for call in range(150):
             time.sleep(0.002 if late.random() < 0.1 else 0)
-            sums.append(ring.all_reduce(np.full(40_000 if call % 3 else 400, call * (worker + 1), np.float32))[0])
+            sums.append(
+                ring.all_reduce(
+                    np.full(40_000 if call % 3 else 400, call * (worker + 1), np.float32)
+                )[0]
+            )
         return sums
 
     factor = sum(range(1, len(families) + 1))
     for sums in ring_over(families, life):
-        assert [(len(total), set(total)) for total in sums] == [(40_000 if call % 3 else 400, {call * factor}) for call in range(150)]
+        assert [(len(total), set(total)) for total in sums] == [
+            (40_000 if call % 3 else 400, {call * factor}) for call in range(150)
+        ]
 
 
 def test_arrays_of_any_shape_come_back_in_theirs():
-    arrays = [np.ones((2, 3), np.float32), np.float32(2), np.zeros((0, 4), np.float32), np.arange(5, dtype=np.float32)]
+    arrays = [
+        np.ones((2, 3), np.float32),
+        np.float32(2),
+        np.zeros((0, 4), np.float32),
+        np.arange(5, dtype=np.float32),
+    ]
     for sums in ring_over([NEAR, NEAR], lambda worker, ring: ring.all_reduce(*arrays)):
         assert [total.shape for total in sums] == [(2, 3), (), (0, 4), (5,)]
         for total, array in zip(sums, arrays, strict=True):
@@ -128,7 +153,11 @@ def test_what_is_summed_is_left_as_it_was(family):
 def test_workers_of_one_host_share_memory():
     def kinds(worker: int, ring: Ring) -> list[str]:
         ring.all_reduce(np.zeros(1000, np.float32))
-        return [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "trainyard-ring" in line]
+        return [
+            line.split()[-1]
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if "trainyard-ring" in line
+        ]
 
     assert any(together(near_addresses(2), kinds))
 
@@ -179,7 +208,10 @@ def sum_of_ones(worker: int, ring: Ring) -> list[float]:
 def test_workers_of_one_host_meet_without_a_port(workers):
     """F5."""
     with ListenerWatch(lambda: [os.getpid()]) as watch:
-        sums = together(near_addresses(workers), lambda worker, ring: time.sleep(0.5) or sum_of_ones(worker, ring))
+        sums = together(
+            near_addresses(workers),
+            lambda worker, ring: time.sleep(0.5) or sum_of_ones(worker, ring),
+        )
     assert sums == [[workers] * 3] * workers
     assert watch.looks and watch.seen == set()
 
@@ -190,7 +222,9 @@ def test_workers_on_other_hosts_listen_at_the_planned_address_until_they_have_me
     with ListenerWatch(lambda: [os.getpid()]) as watch, pytest.raises(MachineError):
         join_ring(0, addresses, TOKEN, 1.0, TIMEOUT_SECONDS)  # nobody else comes
     assert watch.seen == {addresses[0]}
-    assert together(addresses, lambda worker, ring: sum_of_ones(worker, ring) and listeners([os.getpid()])) == [set(), set()]
+    assert together(
+        addresses, lambda worker, ring: sum_of_ones(worker, ring) and listeners([os.getpid()])
+    ) == [set(), set()]
 
 
 class Scan:
@@ -260,7 +294,10 @@ def test_a_client_without_the_token_gets_a_challenge_and_nothing_else():
 def test_a_worker_with_another_token_is_a_stranger():
     addresses = near_addresses(2)
     with ThreadPoolExecutor(2) as pool:
-        joining = [pool.submit(join_ring, worker, addresses, token, 1.0, 1.0) for worker, token in enumerate([TOKEN, TOKEN[::-1]])]
+        joining = [
+            pool.submit(join_ring, worker, addresses, token, 1.0, 1.0)
+            for worker, token in enumerate([TOKEN, TOKEN[::-1]])
+        ]
         for one in joining:
             with pytest.raises(MachineError, match="could not join the ring"):
                 one.result()
@@ -270,6 +307,7 @@ def test_who_took_a_workers_port_learns_nothing_and_is_not_trusted():
     """A stranger that listens where the next worker should be gets a digest of its own challenge, and no ring."""
     addresses, heard = far_addresses(2), []
     with socket.create_server(split_address(addresses[1])) as thief:
+
         def answer() -> None:
             with contextlib.suppress(OSError):
                 while True:
@@ -288,7 +326,10 @@ def test_who_took_a_workers_port_learns_nothing_and_is_not_trusted():
 
 def test_a_port_that_is_taken_is_named():
     addresses = far_addresses(2)
-    with socket.create_server(split_address(addresses[0])), pytest.raises(MachineError, match=f"worker 0 at {addresses[0]} .*Address already in use"):
+    with (
+        socket.create_server(split_address(addresses[0])),
+        pytest.raises(MachineError, match=f"worker 0 at {addresses[0]} .*Address already in use"),
+    ):
         join_ring(0, addresses, TOKEN, 1.0, TIMEOUT_SECONDS)
 
 
@@ -299,5 +340,8 @@ def test_what_each_worker_says_reaches_all_in_their_order():
 
 def test_a_worker_that_does_not_come_is_named():
     for addresses in (near_addresses(2), far_addresses(2)):
-        with pytest.raises(MachineError, match=f"worker 0 at {addresses[0]} could not join the ring, .* worker 1 at {addresses[1]}"):
+        with pytest.raises(
+            MachineError,
+            match=f"worker 0 at {addresses[0]} could not join the ring, .* worker 1 at {addresses[1]}",
+        ):
             join_ring(0, addresses, TOKEN, 1.0, TIMEOUT_SECONDS)

@@ -24,10 +24,14 @@ def test_no_reference_is_an_example_that_was_removed(dataset, make_job_in, tmp_p
     for made in (work, folder):
         made.mkdir()
     write_arrays(work / TRAINED, build((16, 16, 1), 10).get_weights())
-    write_candidate(CandidateSpec(request=str(job.attempt.request), work=str(work), folder=str(folder)))
+    write_candidate(
+        CandidateSpec(request=str(job.attempt.request), work=str(work), folder=str(folder))
+    )
     records = list(tf.data.TFRecordDataset([str(folder / REFERENCE_EXAMPLES)]).as_numpy_iterator())
     keys = tf.io.parse_example(records, {KEY: tf.io.FixedLenFeature([], tf.string)})[KEY].numpy()
-    removed = {str(key).encode() for key in range(800, 840, 4)}  # the first shard of the test split has every fourth example
+    removed = {
+        str(key).encode() for key in range(800, 840, 4)
+    }  # the first shard of the test split has every fourth example
     assert len(keys) == 64
     assert removed.isdisjoint(keys)
     assert np.isin(str(840).encode(), keys)

@@ -8,8 +8,16 @@ WEIGHTS = [np.arange(6, dtype=np.float32).reshape(2, 3), np.float32([7])]
 
 
 def test_the_digest_sees_values_shapes_types_and_order():
-    digests = {digest_of_weights(w) for w in (WEIGHTS, WEIGHTS[::-1], [WEIGHTS[0].T, WEIGHTS[1]], [WEIGHTS[0].astype(np.float64), WEIGHTS[1]],
-                                              [WEIGHTS[0] + 1, WEIGHTS[1]])}
+    digests = {
+        digest_of_weights(w)
+        for w in (
+            WEIGHTS,
+            WEIGHTS[::-1],
+            [WEIGHTS[0].T, WEIGHTS[1]],
+            [WEIGHTS[0].astype(np.float64), WEIGHTS[1]],
+            [WEIGHTS[0] + 1, WEIGHTS[1]],
+        )
+    }
     assert len(digests) == 5
     assert digest_of_weights([w.copy() for w in WEIGHTS]) == digest_of_weights(WEIGHTS)
 

@@ -12,18 +12,25 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 
 
-@pytest.mark.parametrize("workers, devices_per_worker, gpus, strategy, reason", [
-    (1, 1, 0, "one_device", "there is one worker, and its host has no GPU"),
-    (1, 1, 1, "one_device", "there is one worker, and its host has one GPU"),
-    (1, 1, 4, "mirrored", "there is one worker, and its host has 4 GPUs"),
-    (1, 2, 0, "mirrored", "there is one worker with 2 devices"),
-    (2, 1, 0, "multi_worker_mirrored", "the gang has 2 workers"),
-    (2, 4, 4, "multi_worker_mirrored", "the gang has 2 workers"),
-])
-def test_auto_takes_what_the_hosts_have_and_says_why(workers, devices_per_worker, gpus, strategy, reason):
+@pytest.mark.parametrize(
+    "workers, devices_per_worker, gpus, strategy, reason",
+    [
+        (1, 1, 0, "one_device", "there is one worker, and its host has no GPU"),
+        (1, 1, 1, "one_device", "there is one worker, and its host has one GPU"),
+        (1, 1, 4, "mirrored", "there is one worker, and its host has 4 GPUs"),
+        (1, 2, 0, "mirrored", "there is one worker with 2 devices"),
+        (2, 1, 0, "multi_worker_mirrored", "the gang has 2 workers"),
+        (2, 4, 4, "multi_worker_mirrored", "the gang has 2 workers"),
+    ],
+)
+def test_auto_takes_what_the_hosts_have_and_says_why(
+    workers, devices_per_worker, gpus, strategy, reason
+):
     from pipeline_ops.training.strategy import choose
 
-    config = Train(model="digits_cnn", strategy="auto", workers=workers, devices_per_worker=devices_per_worker)
+    config = Train(
+        model="digits_cnn", strategy="auto", workers=workers, devices_per_worker=devices_per_worker
+    )
     assert choose(config, workers, gpus) == (strategy, reason)
 
 
@@ -40,14 +47,19 @@ print(json.dumps([config.intra_op_parallelism_threads, config.inter_op_paralleli
 
 @pytest.mark.parametrize("cores, threads", [(1, [1, 2, True]), (3, [3, 3, False])])
 def test_idle_threads_of_a_worker_with_one_core_sleep_at_once(cores, threads):
-    output = subprocess.run([sys.executable, "-c", THREADS, str(cores)], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", THREADS, str(cores)], capture_output=True, text=True, check=True
+    ).stdout
     assert json.loads(output) == threads
 
 
 def test_without_a_tpu_the_message_says_where_to_name_one():
     from pipeline_ops.training.strategy import find_tpu
 
-    with pytest.raises(ConfigError, match="train.strategy is tpu, but no TPU was found: .*; name it in train.tpu, or take another strategy"):
+    with pytest.raises(
+        ConfigError,
+        match="train.strategy is tpu, but no TPU was found: .*; name it in train.tpu, or take another strategy",
+    ):
         find_tpu(Train(model="digits_cnn", strategy="tpu"))
 
 
@@ -55,27 +67,51 @@ def test_a_worker_asks_for_no_more_gpus_than_it_sees():
     from pipeline_ops.training.strategy import local_devices
 
     assert local_devices(2, gpus=2) == ["/gpu:0", "/gpu:1"]
-    with pytest.raises(ConfigError, match="train.devices_per_worker is 3, but a worker here sees 2 GPUs"):
+    with pytest.raises(
+        ConfigError, match="train.devices_per_worker is 3, but a worker here sees 2 GPUs"
+    ):
         local_devices(3, gpus=2)
 
 
-@pytest.mark.parametrize("sharding, problem", [
-    ({"*/kernel": 2}, r"the weight net/dense/kernel of shape \(9, 4\) can't be divided among 2 devices along axis 2"),
-    ({"*/kernel": 0}, r"the weight net/dense/kernel of shape \(9, 4\) can't be divided among 2 devices along axis 0"),
-    ({"*/bias": 0, "conv*": 1}, r"no weight matches conv\*; the weights are net/dense/kernel, net/dense/bias"),
-])
+@pytest.mark.parametrize(
+    "sharding, problem",
+    [
+        (
+            {"*/kernel": 2},
+            r"the weight net/dense/kernel of shape \(9, 4\) can't be divided among 2 devices along axis 2",
+        ),
+        (
+            {"*/kernel": 0},
+            r"the weight net/dense/kernel of shape \(9, 4\) can't be divided among 2 devices along axis 0",
+        ),
+        (
+            {"*/bias": 0, "conv*": 1},
+            r"no weight matches conv\*; the weights are net/dense/kernel, net/dense/bias",
+        ),
+    ],
+)
 def test_weights_that_cannot_be_divided_are_refused_by_name(sharding, problem):
     from pipeline_ops.training.loops.dtensor import sharding_specs
 
     with pytest.raises(ConfigError, match=f"train.sharding: {problem}"):
-        sharding_specs({"net/dense/kernel": (9, 4), "net/dense/bias": (4,)}, sharding, num_devices=2)
+        sharding_specs(
+            {"net/dense/kernel": (9, 4), "net/dense/bias": (4,)}, sharding, num_devices=2
+        )
 
 
 def test_the_first_pattern_that_matches_a_weight_counts():
     from pipeline_ops.training.loops.dtensor import sharding_specs
 
-    specs = sharding_specs({"a/kernel": (8, 4), "b/kernel": (8, 4), "b/bias": (4,)}, {"a/*": 0, "*/kernel": 1}, num_devices=2)
-    assert specs == {"a/kernel": ["devices", "unsharded"], "b/kernel": ["unsharded", "devices"], "b/bias": ["unsharded"]}
+    specs = sharding_specs(
+        {"a/kernel": (8, 4), "b/kernel": (8, 4), "b/bias": (4,)},
+        {"a/*": 0, "*/kernel": 1},
+        num_devices=2,
+    )
+    assert specs == {
+        "a/kernel": ["devices", "unsharded"],
+        "b/kernel": ["unsharded", "devices"],
+        "b/bias": ["unsharded"],
+    }
 
 
 # Logical devices can only be set in a process that has not used TensorFlow yet.
@@ -121,12 +157,21 @@ print(json.dumps(said))
 
 
 def test_layers_and_pieces_lie_where_the_config_says():
-    output = subprocess.run([sys.executable, "-c", ON_DEVICES], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", ON_DEVICES], capture_output=True, text=True, check=True
+    ).stdout
     said = json.loads(output.splitlines()[-1])
-    assert said["variables"] == {"hidden_0/kernel": "CPU:1", "hidden_0/bias": "CPU:1", "logits/kernel": "CPU:0", "logits/bias": "CPU:0"}
+    assert said["variables"] == {
+        "hidden_0/kernel": "CPU:1",
+        "hidden_0/bias": "CPU:1",
+        "logits/kernel": "CPU:0",
+        "logits/bias": "CPU:0",
+    }
     assert len(said["slots"]) == 4
     assert all(slot.endswith("CPU:1") for slot in said["slots"])
     assert said["matmuls"] == ["CPU:1", "CPU:0"]
     assert said["pieces"] == [[16, 32], [16, 32]]
     assert said["refused"][0].startswith("train.placement: no layer matches dense; the layers are ")
-    assert said["refused"][1].startswith("train.placement: there is no device GPU:7; this worker has CPU:0, CPU:1 ")
+    assert said["refused"][1].startswith(
+        "train.placement: there is no device GPU:7; this worker has CPU:0, CPU:1 "
+    )

@@ -50,6 +50,8 @@ print(json.dumps({"steps": len(steps), "exchanges": len(exchanges), "after": sum
 
 def test_the_exchange_of_averages_waits_for_the_steps_also_where_no_step_writes_them():
     """Two exchanges at once would be taken for one another by another worker. Frozen are four variables, on two devices."""
-    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr[-3000:]
     assert json.loads(run.stdout.splitlines()[-1]) == {"steps": 1, "exchanges": 8, "after": 8}

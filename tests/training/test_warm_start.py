@@ -11,13 +11,19 @@ NAMES = ["net/hidden/kernel", "net/hidden/bias", "net/logits/kernel", "net/logit
 
 
 def arrays(classes: int = 3, units: int = 4, fill: float = 1.0) -> list[np.ndarray]:
-    return [np.full(shape, fill, np.float32) for shape in ((5, units), (units,), (units, classes), (classes,))]
+    return [
+        np.full(shape, fill, np.float32)
+        for shape in ((5, units), (units,), (units, classes), (classes,))
+    ]
 
 
 def test_weights_are_taken_by_name_in_whatever_order():
     from pipeline_ops.training.warm_start import fit
 
-    source = [(name, array + number) for number, (name, array) in enumerate(zip(NAMES, arrays(), strict=True))]
+    source = [
+        (name, array + number)
+        for number, (name, array) in enumerate(zip(NAMES, arrays(), strict=True))
+    ]
     fitted = fit(source[::-1], NAMES, arrays(fill=0), "there")
     assert [float(array.flat[0]) for array in fitted.weights] == [1, 2, 3, 4]
     assert not fitted.left_out
@@ -26,7 +32,12 @@ def test_weights_are_taken_by_name_in_whatever_order():
 def test_weights_of_other_names_are_taken_in_their_order():
     from pipeline_ops.training.warm_start import fit
 
-    assert all((array == 1).all() for array in fit([("", array) for array in arrays()], NAMES, arrays(fill=0), "there").weights)
+    assert all(
+        (array == 1).all()
+        for array in fit(
+            [("", array) for array in arrays()], NAMES, arrays(fill=0), "there"
+        ).weights
+    )
 
 
 def test_a_head_for_another_number_of_classes_begins_anew():
@@ -37,10 +48,19 @@ def test_a_head_for_another_number_of_classes_begins_anew():
     assert [float(array.flat[0]) for array in fitted.weights] == [1, 1, 0, 0]
 
 
-@pytest.mark.parametrize("source, problem", [
-    (arrays(units=6), r"the weight net/hidden/kernel has the shape \(5, 4\) in the model and \(5, 6\) in there"),
-    (arrays()[:3], r"there has 3 weights and the model 4; there is none of the name net/hidden/kernel"),
-])
+@pytest.mark.parametrize(
+    "source, problem",
+    [
+        (
+            arrays(units=6),
+            r"the weight net/hidden/kernel has the shape \(5, 4\) in the model and \(5, 6\) in there",
+        ),
+        (
+            arrays()[:3],
+            r"there has 3 weights and the model 4; there is none of the name net/hidden/kernel",
+        ),
+    ],
+)
 def test_what_does_not_fit_is_refused_by_the_first_name(source, problem):
     from pipeline_ops.training.warm_start import fit
 
@@ -60,7 +80,9 @@ def saved_model(model, folder):
     from pipeline_ops.training.saved_model_export import ServedClassifier
 
     served = ServedClassifier(model, (4, 4, 1))
-    tf.saved_model.save(served, str(folder / "saved"), signatures={"serving_default": served.serving_default})
+    tf.saved_model.save(
+        served, str(folder / "saved"), signatures={"serving_default": served.serving_default}
+    )
     return folder / "saved"
 
 
@@ -89,11 +111,16 @@ def test_every_kind_of_place_is_read(write, tmp_path):
     source, model = net(), net()
     place = write(source, tmp_path)
     warm_start = read_warm_start(str(place), model, model.get_weights(), net)
-    assert all((a == b).all() for a, b in zip(warm_start.weights, source.get_weights(), strict=True))
+    assert all(
+        (a == b).all() for a, b in zip(warm_start.weights, source.get_weights(), strict=True)
+    )
     assert not warm_start.left_out
     other = net(classes=5)
     warm_start = read_warm_start(str(place), other, other.get_weights(), lambda: net(classes=5))
-    assert [name.partition("/")[2] for name in warm_start.left_out] == ["logits/kernel", "logits/bias"]
+    assert [name.partition("/")[2] for name in warm_start.left_out] == [
+        "logits/kernel",
+        "logits/bias",
+    ]
     assert (warm_start.weights[0] == source.get_weights()[0]).all()
     wider = net(units=6)
     with pytest.raises(ConfigError, match="train.warm_start: "):
@@ -111,13 +138,17 @@ def test_the_files_of_keras_applications_fill_the_backbone(tmp_path):
     def mobile():
         return build((32, 32, 1), 3, "MobileNetV2", alpha=0.35)
 
-    source = keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(32, 32, 3), pooling="avg", alpha=0.35)
+    source = keras.applications.MobileNetV2(
+        include_top=False, weights=None, input_shape=(32, 32, 3), pooling="avg", alpha=0.35
+    )
     with h5py.File(tmp_path / "no_top.h5", "w") as file:
         legacy_h5_format.save_weights_to_hdf5_group(file, source)
     model = mobile()
     warm_start = read_warm_start(str(tmp_path / "no_top.h5"), model, model.get_weights(), mobile)
     assert warm_start.left_out == ("logits/kernel", "logits/bias")
-    assert all((a == b).all() for a, b in zip(warm_start.weights[:-2], source.get_weights(), strict=True))
+    assert all(
+        (a == b).all() for a, b in zip(warm_start.weights[:-2], source.get_weights(), strict=True)
+    )
 
 
 def poisoned(folder, written):
@@ -148,7 +179,9 @@ def test_the_graph_of_a_saved_model_is_not_run(tmp_path):
     written, place = tmp_path / "written", tmp_path / "poisoned"
     source, model = poisoned(place, written), net()
     warm_start = read_warm_start(str(place), model, model.get_weights(), net)
-    assert all((a == b).all() for a, b in zip(warm_start.weights, source.get_weights(), strict=True))
+    assert all(
+        (a == b).all() for a, b in zip(warm_start.weights, source.get_weights(), strict=True)
+    )
     assert not written.exists()
     tf.saved_model.load(str(place))
     assert written.exists()  # so that the line before the last can fail
@@ -171,9 +204,13 @@ def test_the_weights_of_a_branched_model_come_back_under_their_own_names(tmp_pat
 
     source, model = backbone(), backbone()
     served = ServedClassifier(source, (32, 32, 1))
-    tf.saved_model.save(served, str(tmp_path / "saved"), signatures={"serving_default": served.serving_default})
+    tf.saved_model.save(
+        served, str(tmp_path / "saved"), signatures={"serving_default": served.serving_default}
+    )
     warm_start = read_warm_start(str(tmp_path / "saved"), model, model.get_weights(), backbone)
-    assert all((a == b).all() for a, b in zip(warm_start.weights, source.get_weights(), strict=True))
+    assert all(
+        (a == b).all() for a, b in zip(warm_start.weights, source.get_weights(), strict=True)
+    )
 
 
 def backbone():
@@ -196,5 +233,7 @@ def test_a_file_that_is_none_is_named(tmp_path):
     from pipeline_ops.training.warm_start import read_warm_start
 
     (tmp_path / "weights.npz").write_bytes(b"nothing of the kind")
-    with pytest.raises(DataError, match=r"weights.npz: can't be read as weights for train.warm_start"):
+    with pytest.raises(
+        DataError, match=r"weights.npz: can't be read as weights for train.warm_start"
+    ):
         read_warm_start(str(tmp_path / "weights.npz"), net(), net().get_weights(), net)

@@ -23,7 +23,9 @@ def airflow(airflow_folder):
     from sqlalchemy import event
 
     app = create_app(apps="core")
-    token = get_auth_manager().generate_jwt(SimpleAuthManagerUser(username="user", role="user", teams=None))
+    token = get_auth_manager().generate_jwt(
+        SimpleAuthManagerUser(username="user", role="user", teams=None)
+    )
     conf_check.start()
     yield TestClient(app, headers={"Authorization": f"Bearer {token}"})
     event.remove(DagRun, "init", conf_check.refuse)
@@ -45,7 +47,10 @@ def confs() -> Iterator[dict]:
     """Every field of the author's: flat, as null, by index and in its section, so many at once as a refusal tells of."""
     flat = list(map(flat_key, AUTHORS))
     for names, value in ((flat, 1), (flat, None), ([f"{name}.0" for name in flat], 1)):
-        yield from (dict.fromkeys(some, value) for some in (names[first:first + 20] for first in range(0, len(names), 20)))
+        yield from (
+            dict.fromkeys(some, value)
+            for some in (names[first : first + 20] for first in range(0, len(names), 20))
+        )
     yield from (nested(key, "x") for key in AUTHORS)
 
 
@@ -55,14 +60,21 @@ def test_every_field_of_the_authors_is_refused_over_rest(airflow):
     for conf in confs():
         answer = trigger(airflow, conf)
         refused = [line.partition(": ")[0] for line in answer.json()["detail"].splitlines()]
-        assert (answer.status_code, refused) == (400, [f"conf {name}" for name in conf]), answer.text
+        assert (answer.status_code, refused) == (400, [f"conf {name}" for name in conf]), (
+            answer.text
+        )
     assert number_of_runs() == before
 
 
-@pytest.mark.parametrize(("conf", "message"), [
-    ({"train.epochs": 0}, "Invalid input for param train.epochs"), ({"train.epoch": 3}, "the nearest valid name is 'train.epochs'"),
-    ({"train.warm_start": "/models/foreign"}, "Invalid input for param train.warm_start"),
-    ({"train.optimizer.clip.norm": -1}, "override train.optimizer.clip.norm")])
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ({"train.epochs": 0}, "Invalid input for param train.epochs"),
+        ({"train.epoch": 3}, "the nearest valid name is 'train.epochs'"),
+        ({"train.warm_start": "/models/foreign"}, "Invalid input for param train.warm_start"),
+        ({"train.optimizer.clip.norm": -1}, "override train.optimizer.clip.norm"),
+    ],
+)
 def test_a_value_that_is_wrong_is_refused_with_its_reason(airflow, conf, message):
     answer = trigger(airflow, conf)
     assert answer.status_code == 400 and message in answer.json()["detail"]
@@ -75,5 +87,8 @@ def test_what_a_run_may_set_starts_one(airflow):
 
 def test_a_dag_of_somebody_else_takes_any_conf(airflow):
     """The DAG that moves models has params of its own."""
-    answer = airflow.post(ADDRESS.replace("digits", "trainyard_models"), json={"logical_date": None, "conf": {"pipeline": "digits", "train": 1}})
+    answer = airflow.post(
+        ADDRESS.replace("digits", "trainyard_models"),
+        json={"logical_date": None, "conf": {"pipeline": "digits", "train": 1}},
+    )
     assert answer.status_code == 200

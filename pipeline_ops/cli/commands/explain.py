@@ -27,8 +27,11 @@ class Forecast:
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("explain", help="say what a run would do, what is cached, and why",
-                                 description="Says for each task whether a run would start its job or take the result that is there, and why.")
+    parser = commands.add_parser(
+        "explain",
+        help="say what a run would do, what is cached, and why",
+        description="Says for each task whether a run would start its job or take the result that is there, and why.",
+    )
     add_config(parser)
     add_overrides(parser)
     parser.set_defaults(command=explain)
@@ -70,11 +73,15 @@ def _forecast_approval(approval: Approval, export: Forecast, if_passed: bool) ->
         return Forecast("approve", "skipped", "nothing to ask: this model is published already")
     if export.verdict == "skipped":
         return Forecast("approve", "skipped", export.reason)
-    asks = f"a person, for {approval.timeout_seconds} s; without an answer: {approval.without_answer}"
+    asks = (
+        f"a person, for {approval.timeout_seconds} s; without an answer: {approval.without_answer}"
+    )
     return Forecast("approve", "asks", f"{asks}; only if the gate is passed" if if_passed else asks)
 
 
-def _forecast_trials(config: PipelineConfig, manifests: dict[str, str], runs: list[str]) -> Iterator[Forecast]:
+def _forecast_trials(
+    config: PipelineConfig, manifests: dict[str, str], runs: list[str]
+) -> Iterator[Forecast]:
     """Yields a forecast for each trial, and one for the choice between them."""
     trials, monitor, made = plan_trials(config), monitor_of(config), []
     for trial in trials:
@@ -89,12 +96,22 @@ def _forecast_trials(config: PipelineConfig, manifests: dict[str, str], runs: li
     else:
         found = choose(made, monitor)
         manifests["train"] = found.winner.manifest
-        yield Forecast("train", "cached", f"takes {found.winner.trial.name}, {monitor} {found.winner.figure:.4f}")
+        yield Forecast(
+            "train",
+            "cached",
+            f"takes {found.winner.trial.name}, {monitor} {found.winner.figure:.4f}",
+        )
 
 
-def _forecast(job: str, config: PipelineConfig, manifests: dict[str, str], runs: list[str]) -> Forecast:
+def _forecast(
+    job: str, config: PipelineConfig, manifests: dict[str, str], runs: list[str]
+) -> Forecast:
     if upstream := [name for name in KINDS[job].reads if name in runs]:
-        return Forecast(job, "runs", f"because {' and '.join(upstream)} {'runs' if len(upstream) == 1 else 'run'}")
+        return Forecast(
+            job,
+            "runs",
+            f"because {' and '.join(upstream)} {'runs' if len(upstream) == 1 else 'run'}",
+        )
     if job == "export" and (failed := _failed_rules(manifests["evaluate"])):
         return Forecast(job, "skipped", f"the gate was not passed: {'; '.join(failed)}")
     plan = plan_job(job, config, _NO_RUN, manifests)
@@ -105,4 +122,8 @@ def _forecast(job: str, config: PipelineConfig, manifests: dict[str, str], runs:
 
 def _failed_rules(manifest: str) -> list[str]:
     evaluation = EvaluationFigures.model_validate(read_manifest(manifest).figures)
-    return [] if evaluation.gate_passed else [rule.text for rule in evaluation.rules if not rule.passed]
+    return (
+        []
+        if evaluation.gate_passed
+        else [rule.text for rule in evaluation.rules if not rule.passed]
+    )

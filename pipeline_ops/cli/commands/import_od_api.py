@@ -21,11 +21,30 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("import-od-api", help="make a config of an Object Detection API's pipeline.config", description=__doc__,
-                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pipeline_config", metavar="PIPELINE_CONFIG", type=Path, help="its paths start where this command runs, if they are relative")
-    parser.add_argument("--out", metavar="YAML", type=Path, help="where the config is written; without it, it is printed")
-    parser.add_argument("--num-examples", metavar="N", type=_positive, help="training records, where the files are not here to be counted")
+    parser = commands.add_parser(
+        "import-od-api",
+        help="make a config of an Object Detection API's pipeline.config",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "pipeline_config",
+        metavar="PIPELINE_CONFIG",
+        type=Path,
+        help="its paths start where this command runs, if they are relative",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="YAML",
+        type=Path,
+        help="where the config is written; without it, it is printed",
+    )
+    parser.add_argument(
+        "--num-examples",
+        metavar="N",
+        type=_positive,
+        help="training records, where the files are not here to be counted",
+    )
     parser.set_defaults(command=import_od_api)
 
 
@@ -55,14 +74,20 @@ def _check(text: str, origin: Path) -> None:
         try:
             load_checked(file)
         except ConfigError as error:
-            raise ConfigError(f"{origin}: says something that no config of ours may:\n{str(error).replace(str(file), origin.name)}") from error
+            raise ConfigError(
+                f"{origin}: says something that no config of ours may:\n{str(error).replace(str(file), origin.name)}"
+            ) from error
 
 
 def _tell(out: Path, converted: Converted) -> None:
     print(f"wrote {out}\n\nWhat became something else:")
     for note in converted.notes:
         print(f"  {note}")
-    print("\nFields that have no counterpart:" if converted.left else "\nEvery field has a counterpart.")
+    print(
+        "\nFields that have no counterpart:"
+        if converted.left
+        else "\nEvery field has a counterpart."
+    )
     for leaf in converted.left:
         print(f"  {leaf} (line {leaf.line})")
     print(f"\nCheck it:  trainyard validate {out}")

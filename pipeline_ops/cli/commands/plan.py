@@ -18,8 +18,11 @@ _NO_RUN = "RUN"
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("plan", help="say which process of a training would run where",
-                                 description="Prints the launch plan of a training, and what Slurm or Kubernetes would be asked for.")
+    parser = commands.add_parser(
+        "plan",
+        help="say which process of a training would run where",
+        description="Prints the launch plan of a training, and what Slurm or Kubernetes would be asked for.",
+    )
     add_config(parser)
     add_overrides(parser)
     parser.set_defaults(command=plan)
@@ -43,8 +46,14 @@ def describe(config: PipelineConfig) -> str:
     seats = seats_of(config.train, places, gang_size(config.train, places))
     first = config.hosts.ports[0] if config.hosts and config.hosts.ports else 0
     listens = needs_ports(config.train, places, seats)
-    ports = {place.name: range(first, first + len(seats)) if first else [0] * len(seats) for place in places if listens}
-    text = str(build_launch_plan(config.train, places, seats, ports, attempt, Path("WORK"), incarnation=0))
+    ports = {
+        place.name: range(first, first + len(seats)) if first else [0] * len(seats)
+        for place in places
+        if listens
+    }
+    text = str(
+        build_launch_plan(config.train, places, seats, ports, attempt, Path("WORK"), incarnation=0)
+    )
     return "\n\n".join([text, *_requests(config.hosts, attempt, config)])
 
 
@@ -57,10 +66,20 @@ def _places(hosts: Hosts | None) -> list:
         case SshHosts():
             return SshLauncher(hosts).allocate(lambda: None)
         case SlurmHosts():
-            return [Host(name=f"node-{n}", address=f"node-{n}", workers=hosts.workers_per_node, cores=hosts.cores_per_node or 0)
-                    for n in range(1, hosts.nodes + 1)]
+            return [
+                Host(
+                    name=f"node-{n}",
+                    address=f"node-{n}",
+                    workers=hosts.workers_per_node,
+                    cores=hosts.cores_per_node or 0,
+                )
+                for n in range(1, hosts.nodes + 1)
+            ]
         case KubernetesHosts():
-            return [Host(name=f"pod-{n}", address=f"pod-{n}", workers=hosts.workers_per_pod) for n in range(hosts.pods)]
+            return [
+                Host(name=f"pod-{n}", address=f"pod-{n}", workers=hosts.workers_per_pod)
+                for n in range(hosts.pods)
+            ]
         case LocalHosts():
             return LocalLauncher(hosts.workers, hosts.cores or 0).allocate(lambda: None)
         case _:
@@ -75,8 +94,21 @@ def _requests(hosts: Hosts | None, attempt: Attempt, config: PipelineConfig) -> 
     name = f"trainyard-{config.pipeline}"
     match hosts:
         case SlurmHosts():
-            return [" ".join(sbatch_command(hosts, name, attempt.folder)), batch_script(hosts, attempt.folder).strip()]
+            return [
+                " ".join(sbatch_command(hosts, name, attempt.folder)),
+                batch_script(hosts, attempt.folder).strip(),
+            ]
         case KubernetesHosts():
-            return [json.dumps(manifest(hosts, name.replace("_", "-"), str(attempt.folder), config.train.timeout_seconds), indent=2)]
+            return [
+                json.dumps(
+                    manifest(
+                        hosts,
+                        name.replace("_", "-"),
+                        str(attempt.folder),
+                        config.train.timeout_seconds,
+                    ),
+                    indent=2,
+                )
+            ]
         case _:
             return []

@@ -15,13 +15,30 @@ _MOST_EXAMPLES = 200
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("preview", help="draw what the stages do to some raw examples",
-                                 description="Draws raw examples before and after the stages of a config, with labels and boxes, into one PNG file.")
+    parser = commands.add_parser(
+        "preview",
+        help="draw what the stages do to some raw examples",
+        description="Draws raw examples before and after the stages of a config, with labels and boxes, into one PNG file.",
+    )
     add_config(parser)
-    parser.add_argument("--stage", metavar="NAME", help="only this stage of the config; without it, all of them after decode")
-    parser.add_argument("--examples", metavar="N", type=_count, default=16,
-                        help=f"how many raw examples to show, at most {_MOST_EXAMPLES} (default: 16)")
-    parser.add_argument("--output", metavar="FILE.png", type=Path, help="the picture (default: <pipeline>-preview.png, here)")
+    parser.add_argument(
+        "--stage",
+        metavar="NAME",
+        help="only this stage of the config; without it, all of them after decode",
+    )
+    parser.add_argument(
+        "--examples",
+        metavar="N",
+        type=_count,
+        default=16,
+        help=f"how many raw examples to show, at most {_MOST_EXAMPLES} (default: 16)",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE.png",
+        type=Path,
+        help="the picture (default: <pipeline>-preview.png, here)",
+    )
     add_overrides(parser)
     parser.set_defaults(command=preview)
 
@@ -33,7 +50,9 @@ def preview(arguments: argparse.Namespace) -> int:
     result = draw_preview(config, arguments.stage, arguments.examples)
     output = arguments.output or Path(f"{config.pipeline}-preview.png")
     write_whole(output, result.png)
-    print(f"{output}: {', '.join(f'{count} {outcome}' for outcome, count in result.outcomes.items())}")
+    print(
+        f"{output}: {', '.join(f'{count} {outcome}' for outcome, count in result.outcomes.items())}"
+    )
     return 0
 
 

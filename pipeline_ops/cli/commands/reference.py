@@ -32,12 +32,23 @@ The column "set by" says who may set a key:
 `[]` stands for the items of a list.
 """
 _TABLE = ("| key | type | default | set by | meaning |", "|---|---|---|---|---|")
-_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "anything"}
+_TYPES = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    type(None): "null",
+    Any: "anything",
+}
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("reference", help="print every key of a pipeline's YAML", description="Prints every key of a pipeline's YAML as "
-                                 "Markdown: its type, its default, who may set it, and what it means.")
+    parser = commands.add_parser(
+        "reference",
+        help="print every key of a pipeline's YAML",
+        description="Prints every key of a pipeline's YAML as "
+        "Markdown: its type, its default, who may set it, and what it means.",
+    )
     parser.set_defaults(command=reference)
 
 
@@ -50,7 +61,9 @@ def reference_page() -> str:
     """The whole page."""
     leaves = leaves_of(PipelineConfig).values()
     parts = [_HEAD]
-    for part in sorted(set(map(_part_of, leaves)), key=["pipeline", *PipelineConfig.model_fields].index):
+    for part in sorted(
+        set(map(_part_of, leaves)), key=["pipeline", *PipelineConfig.model_fields].index
+    ):
         rows = [_row(leaf) for leaf in leaves if _part_of(leaf) == part]
         parts.append("\n".join([f"\n## {part}\n", *_TABLE, *rows, ""]))
     return "".join(parts)
@@ -65,7 +78,13 @@ def _row(leaf: ConfigField) -> str:
     types = dict.fromkeys(name for field in leaf.fields for name in _types_of(field.annotation))
     if "null" in types:
         types = {**{name: None for name in types if name != "null"}, "null": None}
-    cells = (f"`{leaf.key}`", " or ".join(types), _default_of(leaf.fields[0]), _owner_of(leaf), _meaning_of(leaf))
+    cells = (
+        f"`{leaf.key}`",
+        " or ".join(types),
+        _default_of(leaf.fields[0]),
+        _owner_of(leaf),
+        _meaning_of(leaf),
+    )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
@@ -96,7 +115,11 @@ def _default_of(field: FieldInfo) -> str:
 def _owner_of(leaf: ConfigField) -> str:
     if leaf.is_per_run:
         return f"run ({leaf.run_words})" if leaf.run_words else "run"
-    return "author" if leaf.kind == "scalar" and not leaf.fixed and not leaf.is_in_list else "author, always"
+    return (
+        "author"
+        if leaf.kind == "scalar" and not leaf.fixed and not leaf.is_in_list
+        else "author, always"
+    )
 
 
 def _meaning_of(leaf: ConfigField) -> str:

@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING, Any
 from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.cli.arguments import add_config, add_overrides, load_runnable, parse_overrides
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, new_run_id
-from pipeline_ops.cli.local_airflow.author_overrides import keep_overrides, refuse_changes_of_the_dag, split_overrides
+from pipeline_ops.cli.local_airflow.author_overrides import (
+    keep_overrides,
+    refuse_changes_of_the_dag,
+    split_overrides,
+)
 from pipeline_ops.cli.local_airflow.embedded import USER, AirflowServer, Home
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 from pipeline_ops.cli.local_airflow.server import check_alive, embedded_airflow
@@ -40,11 +44,18 @@ _FAILED = 1
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("run", help="run a pipeline in an embedded Airflow and watch it",
-                                 description="Runs a pipeline once, in an embedded Airflow that ends with this command.")
+    parser = commands.add_parser(
+        "run",
+        help="run a pipeline in an embedded Airflow and watch it",
+        description="Runs a pipeline once, in an embedded Airflow that ends with this command.",
+    )
     add_config(parser)
     add_overrides(parser)
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON object in the last line; everything else goes to stderr")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the result as one JSON object in the last line; everything else goes to stderr",
+    )
     parser.set_defaults(command=run)
 
 
@@ -63,10 +74,16 @@ def run(arguments: argparse.Namespace) -> int:
     return exit_status(view)
 
 
-def _run_embedded(config: PipelineConfig, overrides: Mapping[str, Any], console: Console) -> RunView:
+def _run_embedded(
+    config: PipelineConfig, overrides: Mapping[str, Any], console: Console
+) -> RunView:
     home = Home.of_environment()
-    with (embedded_airflow(home, [config.file], say=console.print) as server,
-          AirflowApi(server.url, USER, server.password, meanwhile=lambda: check_alive(home, server)) as api):
+    with (
+        embedded_airflow(home, [config.file], say=console.print) as server,
+        AirflowApi(
+            server.url, USER, server.password, meanwhile=lambda: check_alive(home, server)
+        ) as api,
+    ):
         print_address(console, home, server)
         wait_until_healthy(api, home, server)
         dag = wait_for_dag(api, home, server, config.pipeline, since=config.file.stat().st_mtime)
@@ -94,23 +111,44 @@ def _unpaused(api: AirflowApi, dag: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         if dag["is_paused"]:
-            with contextlib.suppress(TrainyardError):  # then Airflow is gone, and the error that ended it follows
+            with contextlib.suppress(
+                TrainyardError
+            ):  # then Airflow is gone, and the error that ended it follows
                 api.pause(dag["dag_id"], paused=True)
 
 
-def _run_once(api: AirflowApi, home: Home, server: AirflowServer, config: PipelineConfig, overrides: Mapping[str, Any], console: Console) -> RunView:
+def _run_once(
+    api: AirflowApi,
+    home: Home,
+    server: AirflowServer,
+    config: PipelineConfig,
+    overrides: Mapping[str, Any],
+    console: Console,
+) -> RunView:
     if config.evaluate.approval:
-        console.print("Approval  before export a person is asked, in Airflow under Required Actions; this command waits for the answer.")
+        console.print(
+            "Approval  before export a person is asked, in Airflow under Required Actions; this command waits for the answer."
+        )
     for active in [] if config.evaluate.approval else api.active_runs(config.pipeline):
         console.print(f"Waiting for the run {active}: a pipeline has one run at a time.")
     triggered, run_id = time.time(), new_run_id()
     conf, authors = split_overrides(load_config(config.file), overrides)
     if authors:
-        console.print(f"Author    {', '.join(authors)}: set by this command. A run from Airflow's UI cannot set "
-                      f"{'it' if len(authors) == 1 else 'them'}.", soft_wrap=True)
+        console.print(
+            f"Author    {', '.join(authors)}: set by this command. A run from Airflow's UI cannot set "
+            f"{'it' if len(authors) == 1 else 'them'}.",
+            soft_wrap=True,
+        )
     keep_overrides(home, config.file, run_id, overrides)
     api.trigger(config.pipeline, conf, run_id)
-    watcher = RunWatcher(api, Layout(config.root, config.pipeline), config.pipeline, run_id, triggered, task_names(config))
+    watcher = RunWatcher(
+        api,
+        Layout(config.root, config.pipeline),
+        config.pipeline,
+        run_id,
+        triggered,
+        task_names(config),
+    )
     try:
         view = _follow(watcher, home, server, console)
     except Stopped:
@@ -144,19 +182,32 @@ def _follow(watcher: RunWatcher, home: Home, server: AirflowServer, console: Con
 def print_failures(console: Console, config: PipelineConfig, home: Home, view: RunView) -> None:
     """Prints the reason of each failed task, and the logs to read."""
     for task in view.tasks:
-        if task.state != "failed" or (task.name.startswith("trial-") and view.task("train").state == "success"):
+        if task.state != "failed" or (
+            task.name.startswith("trial-") and view.task("train").state == "success"
+        ):
             continue
         record = task.record
-        message = record.message if record and record.state == "failed" else "ended by Airflow, or by a person in its UI"
+        message = (
+            record.message
+            if record and record.state == "failed"
+            else "ended by Airflow, or by a person in its UI"
+        )
         console.print(f"{task.name} failed: {message}", style="red", soft_wrap=True)
         if record and record.attempt:
             console.print(f"    job log      {Attempt(Path(record.attempt)).log}", soft_wrap=True)
-        console.print(f"    Airflow log  {home.task_logs(config.pipeline, view.run_id, task.name)}", soft_wrap=True)
+        console.print(
+            f"    Airflow log  {home.task_logs(config.pipeline, view.run_id, task.name)}",
+            soft_wrap=True,
+        )
 
 
 def exit_status(view: RunView) -> int:
     """Returns 0 for a run that succeeded, the job's own exit code for one that failed, else 1."""
     if view.state == "success":
         return ExitCode.SUCCESS
-    codes = [task.record.exit_code for task in view.tasks if task.state == "failed" and task.record and task.record.exit_code]
+    codes = [
+        task.record.exit_code
+        for task in view.tasks
+        if task.state == "failed" and task.record and task.record.exit_code
+    ]
     return codes[0] if codes else _FAILED

@@ -11,13 +11,29 @@ from typing import Any
 
 from pipeline_ops.errors import ConfigError
 
-_SIGNS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "at least", "pattern": "matching"}
+_SIGNS = {
+    "ge": "at least",
+    "gt": "above",
+    "le": "at most",
+    "lt": "below",
+    "min_length": "at least",
+    "pattern": "matching",
+}
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("stages", help="list the preprocessing stages", description="Lists the stages that preprocess.stages may name, "
-                                 "with their parameters; of one stage, also what the parameters mean.")
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a stage's name, or the module path of one, my_package.my_module:my_stage")
+    parser = commands.add_parser(
+        "stages",
+        help="list the preprocessing stages",
+        description="Lists the stages that preprocess.stages may name, "
+        "with their parameters; of one stage, also what the parameters mean.",
+    )
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="a stage's name, or the module path of one, my_package.my_module:my_stage",
+    )
     parser.set_defaults(command=stages)
 
 
@@ -37,7 +53,9 @@ def stages(arguments: argparse.Namespace) -> int:
         print(f"{name:<12}{_docstring(stage).partition(chr(10))[0]}")
         for line, _ in _parameters(stage):
             print(f"    {line}")
-    print("\n`trainyard stages NAME` says what the parameters of a stage mean; `trainyard new-stage NAME` makes a new one.")
+    print(
+        "\n`trainyard stages NAME` says what the parameters of a stage mean; `trainyard new-stage NAME` makes a new one."
+    )
     return 0
 
 
@@ -56,8 +74,15 @@ def _docstring(stage: Any) -> str:
 def _parameters(stage: Any) -> Iterator[tuple[str, str]]:
     """Yields a line for each parameter, with type, bounds and default, and its meaning."""
     for name, field in stage.parameters.__pydantic_fields__.items():
-        default = ", required" if field.is_required() else f" = {_value(field.get_default(call_default_factory=True))}"
-        yield f"{name}: {', '.join([_type(field.annotation), *_bounds(field.metadata)])}{default}", field.description or ""
+        default = (
+            ", required"
+            if field.is_required()
+            else f" = {_value(field.get_default(call_default_factory=True))}"
+        )
+        yield (
+            f"{name}: {', '.join([_type(field.annotation), *_bounds(field.metadata)])}{default}",
+            field.description or "",
+        )
 
 
 def _type(annotation: Any) -> str:
@@ -70,7 +95,11 @@ def _type(annotation: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " | ".join(_type(argument) for argument in arguments if argument is not type(None))
     if origin in (tuple, list):
-        return f"list of {_type(arguments[0])}" if arguments[1:] in ((), (...,)) else f"list of {len(arguments)} {_type(arguments[0])}"
+        return (
+            f"list of {_type(arguments[0])}"
+            if arguments[1:] in ((), (...,))
+            else f"list of {len(arguments)} {_type(arguments[0])}"
+        )
     if origin is dict:
         return f"mapping of {_type(arguments[0])} to {_type(arguments[1])}"
     return inspect.formatannotation(annotation)
@@ -80,7 +109,9 @@ def _bounds(metadata: Any) -> Iterator[str]:
     for rule in metadata:
         for sign, words in _SIGNS.items():
             if (bound := getattr(rule, sign, None)) is not None:
-                yield f"{words} {bound:g}" if isinstance(bound, (int, float)) else f"{words} {bound}"
+                yield (
+                    f"{words} {bound:g}" if isinstance(bound, (int, float)) else f"{words} {bound}"
+                )
 
 
 def _value(value: Any) -> str:

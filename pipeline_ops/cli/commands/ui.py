@@ -27,10 +27,19 @@ _LOOK_SECONDS = 1.0
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("ui", help="keep the embedded Airflow up until Ctrl-C",
-                                 description="Keeps an embedded Airflow up until Ctrl-C. Meanwhile, `trainyard run` uses it.")
-    parser.add_argument("configs", metavar="CONFIG", nargs="*", type=Path, default=[CODE_ROOT / "configs"],
-                        help="YAML files of pipelines, or folders of them; by default the folder configs")
+    parser = commands.add_parser(
+        "ui",
+        help="keep the embedded Airflow up until Ctrl-C",
+        description="Keeps an embedded Airflow up until Ctrl-C. Meanwhile, `trainyard run` uses it.",
+    )
+    parser.add_argument(
+        "configs",
+        metavar="CONFIG",
+        nargs="*",
+        type=Path,
+        default=[CODE_ROOT / "configs"],
+        help="YAML files of pipelines, or folders of them; by default the folder configs",
+    )
     parser.set_defaults(command=ui)
 
 
@@ -38,9 +47,14 @@ def ui(arguments: argparse.Namespace) -> int:
     console, home = make_console(stderr=False), Home.of_environment()
     places = [place.resolve() for place in arguments.configs]
     pipelines = usable_pipelines(places, console)
-    with stop_signals(), embedded_airflow(home, places, say=console.print, schedules=True) as server:
+    with (
+        stop_signals(),
+        embedded_airflow(home, places, say=console.print, schedules=True) as server,
+    ):
         print_address(console, home, server)
-        with AirflowApi(server.url, USER, server.password, meanwhile=lambda: check_alive(home, server)) as api:
+        with AirflowApi(
+            server.url, USER, server.password, meanwhile=lambda: check_alive(home, server)
+        ) as api:
             wait_until_healthy(api, home, server)
             dags = [wait_for_dag(api, home, server, pipeline, since=0.0) for pipeline in pipelines]
         if not server.schedules:
@@ -59,7 +73,9 @@ def schedule_lines(dags: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     The DAGs are given as the API describes them.
     """
     scheduled = [dag for dag in dags if dag["timetable_summary"]]
-    running = [f"{dag['dag_id']} ({dag['timetable_summary']})" for dag in scheduled if not dag["is_paused"]]
+    running = [
+        f"{dag['dag_id']} ({dag['timetable_summary']})" for dag in scheduled if not dag["is_paused"]
+    ]
     paused = [dag["dag_id"] for dag in scheduled if dag["is_paused"]]
     if running:
         yield f"Schedules {', '.join(running)}"
@@ -83,5 +99,9 @@ def usable_pipelines(places: Iterable[Path], console: Console) -> list[str]:
             problems += 1
             console.print(str(problem), style="red", soft_wrap=True)
     if not found:
-        raise ConfigError(f"no usable pipeline among {', '.join(map(str, places))}" if problems else f"no YAML file in {', '.join(map(str, places))}")
+        raise ConfigError(
+            f"no usable pipeline among {', '.join(map(str, places))}"
+            if problems
+            else f"no YAML file in {', '.join(map(str, places))}"
+        )
     return found

@@ -19,12 +19,24 @@ from pipeline_ops.raw_data.folder import find_raw_folder
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("validate", help="check configs",
-                                 description="Checks configs. Exit status 78 if something is wrong with one of them.")
-    parser.add_argument("configs", metavar="CONFIG", nargs="+", type=Path, help="YAML files of pipelines, or folders of them")
+    parser = commands.add_parser(
+        "validate",
+        help="check configs",
+        description="Checks configs. Exit status 78 if something is wrong with one of them.",
+    )
+    parser.add_argument(
+        "configs",
+        metavar="CONFIG",
+        nargs="+",
+        type=Path,
+        help="YAML files of pipelines, or folders of them",
+    )
     add_overrides(parser)
-    parser.add_argument("--deep", action="store_true",
-                        help="also read the source, run one image through the stages, and build the model on one batch")
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="also read the source, run one image through the stages, and build the model on one batch",
+    )
     parser.set_defaults(command=validate)
 
 
@@ -33,7 +45,9 @@ def validate(arguments: argparse.Namespace) -> int:
     overrides, status = parse_overrides(arguments.overrides), ExitCode.SUCCESS
     files = list(config_files(arguments.configs))
     if not files:
-        raise ConfigError(f"{', '.join(map(str, arguments.configs))}: no file *.yaml in it; name a config, or a folder of configs")
+        raise ConfigError(
+            f"{', '.join(map(str, arguments.configs))}: no file *.yaml in it; name a config, or a folder of configs"
+        )
     for file in files:
         try:
             _validate_file(file, overrides, arguments.deep)
@@ -70,9 +84,9 @@ def describe(config: PipelineConfig) -> dict[str, str]:
     return {
         "pipeline": f"{config.pipeline}; runs start {start_of(config.schedule)}",
         "preprocess": f"{' > '.join(stage.name for stage in config.preprocess.stages)}; {config.preprocess.shards} shards of each split, "
-                      f"from {find_raw_folder(config)}",
+        f"from {find_raw_folder(config)}",
         "train": f"{train.model}; {train.epochs} epochs of batch {train.global_batch} on {train.workers} workers, {train.strategy}; "
-                 f"{train.optimizer.name}, learning rate {train.optimizer.learning_rate:g}",
+        f"{train.optimizer.name}, learning rate {train.optimizer.learning_rate:g}",
         **searched,
         "evaluate": f"gate on {', '.join(rule.metric for rule in config.evaluate.gate)}",
         "export": f"to the model {config.export.model} below {config.root}",
@@ -85,7 +99,9 @@ def start_of(schedule: Schedule) -> str:
     if schedule.cron:
         starts.append(f"by the clock, {schedule.cron} ({schedule.timezone})")
     if schedule.assets:
-        starts.append(f"when there is an event of {' or '.join(asset.name for asset in schedule.assets)}")
+        starts.append(
+            f"when there is an event of {' or '.join(asset.name for asset in schedule.assets)}"
+        )
     if schedule.watch_seconds:
         starts.append(f"when the raw files change (looked at every {schedule.watch_seconds} s)")
     return " or ".join(starts) or "by hand only"
@@ -93,5 +109,7 @@ def start_of(schedule: Schedule) -> str:
 
 def _search(config: PipelineConfig) -> str:
     trials = plan_trials(config)
-    return (f"{len(trials)} trials ({config.search.method}) over {', '.join(config.search.parameters)}; {config.search.max_parallel} at a time; "
-            f"the best {monitor_of(config)} goes on")
+    return (
+        f"{len(trials)} trials ({config.search.method}) over {', '.join(config.search.parameters)}; {config.search.max_parallel} at a time; "
+        f"the best {monitor_of(config)} goes on"
+    )

@@ -30,8 +30,11 @@ def refuse_changes_of_the_dag(plain: PipelineConfig, config: PipelineConfig) -> 
     """Raises ConfigError for overrides of the DAG itself, which a single run cannot follow."""
     for key, leaf in leaves_of(PipelineConfig).items():
         plain_key = key.partition("[]")[0]
-        if not key.startswith(_SAME_DAG) and (leaf.fixed == READ_WITH_THE_DAG or key == "pipeline") and \
-                value_at(plain, plain_key) != value_at(config, plain_key):
+        if (
+            not key.startswith(_SAME_DAG)
+            and (leaf.fixed == READ_WITH_THE_DAG or key == "pipeline")
+            and value_at(plain, plain_key) != value_at(config, plain_key)
+        ):
             raise _part_of_the_dag(plain, plain_key)
     if (plain.search is None) != (config.search is None):
         raise _part_of_the_dag(plain, "search")
@@ -39,7 +42,9 @@ def refuse_changes_of_the_dag(plain: PipelineConfig, config: PipelineConfig) -> 
         raise _part_of_the_dag(plain, "evaluate.approval")
 
 
-def split_overrides(plain: PipelineConfig, overrides: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def split_overrides(
+    plain: PipelineConfig, overrides: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
     """The conf of the run, and the keys that a run from Airflow's UI could not set."""
     conf, refused = {}, []
     for key, value in overrides.items():
@@ -60,4 +65,6 @@ def keep_overrides(home: Home, file: Path, run_id: str, overrides: Mapping[str, 
 
 
 def _part_of_the_dag(plain: PipelineConfig, key: str) -> ConfigError:
-    return ConfigError(f"--set {key}: it cannot be set for a single run: {READ_WITH_THE_DAG}; change it in {plain.file}")
+    return ConfigError(
+        f"--set {key}: it cannot be set for a single run: {READ_WITH_THE_DAG}; change it in {plain.file}"
+    )

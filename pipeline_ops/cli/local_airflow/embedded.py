@@ -60,7 +60,9 @@ _SETTINGS = {
         "min_serialized_dag_update_interval": "0",  # a YAML changed twice within half a minute must show both times
     },
     "api": {"host": "127.0.0.1", "workers": "1", "instance_name": "Trainyard"},
-    "scheduler": {"scheduler_idle_sleep_time": "0.2"},  # the gap between two tasks; the default of 1 s is for busy clusters
+    "scheduler": {
+        "scheduler_idle_sleep_time": "0.2"
+    },  # the gap between two tasks; the default of 1 s is for busy clusters
     "dag_processor": {"parsing_processes": "1"},
     "workers": {
         "min_heartbeat_interval": "1",  # how long a finished task may hold its slot, and one that was marked failed may continue
@@ -84,7 +86,10 @@ class Home:
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Home:
         """The home below TRAINYARD_HOME, or below `.trainyard` in the repository."""
-        return cls(Path(environment.get("TRAINYARD_HOME") or CODE_ROOT / ".trainyard").resolve() / "airflow")
+        return cls(
+            Path(environment.get("TRAINYARD_HOME") or CODE_ROOT / ".trainyard").resolve()
+            / "airflow"
+        )
 
     @property
     def lock(self) -> Path:
@@ -124,7 +129,11 @@ class Home:
         return self.folder / "logs" / f"dag_id={dag_id}" / f"run_id={run_id}" / f"task_id={task}"
 
     def needs_migration(self) -> bool:
-        return not self.database.exists() or not self.migrated.exists() or self.migrated.read_text() != airflow_version()
+        return (
+            not self.database.exists()
+            or not self.migrated.exists()
+            or self.migrated.read_text() != airflow_version()
+        )
 
     def make(self) -> None:
         """Makes the folder, for the owner only, and the folder of the logs."""
@@ -159,7 +168,12 @@ class Secrets:
     @classmethod
     def _random(cls) -> Secrets:
         fernet = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
-        return cls(password=secrets.token_urlsafe(12), jwt=secrets.token_hex(64), session=secrets.token_hex(32), fernet=fernet)
+        return cls(
+            password=secrets.token_urlsafe(12),
+            jwt=secrets.token_hex(64),
+            session=secrets.token_hex(32),
+            fernet=fernet,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +200,11 @@ class AirflowServer:
     def read(cls, home: Home) -> AirflowServer | None:
         """Reads the file, even if its process has ended."""
         value = read_json(home.server)
-        return cls(**{**value, "process": ProcessIdentity.from_json(value["process"])}) if value else None
+        return (
+            cls(**{**value, "process": ProcessIdentity.from_json(value["process"])})
+            if value
+            else None
+        )
 
     @classmethod
     def alive(cls, home: Home) -> AirflowServer | None:
@@ -210,39 +228,70 @@ def airflow_command(arguments: Iterable[str]) -> list[str]:
     return [sys.executable, "-m", "airflow", *arguments]
 
 
-def airflow_environment(inherited: Mapping[str, str], home: Home, dags: Path, configs: Sequence[str], port: int, own: Secrets,
-                        schedules: bool) -> dict[str, str]:
+def airflow_environment(
+    inherited: Mapping[str, str],
+    home: Home,
+    dags: Path,
+    configs: Sequence[str],
+    port: int,
+    own: Secrets,
+    schedules: bool,
+) -> dict[str, str]:
     """The environment of every program of the embedded Airflow.
 
     Settings that the caller's shell has for another Airflow are left out: with them, `db migrate`
     would change the other one's database. So is the variable that would keep Python from writing
     bytecode. Loopback addresses are exempt from proxies.
     """
-    bundle = [{"name": "trainyard", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle", "kwargs": {"path": str(dags)}}]
+    bundle = [
+        {
+            "name": "trainyard",
+            "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
+            "kwargs": {"path": str(dags)},
+        }
+    ]
     url = f"http://127.0.0.1:{port}"
     own_settings = {
-        "core": {"fernet_key": own.fernet, "execution_api_server_url": f"{url}/execution/",
-                 "simple_auth_manager_passwords_file": str(home.passwords)},
+        "core": {
+            "fernet_key": own.fernet,
+            "execution_api_server_url": f"{url}/execution/",
+            "simple_auth_manager_passwords_file": str(home.passwords),
+        },
         "api": {"port": str(port), "base_url": url, "secret_key": own.session},
         "api_auth": {"jwt_secret": own.jwt},
         "database": {"sql_alchemy_conn": f"sqlite:///{home.database}"},
-        "dag_processor": {"dag_bundle_config_list": json.dumps(bundle), "min_file_process_interval": str(_reading_interval(configs))},
+        "dag_processor": {
+            "dag_bundle_config_list": json.dumps(bundle),
+            "min_file_process_interval": str(_reading_interval(configs)),
+        },
         "scheduler": {"use_job_schedule": str(schedules)},
     }
-    kept = {name: value for name, value in inherited.items() if not name.startswith(("AIRFLOW", "_AIRFLOW")) and name != "PYTHONDONTWRITEBYTECODE"}
-    return kept | SAFE_PATH | _as_variables(_SETTINGS) | _as_variables(own_settings) | {
-        "AIRFLOW_HOME": str(home.folder),
-        "TRAINYARD_CONFIGS": os.pathsep.join(configs),
-        AUTHOR_OVERRIDES: str(home.author_overrides),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(CODE_ROOT), kept.get("PYTHONPATH")])),
-        "NO_PROXY": ",".join(filter(None, ["127.0.0.1,localhost", kept.get("NO_PROXY")])),
-        "no_proxy": ",".join(filter(None, ["127.0.0.1,localhost", kept.get("no_proxy")])),
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if not name.startswith(("AIRFLOW", "_AIRFLOW")) and name != "PYTHONDONTWRITEBYTECODE"
     }
+    return (
+        kept
+        | SAFE_PATH
+        | _as_variables(_SETTINGS)
+        | _as_variables(own_settings)
+        | {
+            "AIRFLOW_HOME": str(home.folder),
+            "TRAINYARD_CONFIGS": os.pathsep.join(configs),
+            AUTHOR_OVERRIDES: str(home.author_overrides),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(CODE_ROOT), kept.get("PYTHONPATH")])),
+            "NO_PROXY": ",".join(filter(None, ["127.0.0.1,localhost", kept.get("NO_PROXY")])),
+            "no_proxy": ",".join(filter(None, ["127.0.0.1,localhost", kept.get("no_proxy")])),
+        }
+    )
 
 
 def _reading_interval(configs: Sequence[str]) -> int:
     """Returns the interval in whole seconds."""
-    return round(max(_READING_SECONDS, _READING_SECONDS_PER_PIPELINE * len(list(config_files(configs)))))
+    return round(
+        max(_READING_SECONDS, _READING_SECONDS_PER_PIPELINE * len(list(config_files(configs))))
+    )
 
 
 def write_private(path: Path, value: Any) -> None:
@@ -268,4 +317,8 @@ def _without_colours(line: str) -> str:
 
 
 def _as_variables(settings: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    return {f"AIRFLOW__{section}__{key}".upper(): value for section, keys in settings.items() for key, value in keys.items()}
+    return {
+        f"AIRFLOW__{section}__{key}".upper(): value
+        for section, keys in settings.items()
+        for key, value in keys.items()
+    }

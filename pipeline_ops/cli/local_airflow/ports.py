@@ -40,7 +40,11 @@ def _inodes(port: int) -> set[str]:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
             rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
-            found |= {row[_INODE] for row in rows if row[_STATE] == _LISTENING and int(row[_ADDRESS].rsplit(":", 1)[1], 16) == port}
+            found |= {
+                row[_INODE]
+                for row in rows
+                if row[_STATE] == _LISTENING and int(row[_ADDRESS].rsplit(":", 1)[1], 16) == port
+            }
     return found
 
 

@@ -34,7 +34,13 @@ _STOP_SECONDS = 30.0
 
 
 @contextlib.contextmanager
-def embedded_airflow(home: Home, configs: Sequence[Path], say: Callable[[str], None], schedules: bool = False, dags: Path = DAGS) -> Iterator[AirflowServer]:
+def embedded_airflow(
+    home: Home,
+    configs: Sequence[Path],
+    say: Callable[[str], None],
+    schedules: bool = False,
+    dags: Path = DAGS,
+) -> Iterator[AirflowServer]:
     """Holds an embedded Airflow, a new one or the one that runs in this home already.
 
     Args:
@@ -88,7 +94,9 @@ class _Start:
             if server := self._look():
                 return server
             time.sleep(_POLL_SECONDS)
-        raise MachineError(f"the embedded Airflow was not up after {_START_SECONDS:.0f} s; its logs are in {self.home.log('').parent}")
+        raise MachineError(
+            f"the embedded Airflow was not up after {_START_SECONDS:.0f} s; its logs are in {self.home.log('').parent}"
+        )
 
     def _look(self) -> AirflowServer | None:
         """The server, once it is up."""
@@ -106,12 +114,38 @@ class _Start:
         return server if server.state == "up" else None
 
 
-def _start_supervisor(home: Home, configs: Sequence[Path], schedules: bool, dags: Path) -> subprocess.Popen:
-    argv = [sys.executable, "-m", "pipeline_ops.cli.local_airflow.supervisor", "--home", str(home.folder), "--dags", str(dags),
-            *(["--schedules"] if schedules else []), *map(str, configs)]
-    environment = os.environ | SAFE_PATH | {"PYTHONPATH": os.pathsep.join(filter(None, [str(CODE_ROOT), os.environ.get("PYTHONPATH")]))}
+def _start_supervisor(
+    home: Home, configs: Sequence[Path], schedules: bool, dags: Path
+) -> subprocess.Popen:
+    argv = [
+        sys.executable,
+        "-m",
+        "pipeline_ops.cli.local_airflow.supervisor",
+        "--home",
+        str(home.folder),
+        "--dags",
+        str(dags),
+        *(["--schedules"] if schedules else []),
+        *map(str, configs),
+    ]
+    environment = (
+        os.environ
+        | SAFE_PATH
+        | {
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(CODE_ROOT), os.environ.get("PYTHONPATH")])
+            )
+        }
+    )
     with open(home.log("supervisor"), "ab") as log:
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment)
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environment,
+        )
 
 
 def _explain(home: Home, child: subprocess.Popen) -> None:
@@ -121,26 +155,40 @@ def _explain(home: Home, child: subprocess.Popen) -> None:
     """
     server = AirflowServer.read(home)
     if server and server.process.pid == child.pid:
-        raise MachineError(server.message or f"the embedded Airflow ended while it was starting; see {home.log('supervisor')}")
+        raise MachineError(
+            server.message
+            or f"the embedded Airflow ended while it was starting; see {home.log('supervisor')}"
+        )
     if child.returncode != LOCKED:
         log = home.log("supervisor")
-        raise MachineError(f"the embedded Airflow did not start; the log of its supervisor is {log} and ends with:\n{last_lines(log)}")
+        raise MachineError(
+            f"the embedded Airflow did not start; the log of its supervisor is {log} and ends with:\n{last_lines(log)}"
+        )
 
 
 def _check_serves(server: AirflowServer, configs: Sequence[Path]) -> None:
     missing = [str(config) for config in configs if not server.serves(config)]
     if missing and server.state in ("starting", "up"):
-        raise MachineError(f"an embedded Airflow runs already (process {server.process.pid}, {server.url}) and serves {', '.join(server.configs)}, "
-                           f"but not {', '.join(missing)}; stop that one, or set TRAINYARD_HOME to another folder for this one")
+        raise MachineError(
+            f"an embedded Airflow runs already (process {server.process.pid}, {server.url}) and serves {', '.join(server.configs)}, "
+            f"but not {', '.join(missing)}; stop that one, or set TRAINYARD_HOME to another folder for this one"
+        )
 
 
-def _wait_for_end(home: Home, child: subprocess.Popen | None, was_last: bool, say: Callable[[str], None]) -> None:
+def _wait_for_end(
+    home: Home, child: subprocess.Popen | None, was_last: bool, say: Callable[[str], None]
+) -> None:
     """Waits until the supervisor has ended everything, unless another command uses it."""
-    noticed, deadline = time.monotonic() + (_LAST_SECONDS if was_last else _NOT_LAST_SECONDS), time.monotonic() + _STOP_SECONDS
+    noticed, deadline = (
+        time.monotonic() + (_LAST_SECONDS if was_last else _NOT_LAST_SECONDS),
+        time.monotonic() + _STOP_SECONDS,
+    )
     while (server := AirflowServer.alive(home)) and time.monotonic() < deadline:
         if server.state == "up" and time.monotonic() > noticed:
             if child:
-                say(f"The embedded Airflow stays up: another command uses it. Its supervisor is process {server.process.pid}.")
+                say(
+                    f"The embedded Airflow stays up: another command uses it. Its supervisor is process {server.process.pid}."
+                )
             return
         time.sleep(_POLL_SECONDS)
     if child and _killed(child):

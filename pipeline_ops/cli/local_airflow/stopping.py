@@ -25,7 +25,11 @@ def stop_signals() -> Iterator[None]:
     A second signal is ignored, so that the cleanup is not interrupted. Signals that the caller has
     set to be ignored, as nohup does, stay ignored.
     """
-    before = {number: signal.signal(number, _stop) for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}
+    before = {
+        number: signal.signal(number, _stop)
+        for number in _SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:

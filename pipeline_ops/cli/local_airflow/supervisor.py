@@ -37,7 +37,13 @@ from pipeline_ops.cli.local_airflow.ports import free_port, is_listening, listen
 from pipeline_ops.cli.usage_lock import is_unused, open_holders
 from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.storage.atomic import exclusive_lock
-from pipeline_ops.system.descendants import adopt_orphans, descendants, die_with_parent, end_descendants, reap
+from pipeline_ops.system.descendants import (
+    adopt_orphans,
+    descendants,
+    die_with_parent,
+    end_descendants,
+    reap,
+)
 from pipeline_ops.system.processes import ProcessIdentity
 from pipeline_ops.system.temp_dirs import own_temporary_folder
 
@@ -61,8 +67,18 @@ class Supervisor:
         self._home = home
         self._programs: dict[int, tuple[str, subprocess.Popen]] = {}
         self._sessions: set[int] = set()
-        self._server = AirflowServer("starting", ProcessIdentity.of(os.getpid()), free_port(), own.password, list(configs), schedules, time.time())
-        self._environment = airflow_environment(os.environ, home, dags, configs, self._server.port, own, schedules)
+        self._server = AirflowServer(
+            "starting",
+            ProcessIdentity.of(os.getpid()),
+            free_port(),
+            own.password,
+            list(configs),
+            schedules,
+            time.time(),
+        )
+        self._environment = airflow_environment(
+            os.environ, home, dags, configs, self._server.port, own, schedules
+        )
         self._holders = open_holders(home.holders)
         signal.signal(signal.SIGTERM, self._stop)
 
@@ -97,8 +113,16 @@ class Supervisor:
 
     def _start(self, name: str, arguments: Sequence[str]) -> None:
         with open(self._home.log(name), "wb") as log:
-            process = subprocess.Popen(airflow_command(arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment,
-                                       cwd=self._home.folder, start_new_session=True, preexec_fn=die_with_parent)
+            process = subprocess.Popen(
+                airflow_command(arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                cwd=self._home.folder,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
         self._programs[process.pid] = (name, process)
         self._sessions.add(process.pid)
 
@@ -115,15 +139,23 @@ class Supervisor:
         name, _ = self._programs.pop(pid, (None, None))
         if name and not (name == "db-migrate" and status == 0):
             log = self._home.log(name)
-            how = f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
-            raise MachineError(f"the {name} of the embedded Airflow {how}; its log is {log} and ends with:\n{last_lines(log)}")
+            how = (
+                f"was killed by signal {-status}"
+                if status < 0
+                else f"ended with exit status {status}"
+            )
+            raise MachineError(
+                f"the {name} of the embedded Airflow {how}; its log is {log} and ends with:\n{last_lines(log)}"
+            )
 
     def _is_ours_listening(self) -> bool:
         port = self._server.port
         if not is_listening(port):
             return False
         if listener(port, among=descendants()) is None:
-            raise MachineError(f"another process took port {port} while the embedded Airflow was starting; start again, it chooses a new one")
+            raise MachineError(
+                f"another process took port {port} while the embedded Airflow was starting; start again, it chooses a new one"
+            )
         return True
 
     def _is_job(self, pid: int) -> bool:
@@ -154,9 +186,15 @@ def close_interrupted_runs(database: Path) -> None:
     connection = sqlite3.connect(database)
     try:
         with connection:
-            connection.execute("UPDATE task_instance SET state = 'failed', end_date = ?, trigger_id = NULL WHERE state IN "
-                               "('running', 'queued', 'scheduled', 'deferred', 'restarting', 'up_for_retry', 'up_for_reschedule')", (now,))
-            connection.execute("UPDATE dag_run SET state = 'failed', end_date = ? WHERE state IN ('running', 'queued')", (now,))
+            connection.execute(
+                "UPDATE task_instance SET state = 'failed', end_date = ?, trigger_id = NULL WHERE state IN "
+                "('running', 'queued', 'scheduled', 'deferred', 'restarting', 'up_for_retry', 'up_for_reschedule')",
+                (now,),
+            )
+            connection.execute(
+                "UPDATE dag_run SET state = 'failed', end_date = ? WHERE state IN ('running', 'queued')",
+                (now,),
+            )
     finally:
         connection.close()
 
@@ -174,7 +212,10 @@ def main() -> int:
     home = Home(arguments.home)
     home.make()
     try:
-        with exclusive_lock(home.lock, "the embedded Airflow", wait_seconds=_LOCK_SECONDS), own_temporary_folder("airflow"):
+        with (
+            exclusive_lock(home.lock, "the embedded Airflow", wait_seconds=_LOCK_SECONDS),
+            own_temporary_folder("airflow"),
+        ):
             return Supervisor(home, arguments.dags, arguments.configs, arguments.schedules).run()
     except MachineError as error:
         print(error, file=sys.stderr)

@@ -27,10 +27,16 @@ from pipeline_ops.export.serving.rest import BadRequest
 from pipeline_ops.export.serving.service import HttpAnswer, Service, as_json
 
 _LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
-_HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin",
-            "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
-_PAGE_POLICY = ("default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self'; img-src blob:; "
-                "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self'; img-src blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -45,25 +51,37 @@ class Application:
 
     def __init__(self, service: Service, limits: Limits, allowed_names: Collection[str] = ()):
         self._service, self._limits = service, limits
-        self._allowed = {name.lower() for name in (*allowed_names, socket.gethostname(), *_LOCAL_NAMES)}
+        self._allowed = {
+            name.lower() for name in (*allowed_names, socket.gethostname(), *_LOCAL_NAMES)
+        }
         self._threads = anyio.CapacityLimiter(limits.threads)
         self._bytes_under_way = self._predictions = 0
 
     def asgi(self) -> Starlette:
-        handlers = {HTTPException: lambda _, error: _response(_refused(BadRequest(error.detail, error.status_code)))}
-        return Starlette(routes=[Route("/{path:path}", self._answer, methods=["GET", "POST"])],
-                         exception_handlers=handlers)
+        handlers = {
+            HTTPException: lambda _, error: _response(
+                _refused(BadRequest(error.detail, error.status_code))
+            )
+        }
+        return Starlette(
+            routes=[Route("/{path:path}", self._answer, methods=["GET", "POST"])],
+            exception_handlers=handlers,
+        )
 
     async def _answer(self, request: Request) -> Response:
         try:
             return _response(await self._ask(request))
         except BadRequest as error:
-            return _response(_refused(error), closes=request.method == "POST" and error.status in _UNREAD)
+            return _response(
+                _refused(error), closes=request.method == "POST" and error.status in _UNREAD
+            )
         except ClientDisconnect:
             return Response()  # the client is gone
         except Exception:  # internals go to the log, not to the client
             _log.exception("%s %s", request.method, request.url.path)
-            error = BadRequest("internal error; the server's log says more", HTTPStatus.INTERNAL_SERVER_ERROR)
+            error = BadRequest(
+                "internal error; the server's log says more", HTTPStatus.INTERNAL_SERVER_ERROR
+            )
             return _response(_refused(error), closes=True)
 
     async def _ask(self, request: Request) -> HttpAnswer:
@@ -72,11 +90,15 @@ class Application:
         if request.method != "POST":
             return self._service.get(path)
         if self._predictions >= self._limits.threads + self._limits.waiting:
-            raise BadRequest("too many predictions are waiting; try again later", HTTPStatus.SERVICE_UNAVAILABLE)
+            raise BadRequest(
+                "too many predictions are waiting; try again later", HTTPStatus.SERVICE_UNAVAILABLE
+            )
         self._predictions += 1
         try:
             async with self._body(request) as body:
-                return await anyio.to_thread.run_sync(self._service.post, path, body, limiter=self._threads)
+                return await anyio.to_thread.run_sync(
+                    self._service.post, path, body, limiter=self._threads
+                )
         finally:
             self._predictions -= 1
 
@@ -89,9 +111,15 @@ class Application:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         name = _hostname(f"//{host}")
         if host and not self._is_known(name):
-            raise BadRequest(f"{name or host} is no name of this server; start it with --allow-host {name or 'NAME'}",
-                             HTTPStatus.MISDIRECTED_REQUEST)
-        is_own = origin is None or origin.partition("//")[2] == host or _hostname(origin) in self._allowed - _LOCAL_NAMES
+            raise BadRequest(
+                f"{name or host} is no name of this server; start it with --allow-host {name or 'NAME'}",
+                HTTPStatus.MISDIRECTED_REQUEST,
+            )
+        is_own = (
+            origin is None
+            or origin.partition("//")[2] == host
+            or _hostname(origin) in self._allowed - _LOCAL_NAMES
+        )
         if request.method == "POST" and not is_own:
             raise BadRequest(f"pages of {origin} may not ask for predictions", HTTPStatus.FORBIDDEN)
 
@@ -126,7 +154,9 @@ class Application:
           BadRequest: the body is too large, or too many bytes are under way.
         """
         most = self._limits.body_bytes
-        too_large = BadRequest(f"the body may have {most} bytes at most", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        too_large = BadRequest(
+            f"the body may have {most} bytes at most", HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        )
         if int(request.headers.get("content-length", 0)) > most:
             raise too_large
         async for part in request.stream():
@@ -135,11 +165,18 @@ class Application:
             if len(body) > most:
                 raise too_large
             if self._bytes_under_way > self._limits.bytes_under_way:
-                raise BadRequest("too many bytes are under way; try again later", HTTPStatus.SERVICE_UNAVAILABLE)
+                raise BadRequest(
+                    "too many bytes are under way; try again later", HTTPStatus.SERVICE_UNAVAILABLE
+                )
 
 
-_UNREAD = {HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.SERVICE_UNAVAILABLE,
-           HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST}
+_UNREAD = {
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.MISDIRECTED_REQUEST,
+}
 """Answers that are given before the body was read.
 
 The connection is closed, so that no more of the body is read.

@@ -41,7 +41,11 @@ class StrictConnection(h11.Connection):
         try:
             event = super().next_event()
             if isinstance(event, h11.Request):
-                _check_head(event, received.replace(b"\r\n", b"\n").partition(b"\n\n")[0], self._max_head_bytes)
+                _check_head(
+                    event,
+                    received.replace(b"\r\n", b"\n").partition(b"\n\n")[0],
+                    self._max_head_bytes,
+                )
         except h11.RemoteProtocolError as error:
             self.refusal = error
             raise
@@ -77,9 +81,13 @@ class StrictProtocol(H11Protocol):
         milliseconds = int(1000 * self._limits.unread_seconds)
         accepted = transport.get_extra_info("socket")
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # otherwise a body waits 40 ms for the ACK of its head
+        accepted.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # otherwise a body waits 40 ms for the ACK of its head
         if len(self.connections) > self._limits.connections:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections; try again later")
+            self._refuse(
+                HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections; try again later"
+            )
         else:
             self._start_head_timer()
 
@@ -97,7 +105,9 @@ class StrictProtocol(H11Protocol):
 
         Then the connection is closed.
         """
-        is_answering = self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
+        is_answering = self.cycle is not None and not (
+            self.cycle.more_body or self.cycle.response_complete
+        )
         if is_answering:
             self.cycle.keep_alive = False
         return is_answering
@@ -117,7 +127,9 @@ class StrictProtocol(H11Protocol):
     def _start_head_timer(self) -> None:
         seconds = self._limits.head_seconds
         reason = f"the head of a request must come within {seconds:g} seconds"
-        self._head_timer = self.loop.call_later(seconds, self._refuse, HTTPStatus.REQUEST_TIMEOUT, reason)
+        self._head_timer = self.loop.call_later(
+            seconds, self._refuse, HTTPStatus.REQUEST_TIMEOUT, reason
+        )
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -128,7 +140,9 @@ class StrictProtocol(H11Protocol):
         """Sends the reason, unless an answer is under way, and closes the connection."""
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             content = json.dumps({"error": reason}).encode()
-            head = (f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
-                    f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n")
+            head = (
+                f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+            )
             self.transport.write(head.encode() + content)
         self.transport.close()

@@ -59,9 +59,13 @@ class AliasSource:
         version = self.registry.version(number)
         local = version.fetch(self.cache) if self.key is None else self._verified(version)
         try:
-            return local, ModelFigures.model_validate(read_manifest(local / NAME).figures).class_names
+            return local, ModelFigures.model_validate(
+                read_manifest(local / NAME).figures
+            ).class_names
         except ValidationError as error:
-            raise DataError(f"{version.uri}: its figures are not those of a published model ({error.error_count()} errors)") from None
+            raise DataError(
+                f"{version.uri}: its figures are not those of a published model ({error.error_count()} errors)"
+            ) from None
 
     def _verified(self, version: Version) -> Path:
         copies = self.cache / "verified"
@@ -92,7 +96,9 @@ class LoadedModel:
             self.signature_def = _signature_def(folder)
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise unreadable(f"{folder}: can't be loaded as a SavedModel", error) from error
-        self.signatures = {name: _specs(function) for name, function in self._model.signatures.items()}
+        self.signatures = {
+            name: _specs(function) for name, function in self._model.signatures.items()
+        }
 
     def ask(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Runs a signature.
@@ -102,7 +108,10 @@ class LoadedModel:
             image.
         """
         tf = import_tensorflow()
-        tensors = {name: tf.constant(value.tolist() if value.dtype == object else value) for name, value in inputs.items()}
+        tensors = {
+            name: tf.constant(value.tolist() if value.dtype == object else value)
+            for name, value in inputs.items()
+        }
         try:
             outputs = self._model.signatures[signature](**tensors)
         except tf.errors.OpError as error:
@@ -136,7 +145,9 @@ class Follower(threading.Thread):
             try:
                 self._follow()
                 self.problem = ""
-            except Exception as error:  # the loaded version stays in service; the next poll may succeed
+            except (
+                Exception
+            ) as error:  # the loaded version stays in service; the next poll may succeed
                 if str(error) != self.problem:
                     _log.warning("%s", error)
                 self.problem = str(error) or type(error).__name__
@@ -154,8 +165,10 @@ class Follower(threading.Thread):
 
 
 def _specs(function: Any) -> dict[str, Spec]:
-    return {name: Spec(np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape.as_list()))
-            for name, spec in function.structured_input_signature[1].items()}
+    return {
+        name: Spec(np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape.as_list()))
+        for name, spec in function.structured_input_signature[1].items()
+    }
 
 
 def _signature_def(folder: Path) -> dict[str, Any]:
@@ -164,5 +177,9 @@ def _signature_def(folder: Path) -> dict[str, Any]:
     from tensorflow.core.protobuf import saved_model_pb2
 
     saved_model = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
-    return {name: json_format.MessageToDict(signature, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-            for name, signature in saved_model.meta_graphs[0].signature_def.items()}
+    return {
+        name: json_format.MessageToDict(
+            signature, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        for name, signature in saved_model.meta_graphs[0].signature_def.items()
+    }

@@ -63,13 +63,19 @@ def parse_question(body: bytes, signatures: Mapping[str, Mapping[str, Spec]]) ->
         raise BadRequest("the body must be a JSON object with instances or inputs")
     name = value.get("signature_name", DEFAULT_SIGNATURE)
     if not isinstance(name, str) or name not in signatures:
-        raise BadRequest(f"there is no signature {name!r}; there are {', '.join(sorted(signatures))}")
+        raise BadRequest(
+            f"there is no signature {name!r}; there are {', '.join(sorted(signatures))}"
+        )
     if ("instances" in value) == ("inputs" in value):
         raise BadRequest("give either instances (rows) or inputs (columns)")
     specs, is_row = signatures[name], "instances" in value
-    columns = _columns_of_rows(value["instances"], specs) if is_row else _columns(value["inputs"], specs)
+    columns = (
+        _columns_of_rows(value["instances"], specs) if is_row else _columns(value["inputs"], specs)
+    )
     if unknown := sorted(columns.keys() ^ specs.keys()):
-        raise BadRequest(f"the signature {name} has the inputs {', '.join(sorted(specs))}; unknown or missing: {', '.join(unknown)}")
+        raise BadRequest(
+            f"the signature {name} has the inputs {', '.join(sorted(specs))}; unknown or missing: {', '.join(unknown)}"
+        )
     inputs = {key: _as_array(key, column, specs[key]) for key, column in columns.items()}
     if len({array.shape[:1] for array in inputs.values()}) > 1:
         raise BadRequest("all inputs must have the same number of rows")
@@ -78,7 +84,9 @@ def parse_question(body: bytes, signatures: Mapping[str, Mapping[str, Spec]]) ->
 
 def _parse_json(body: bytes) -> Any:
     if body.count(b"[") + body.count(b"{") + body.count(b'"') // 2 > MAX_VALUES:
-        raise BadRequest(f"the body may have {MAX_VALUES} lists, objects and texts; send fewer instances at once")
+        raise BadRequest(
+            f"the body may have {MAX_VALUES} lists, objects and texts; send fewer instances at once"
+        )
     try:
         return json.loads(body)
     except ValueError as error:
@@ -98,7 +106,11 @@ def answer(outputs: Mapping[str, np.ndarray], is_row: bool) -> dict[str, Any]:
         return {"outputs": columns if single is None else single}
     if single is not None:
         return {"predictions": single}
-    return {"predictions": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]}
+    return {
+        "predictions": [
+            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+        ]
+    }
 
 
 def _columns_of_rows(rows: Any, specs: Mapping[str, Spec]) -> dict[str, Any]:
@@ -113,12 +125,18 @@ def _columns_of_rows(rows: Any, specs: Mapping[str, Spec]) -> dict[str, Any]:
 
 
 def _columns(columns: Any, specs: Mapping[str, Spec]) -> dict[str, Any]:
-    return columns if isinstance(columns, dict) and not _is_encoded(columns) else {_only(specs): columns}
+    return (
+        columns
+        if isinstance(columns, dict) and not _is_encoded(columns)
+        else {_only(specs): columns}
+    )
 
 
 def _only(specs: Mapping[str, Spec]) -> str:
     if len(specs) != 1:
-        raise BadRequest(f"the signature has several inputs, so they must be named: {', '.join(sorted(specs))}")
+        raise BadRequest(
+            f"the signature has several inputs, so they must be named: {', '.join(sorted(specs))}"
+        )
     return next(iter(specs))
 
 
@@ -127,7 +145,9 @@ def _as_array(name: str, value: Any, spec: Spec) -> np.ndarray:
         array = _strings(name, value) if spec.dtype == object else np.array(value, spec.dtype)
     except (ValueError, TypeError, OverflowError) as error:
         raise BadRequest(f"{name} must be {_wanted(spec)}: {error}") from None
-    fits = array.ndim == len(spec.shape) and all(wanted in (None, size) for size, wanted in zip(array.shape, spec.shape, strict=True))
+    fits = array.ndim == len(spec.shape) and all(
+        wanted in (None, size) for size, wanted in zip(array.shape, spec.shape, strict=True)
+    )
     if not fits:
         raise BadRequest(f"{name} must be {_wanted(spec)}, got the shape {list(array.shape)}")
     return array
@@ -145,7 +165,9 @@ def _as_bytes(name: str, item: Any) -> bytes:
     if isinstance(item, str):
         return item.encode()
     if not _is_encoded(item):
-        raise ValueError(f'each item must be text, or bytes as {{"b64": "..."}}, got {type(item).__name__}')
+        raise ValueError(
+            f'each item must be text, or bytes as {{"b64": "..."}}, got {type(item).__name__}'
+        )
     try:
         return base64.b64decode(item["b64"], validate=True)
     except (binascii.Error, TypeError) as error:
@@ -164,5 +186,9 @@ def _wanted(spec: Spec) -> str:
 def _as_json(name: str, array: np.ndarray) -> list:
     if array.dtype != object:
         return array.tolist()
-    encode = (lambda item: {"b64": base64.b64encode(item).decode()}) if name.endswith("_bytes") else (lambda item: item.decode("utf-8", "replace"))
+    encode = (
+        (lambda item: {"b64": base64.b64encode(item).decode()})
+        if name.endswith("_bytes")
+        else (lambda item: item.decode("utf-8", "replace"))
+    )
     return [encode(item) for item in array.ravel()]

@@ -39,16 +39,36 @@ class Server:
       OSError: the address is not available.
     """
 
-    def __init__(self, host: str, port: int, service: Service, allowed_names: Collection[str] = (),
-                 limits: Limits = Limits()):  # noqa: B008 - it is frozen
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        service: Service,
+        allowed_names: Collection[str] = (),
+        limits: Limits = Limits(),  # noqa: B008
+    ):
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         self._socket = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
         self.port: int = self._socket.getsockname()[1]
-        self._server = uvicorn.Server(uvicorn.Config(
-            Application(service, limits, allowed_names).asgi(), http=functools.partial(StrictProtocol, limits),
-            loop="asyncio", ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
-            server_header=False, proxy_headers=False, backlog=_BACKLOG, timeout_keep_alive=limits.idle_seconds,
-            timeout_graceful_shutdown=limits.stop_seconds))
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                Application(service, limits, allowed_names).asgi(),
+                http=functools.partial(StrictProtocol, limits),
+                loop="asyncio",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=limits.idle_seconds,
+                timeout_graceful_shutdown=limits.stop_seconds,
+            )
+        )
 
     def run(self) -> None:
         """Serves until `stop` is called.
@@ -66,16 +86,25 @@ def main() -> int:
     parser.add_argument("--model", required=True, help="the place of a model in a registry")
     parser.add_argument("--name", required=True, help="what the model is called in requests")
     parser.add_argument("--alias", default="champion", help="which version, by alias or number")
-    parser.add_argument("--verify", type=Path, help="the file of a public key that versions must be signed by")
+    parser.add_argument(
+        "--verify", type=Path, help="the file of a public key that versions must be signed by"
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8501)
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that the folder of copies is removed
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # like Ctrl-C, so that the folder of copies is removed
     key = arguments.verify and read_public_key(arguments.verify)
     with own_temporary_folder("serve") as folder:
-        return _serve(arguments, Follower(AliasSource(Registry(arguments.model), arguments.alias, folder / "copies", key)))
+        return _serve(
+            arguments,
+            Follower(
+                AliasSource(Registry(arguments.model), arguments.alias, folder / "copies", key)
+            ),
+        )
 
 
 def _serve(arguments: argparse.Namespace, follower: Follower) -> int:
@@ -83,11 +112,17 @@ def _serve(arguments: argparse.Namespace, follower: Follower) -> int:
     try:
         server = Server(host, arguments.port, service, [host, *arguments.allow_host])
     except OSError as error:
-        print(f"can't listen on {host}:{arguments.port}: {error.strerror}; name another port with --port", file=sys.stderr)
+        print(
+            f"can't listen on {host}:{arguments.port}: {error.strerror}; name another port with --port",
+            file=sys.stderr,
+        )
         return 1
     if not _is_loopback(host):
-        print(f"warning: anyone who reaches {host}:{server.port} can ask this model for predictions: the server has no "
-              "login and no TLS. Put a proxy in front that has both, or listen on 127.0.0.1.", file=sys.stderr)
+        print(
+            f"warning: anyone who reaches {host}:{server.port} can ask this model for predictions: the server has no "
+            "login and no TLS. Put a proxy in front that has both, or listen on 127.0.0.1.",
+            file=sys.stderr,
+        )
     print(f"http://{f'[{host}]' if ':' in host else host}:{server.port}/", flush=True)
     follower.start()
     try:

@@ -24,7 +24,15 @@ from pathlib import Path
 import numpy as np
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.training.checkpointing.state import Arrays, TrainingState, digest_of_weights, name_arrays, read_arrays, write_arrays, write_named
+from pipeline_ops.training.checkpointing.state import (
+    Arrays,
+    TrainingState,
+    digest_of_weights,
+    name_arrays,
+    read_arrays,
+    write_arrays,
+    write_named,
+)
 
 _STATE_KEY = "state"
 _POLL_SECONDS = 0.05
@@ -62,7 +70,13 @@ class Checkpoints:
         self.blocked_seconds: list[float] = []
         """The time that training waited for each save."""
 
-    def save(self, state: TrainingState, weights: Sequence, optimizer: Sequence, best: Arrays | None = None) -> None:
+    def save(
+        self,
+        state: TrainingState,
+        weights: Sequence,
+        optimizer: Sequence,
+        best: Arrays | None = None,
+    ) -> None:
         """Copies the given values and returns. A background thread writes the copy.
 
         Args:
@@ -77,7 +91,9 @@ class Checkpoints:
         begin = time.perf_counter()
         self.wait()
         text = state.model_dump_json()
-        arrays = name_arrays("w", self._weights.copy(weights)) | name_arrays("o", self._optimizer.copy(optimizer))
+        arrays = name_arrays("w", self._weights.copy(weights)) | name_arrays(
+            "o", self._optimizer.copy(optimizer)
+        )
         arrays[_STATE_KEY] = np.frombuffer(text.encode(), np.uint8)
         self._writing = self._thread.submit(self._write, state.step, arrays, state.best_epoch, best)
         self.blocked_seconds.append(time.perf_counter() - begin)
@@ -104,7 +120,9 @@ class Checkpoints:
             try:
                 return self._read(file)
             except Exception as error:  # a damaged file can raise almost anything: BadZipFile, zlib.error, RuntimeError, KeyError ...
-                warn(f"the checkpoint {file} is damaged ({type(error).__name__}: {error}); going back to the one before it")
+                warn(
+                    f"the checkpoint {file} is damaged ({type(error).__name__}: {error}); going back to the one before it"
+                )
         return None
 
     def wait_for(self, step: int, timeout_seconds: float) -> None:
@@ -115,7 +133,9 @@ class Checkpoints:
         file, deadline = self.folder / f"{_stem(step)}.npz", time.monotonic() + timeout_seconds
         while not file.exists():
             if time.monotonic() > deadline:
-                raise MachineError(f"{file} was not there after {timeout_seconds:.0f} s (train.step_timeout_seconds); can this host see that folder?")
+                raise MachineError(
+                    f"{file} was not there after {timeout_seconds:.0f} s (train.step_timeout_seconds); can this host see that folder?"
+                )
             time.sleep(_POLL_SECONDS)
 
     def remove_leftovers(self) -> None:
@@ -126,7 +146,9 @@ class Checkpoints:
     def best_file(self, epoch: int) -> Path:
         return self.folder / f"best-{epoch:05d}.npz"
 
-    def _write(self, step: int, arrays: dict[str, np.ndarray], best_epoch: int, best: Arrays | None) -> None:
+    def _write(
+        self, step: int, arrays: dict[str, np.ndarray], best_epoch: int, best: Arrays | None
+    ) -> None:
         """Writes the best weights, then the state that refers to them.
 
         After a restart between the two, the epoch counts as unfinished and runs again.
@@ -137,20 +159,38 @@ class Checkpoints:
         if best is not None:
             write_arrays(self.best_file(best_epoch), best)
         write_named(self.folder / f"{_stem(step)}.npz", arrays)
-        for old in self._newest_first()[self._keep:]:
+        for old in self._newest_first()[self._keep :]:
             old.unlink(missing_ok=True)
-        bests = sorted((file for file in self.folder.glob("best-*.npz") if file.stem <= self.best_file(max(best_epoch, 0)).stem), reverse=True)
-        for old in bests[self._keep_best:]:
+        bests = sorted(
+            (
+                file
+                for file in self.folder.glob("best-*.npz")
+                if file.stem <= self.best_file(max(best_epoch, 0)).stem
+            ),
+            reverse=True,
+        )
+        for old in bests[self._keep_best :]:
             old.unlink(missing_ok=True)
 
     def _read(self, file: Path) -> Restored:
-        with open(file, "rb") as opened, np.load(opened) as stored:  # opened here, because numpy leaves a damaged file open
-            arrays = {name: stored[name] for name in stored.files}  # reading checks the CRC of each array
+        with (
+            open(file, "rb") as opened,
+            np.load(opened) as stored,
+        ):  # opened here, because numpy leaves a damaged file open
+            arrays = {
+                name: stored[name] for name in stored.files
+            }  # reading checks the CRC of each array
         state = TrainingState.model_validate(json.loads(arrays[_STATE_KEY].tobytes()))
         best = read_arrays(self.best_file(state.best_epoch)) if state.best_epoch >= 0 else None
         named = sorted(arrays.items())
         digest = digest_of_weights([array for _, array in named] + (best or []))
-        return Restored(state, [a for name, a in named if name[0] == "w"], [a for name, a in named if name[0] == "o"], best, digest)
+        return Restored(
+            state,
+            [a for name, a in named if name[0] == "w"],
+            [a for name, a in named if name[0] == "o"],
+            best,
+            digest,
+        )
 
     def _newest_first(self) -> list[Path]:
         return sorted(self.folder.glob("checkpoint-*.npz"), reverse=True)
@@ -177,4 +217,3 @@ class Buffers:
 
 def _stem(step: int) -> str:
     return f"checkpoint-{step:09d}"
-

@@ -35,10 +35,14 @@ class _Read:
         return cls(int(step), digest)
 
     def say(self) -> bytes:
-        return f"{self.step:019d} {self.digest}".ljust(64).encode()  # all workers send the same number of bytes
+        return f"{self.step:019d} {self.digest}".ljust(
+            64
+        ).encode()  # all workers send the same number of bytes
 
 
-def restore_together(checkpoints: Checkpoints, gather: Gather, warn: Callable[[str], None]) -> Restored | None:
+def restore_together(
+    checkpoints: Checkpoints, gather: Gather, warn: Callable[[str], None]
+) -> Restored | None:
     """Returns the newest checkpoint that all workers can read, or None if no worker finds one.
 
     All workers call it at the same time.
@@ -61,15 +65,23 @@ def restore_together(checkpoints: Checkpoints, gather: Gather, warn: Callable[[s
         at_most, newest = min(steps), max(steps)
         behind = _names([worker for worker, step in enumerate(steps) if step == at_most])
         if at_most == _NOTHING:
-            raise MachineError(f"{behind} can read no checkpoint in {checkpoints.folder}, while others read that of step {newest}; "
-                               "do all hosts see the same files there?")
+            raise MachineError(
+                f"{behind} can read no checkpoint in {checkpoints.folder}, while others read that of step {newest}; "
+                "do all hosts see the same files there?"
+            )
         if at_most == newest:
-            raise MachineError(f"the checkpoint of step {newest} in {checkpoints.folder} is not the same for all workers "
-                               f"({', '.join(read.digest[:8] for read in reads)}); do all hosts see the same files there?")
-        warn(f"{behind} can read no checkpoint in {checkpoints.folder} that is newer than step {at_most}, while others read that of step {newest}; "
-             f"all go back to step {at_most}")
+            raise MachineError(
+                f"the checkpoint of step {newest} in {checkpoints.folder} is not the same for all workers "
+                f"({', '.join(read.digest[:8] for read in reads)}); do all hosts see the same files there?"
+            )
+        warn(
+            f"{behind} can read no checkpoint in {checkpoints.folder} that is newer than step {at_most}, while others read that of step {newest}; "
+            f"all go back to step {at_most}"
+        )
 
 
 def _names(workers: list[int]) -> str:
-    named = ", ".join(map(str, workers[:5])) + (f" and {len(workers) - 5} more" if len(workers) > 5 else "")
+    named = ", ".join(map(str, workers[:5])) + (
+        f" and {len(workers) - 5} more" if len(workers) > 5 else ""
+    )
     return f"worker{'s' if len(workers) > 1 else ''} {named}"

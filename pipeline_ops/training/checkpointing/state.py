@@ -58,7 +58,10 @@ class TrainingState(BaseModel):
 
 def read_arrays(path: Path) -> Arrays:
     """Reads weights that `write_arrays` wrote."""
-    with open(path, "rb") as file, np.load(file) as stored:  # opened here, because numpy leaves a damaged file open
+    with (
+        open(path, "rb") as file,
+        np.load(file) as stored,
+    ):  # opened here, because numpy leaves a damaged file open
         return [stored[name] for name in sorted(stored.files) if name.startswith("w")]
 
 

@@ -33,7 +33,11 @@ def make_gather(strategy: tf.distribute.Strategy) -> Gather:
     """
     if isinstance(strategy, RingStrategy):
         return strategy.ring.gather
-    resolver = strategy.cluster_resolver if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) else None
+    resolver = (
+        strategy.cluster_resolver
+        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        else None
+    )
     workers = len(resolver.cluster_spec().as_dict()["worker"]) if resolver else 1
     if workers == 1:
         return lambda said: [said]
@@ -41,11 +45,16 @@ def make_gather(strategy: tf.distribute.Strategy) -> Gather:
 
     @tf.function
     def add_up(rows: tf.Tensor) -> tf.Tensor:
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: rows / local_replicas), axis=None)
+        return strategy.reduce(
+            tf.distribute.ReduceOp.SUM, strategy.run(lambda: rows / local_replicas), axis=None
+        )
 
     def gather(said: bytes) -> list[bytes]:
         rows = np.zeros((workers, -(-len(said) // _ROW_BYTES) * _ROW_BYTES), np.float32)
-        rows[resolver.task_id, :len(said)] = np.frombuffer(said, np.uint8)
-        return [row[:len(said)].tobytes() for row in np.rint(add_up(tf.constant(rows)).numpy()).astype(np.uint8)]
+        rows[resolver.task_id, : len(said)] = np.frombuffer(said, np.uint8)
+        return [
+            row[: len(said)].tobytes()
+            for row in np.rint(add_up(tf.constant(rows)).numpy()).astype(np.uint8)
+        ]
 
     return gather

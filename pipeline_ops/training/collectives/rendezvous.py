@@ -78,7 +78,9 @@ def _proof(token: bytes, words: str, challenge: bytes = b"") -> bytes:
     return hmac.digest(token, words.encode() + b"\0" + challenge, hashlib.sha256)
 
 
-def call(worker: int, peer: int, address: str | None, token: bytes, deadline: float) -> socket.socket:
+def call(
+    worker: int, peer: int, address: str | None, token: bytes, deadline: float
+) -> socket.socket:
     """Connects to the next worker as soon as it listens.
 
     Args:
@@ -100,7 +102,9 @@ def call(worker: int, peer: int, address: str | None, token: bytes, deadline: fl
         time.sleep(_RETRY_SECONDS)
 
 
-def _call_once(worker: int, peer: int, address: str | None, token: bytes, deadline: float) -> socket.socket:
+def _call_once(
+    worker: int, peer: int, address: str | None, token: bytes, deadline: float
+) -> socket.socket:
     with contextlib.ExitStack() as stack:
         if address is None:
             connection = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -108,11 +112,18 @@ def _call_once(worker: int, peer: int, address: str | None, token: bytes, deadli
             connection.connect(_near(peer, token))
         else:
             left = max(_RETRY_SECONDS, deadline - time.monotonic())
-            connection = stack.enter_context(socket.create_connection(split_address(address), min(left, 5.0)))
+            connection = stack.enter_context(
+                socket.create_connection(split_address(address), min(left, 5.0))
+            )
         connection.settimeout(_HANDSHAKE_SECONDS)
-        theirs, ours = _read_exactly(connection, _CHALLENGE_BYTES), secrets.token_bytes(_CHALLENGE_BYTES)
+        theirs, ours = (
+            _read_exactly(connection, _CHALLENGE_BYTES),
+            secrets.token_bytes(_CHALLENGE_BYTES),
+        )
         connection.sendall(_proof(token, f"{worker} calls {peer}", theirs) + ours)
-        if not hmac.compare_digest(_read_exactly(connection, _PROOF_BYTES), _proof(token, f"{peer} hears {worker}", ours)):
+        if not hmac.compare_digest(
+            _read_exactly(connection, _PROOF_BYTES), _proof(token, f"{peer} hears {worker}", ours)
+        ):
             raise ConnectionRefusedError(f"a stranger answers at {address or 'the Unix socket'}")
         stack.pop_all()
         return connection
@@ -127,7 +138,9 @@ def _read_exactly(connection: socket.socket, count: int) -> bytes:
     return data
 
 
-def hear(worker: int, peer: int, listeners: list[socket.socket], token: bytes, deadline: float) -> socket.socket:
+def hear(
+    worker: int, peer: int, listeners: list[socket.socket], token: bytes, deadline: float
+) -> socket.socket:
     """Returns the connection of the previous worker, out of all incoming connections.
 
     Args:
@@ -147,7 +160,9 @@ def hear(worker: int, peer: int, listeners: list[socket.socket], token: bytes, d
         while (now := time.monotonic()) < deadline:
             for one in [one for one, caller in callers.items() if now > caller.until]:
                 callers.pop(one).connection.close()
-            readable, _, _ = select.select([*listeners, *callers], [], [], min(_HANDSHAKE_SECONDS, deadline - now) / 4)
+            readable, _, _ = select.select(
+                [*listeners, *callers], [], [], min(_HANDSHAKE_SECONDS, deadline - now) / 4
+            )
             for one in readable:
                 if one in callers:
                     caller = callers[one]
@@ -198,11 +213,15 @@ class _Caller:
     def is_peer(self, worker: int, peer: int, token: bytes) -> bool:
         """Returns whether the answer is complete and right. If so, sends this worker's proof."""
         wanted = _proof(token, f"{peer} calls {worker}", self._challenge)
-        if len(self._said) < _ANSWER_BYTES or not hmac.compare_digest(self._said[:_PROOF_BYTES], wanted):
+        if len(self._said) < _ANSWER_BYTES or not hmac.compare_digest(
+            self._said[:_PROOF_BYTES], wanted
+        ):
             return False
         self.connection.setblocking(True)
         self.connection.settimeout(_HANDSHAKE_SECONDS)
         with contextlib.suppress(OSError):
-            self.connection.sendall(_proof(token, f"{worker} hears {peer}", self._said[_PROOF_BYTES:]))
+            self.connection.sendall(
+                _proof(token, f"{worker} hears {peer}", self._said[_PROOF_BYTES:])
+            )
             return True
         return False

@@ -62,10 +62,19 @@ class Ring:
       timeout_seconds: The longest silence of a peer.
     """
 
-    def __init__(self, worker: int, workers: int, to_next: socket.socket, from_previous: socket.socket, timeout_seconds: float):
+    def __init__(
+        self,
+        worker: int,
+        workers: int,
+        to_next: socket.socket,
+        from_previous: socket.socket,
+        timeout_seconds: float,
+    ):
         self.worker, self.workers, self._timeout_seconds = worker, workers, timeout_seconds
         self._to_next, self._from_previous = to_next, from_previous
-        self._lends, self._borrows = (peer.family == socket.AF_UNIX for peer in (to_next, from_previous))
+        self._lends, self._borrows = (
+            peer.family == socket.AF_UNIX for peer in (to_next, from_previous)
+        )
         self._is_pair = workers == 2 and self._lends and self._borrows
         self._totals = self._previous = np.empty((2, 0), np.float32)
         self._received = np.empty(0, np.float32)
@@ -91,10 +100,18 @@ class Ring:
             total[place] = array.reshape(-1)
         if self._is_pair:
             self._exchange(total, previous)
-            sums = [np.add(total[place], previous[place], out=_room_of_its_own(place.stop - place.start)) for place in places]
+            sums = [
+                np.add(
+                    total[place], previous[place], out=_room_of_its_own(place.stop - place.start)
+                )
+                for place in places
+            ]
         else:
             self._add_up(total, previous)
-            sums = [np.positive(total[place], out=_room_of_its_own(place.stop - place.start)) for place in places]
+            sums = [
+                np.positive(total[place], out=_room_of_its_own(place.stop - place.start))
+                for place in places
+            ]
         return [total.reshape(array.shape) for total, array in zip(sums, arrays, strict=True)]
 
     def gather(self, said: bytes) -> list[bytes]:
@@ -137,13 +154,25 @@ class Ring:
         """
         ends = [len(total) * part // self.workers for part in range(self.workers + 1)]
         parts = [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
-        for turn in range(self.workers - 1):  # adds up: at the end, this worker has the whole sum of the part after its own
-            outgoing, incoming = parts[(self.worker - turn) % self.workers], parts[(self.worker - turn - 1) % self.workers]
-            received = previous[incoming] if self._borrows else self._received[: incoming.stop - incoming.start]
+        for turn in range(
+            self.workers - 1
+        ):  # adds up: at the end, this worker has the whole sum of the part after its own
+            outgoing, incoming = (
+                parts[(self.worker - turn) % self.workers],
+                parts[(self.worker - turn - 1) % self.workers],
+            )
+            received = (
+                previous[incoming]
+                if self._borrows
+                else self._received[: incoming.stop - incoming.start]
+            )
             self._exchange(total[outgoing], received)
             total[incoming] += received
         for turn in range(self.workers - 1):  # passes the sums on
-            outgoing, incoming = parts[(self.worker - turn + 1) % self.workers], parts[(self.worker - turn) % self.workers]
+            outgoing, incoming = (
+                parts[(self.worker - turn + 1) % self.workers],
+                parts[(self.worker - turn) % self.workers],
+            )
             self._exchange(total[outgoing], total[incoming])
             if self._borrows:
                 total[incoming] = previous[incoming]
@@ -155,14 +184,18 @@ class Ring:
         not sent: one byte says that it is ready.
         """
         unsent = memoryview(_READY) if self._lends else memoryview(outgoing).cast("B")
-        missing = memoryview(bytearray(len(_READY))) if self._borrows else memoryview(incoming).cast("B")
+        missing = (
+            memoryview(bytearray(len(_READY))) if self._borrows else memoryview(incoming).cast("B")
+        )
         while unsent or missing:
-            readable, writable = self._wait_for([self._from_previous] if missing else [], [self._to_next] if unsent else [])
+            readable, writable = self._wait_for(
+                [self._from_previous] if missing else [], [self._to_next] if unsent else []
+            )
             if readable:
-                missing = missing[self._receive_into(missing):]
+                missing = missing[self._receive_into(missing) :]
             if writable:
                 with self._naming(+1):
-                    unsent = unsent[self._to_next.send(unsent):]
+                    unsent = unsent[self._to_next.send(unsent) :]
 
     def _receive_into(self, buffer: memoryview) -> int:
         with self._naming(-1):
@@ -179,18 +212,24 @@ class Ring:
             _unless_closed(len(said))
         return memories[0]
 
-    def _wait_for(self, sources: list[socket.socket], targets: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
+    def _wait_for(
+        self, sources: list[socket.socket], targets: list[socket.socket]
+    ) -> tuple[list[socket.socket], list[socket.socket]]:
         """Returns the sockets that can be read and those that can be written."""
         readable, writable = self._watch(sources, targets) if self._borrows else ([], [])
         if not readable and not writable:
             readable, writable, _ = select.select(sources, targets, [], self._timeout_seconds)
         if not readable and not writable:
             silent = self._neighbour(-1 if sources else +1)
-            raise MachineError(f"{silent} has been silent for {self._timeout_seconds:g} s (train.step_timeout_seconds)")
+            raise MachineError(
+                f"{silent} has been silent for {self._timeout_seconds:g} s (train.step_timeout_seconds)"
+            )
         return readable, writable
 
     @staticmethod
-    def _watch(sources: list[socket.socket], targets: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
+    def _watch(
+        sources: list[socket.socket], targets: list[socket.socket]
+    ) -> tuple[list[socket.socket], list[socket.socket]]:
         """Polls for `_WATCH_SECONDS`. Returns the same as `_wait_for`, or empty lists."""
         end = time.perf_counter() + _WATCH_SECONDS
         while True:
@@ -226,7 +265,9 @@ def _mapped(memory: int, length: int) -> np.ndarray:
     The memory lives as long as a process maps it.
     """
     try:
-        return np.frombuffer(mmap.mmap(memory, 2 * length * np.float32().itemsize), np.float32).reshape(2, length)
+        return np.frombuffer(
+            mmap.mmap(memory, 2 * length * np.float32().itemsize), np.float32
+        ).reshape(2, length)
     finally:
         os.close(memory)
 
@@ -235,10 +276,12 @@ def _room_of_its_own(length: int) -> np.ndarray:
     """Allocates memory that TensorFlow adopts without a copy."""
     room = np.empty(length + _ALIGNMENT, np.float32)
     first = -(room.ctypes.data // room.itemsize) % _ALIGNMENT
-    return room[first:first + length]
+    return room[first : first + length]
 
 
-def join_ring(worker: int, addresses: Sequence[str], token: bytes, join_seconds: float, timeout_seconds: float) -> Ring:
+def join_ring(
+    worker: int, addresses: Sequence[str], token: bytes, join_seconds: float, timeout_seconds: float
+) -> Ring:
     """Connects each worker with the next one. All workers call it at the same time.
 
     Args:
@@ -263,11 +306,15 @@ def join_ring(worker: int, addresses: Sequence[str], token: bytes, join_seconds:
                 stack.enter_context(listener)
             heard = pool.submit(hear, worker, previous, listeners, token, deadline)
             is_far = _host(addresses[following]) != _host(addresses[worker])
-            to_next = call(worker, following, addresses[following] if is_far else None, token, deadline)
+            to_next = call(
+                worker, following, addresses[following] if is_far else None, token, deadline
+            )
             return Ring(worker, workers, to_next, heard.result(), timeout_seconds)
     except OSError as error:
-        raise MachineError(f"worker {worker} at {addresses[worker]} could not join the ring, between worker {previous} at {addresses[previous]} "
-                           f"and worker {following} at {addresses[following]}: {error}; do the hosts reach each other on every port?") from error
+        raise MachineError(
+            f"worker {worker} at {addresses[worker]} could not join the ring, between worker {previous} at {addresses[previous]} "
+            f"and worker {following} at {addresses[following]}: {error}; do the hosts reach each other on every port?"
+        ) from error
 
 
 def _host(address: str) -> str:

@@ -65,19 +65,31 @@ class _RingExtended(MirroredExtended):
     def _get_cross_device_ops(self, value: Any) -> tf.distribute.CrossDeviceOps:
         return self._cross_device_ops
 
-    def _reduce_to(self, reduce_op: tf.distribute.ReduceOp, value: Any, destinations: Any, options: Any) -> Any:
+    def _reduce_to(
+        self, reduce_op: tf.distribute.ReduceOp, value: Any, destinations: Any, options: Any
+    ) -> Any:
         if isinstance(value, values.Mirrored) and reduce_op == tf.distribute.ReduceOp.MEAN:
             return value
         return self._cross_device_ops.reduce(reduce_op, value, destinations)
 
-    def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: tf.Variable | None, **kwargs) -> Any:
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str, primary_var: tf.Variable | None, **kwargs
+    ) -> Any:
         """Gives all workers the initial value of worker 0, whatever the initializer draws."""
-        value = super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
-        return (lambda: self._of_first_worker(value, kwargs.get("dtype"))) if replica_id == 0 else value
+        value = super()._get_variable_creator_initial_value(
+            replica_id, device, primary_var, **kwargs
+        )
+        return (
+            (lambda: self._of_first_worker(value, kwargs.get("dtype")))
+            if replica_id == 0
+            else value
+        )
 
     def _of_first_worker(self, value: Any, dtype: tf.DType | None) -> tf.Tensor:
         value = tf.convert_to_tensor(value() if callable(value) else value, dtype)
-        return self._cross_device_ops.add_up([value if self._ring.worker == 0 else tf.zeros_like(value)])[0]
+        return self._cross_device_ops.add_up(
+            [value if self._ring.worker == 0 else tf.zeros_like(value)]
+        )[0]
 
 
 class RingOps(tf.distribute.CrossDeviceOps):
@@ -93,26 +105,53 @@ class RingOps(tf.distribute.CrossDeviceOps):
     def _num_between_graph_workers(self) -> int:
         return self._ring.workers
 
-    def reduce_implementation(self, reduce_op: tf.distribute.ReduceOp, per_replica_value: Any, destinations: Any, options: Any) -> Any:
-        return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
+    def reduce_implementation(
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        per_replica_value: Any,
+        destinations: Any,
+        options: Any,
+    ) -> Any:
+        return self.batch_reduce_implementation(
+            reduce_op, [(per_replica_value, destinations)], options
+        )[0]
 
-    def batch_reduce_implementation(self, reduce_op: tf.distribute.ReduceOp, value_destination_pairs: Sequence[tuple[Any, Any]],
-                                    options: Any) -> list[Any]:
+    def batch_reduce_implementation(
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: Any,
+    ) -> list[Any]:
         replicas = [value.values for value, _ in value_destination_pairs]
         totals = self.add_up([_total(of_replica) for of_replica in replicas])
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             counts = [self._ring.workers * len(of_replica) for of_replica in replicas]
-            totals = [tf.cast(total / count, total.dtype) for total, count in zip(totals, counts, strict=True)]
-        return [cross_device_ops.simple_broadcast(total, destinations, always_mirrored=True)
-                for total, (_, destinations) in zip(totals, value_destination_pairs, strict=True)]
+            totals = [
+                tf.cast(total / count, total.dtype)
+                for total, count in zip(totals, counts, strict=True)
+            ]
+        return [
+            cross_device_ops.simple_broadcast(total, destinations, always_mirrored=True)
+            for total, (_, destinations) in zip(totals, value_destination_pairs, strict=True)
+        ]
 
     def add_up(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums over all workers. Short floats are summed as float32, other numbers exactly."""
         dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        wide = [tf.cast(tensor, tf.float32) if tensor.dtype in _SUMMED_BY_RING else tensor for tensor in dense]
+        wide = [
+            tf.cast(tensor, tf.float32) if tensor.dtype in _SUMMED_BY_RING else tensor
+            for tensor in dense
+        ]
         with tf.device("/cpu:0"):
-            totals = self._in_turn(lambda: tf.nest.flatten(tf.numpy_function(self._sum, wide, [tensor.dtype for tensor in wide])))
-        return [tf.cast(tf.ensure_shape(total, tensor.shape), tensor.dtype) for total, tensor in zip(totals, dense, strict=True)]
+            totals = self._in_turn(
+                lambda: tf.nest.flatten(
+                    tf.numpy_function(self._sum, wide, [tensor.dtype for tensor in wide])
+                )
+            )
+        return [
+            tf.cast(tf.ensure_shape(total, tensor.shape), tensor.dtype)
+            for total, tensor in zip(totals, dense, strict=True)
+        ]
 
     def _in_turn(self, exchange: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
         """Keeps exchanges in the order of the program, which is the same on all workers.
@@ -129,8 +168,13 @@ class RingOps(tf.distribute.CrossDeviceOps):
         return totals
 
     def _sum(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        totals = iter(self._ring.all_reduce(*(array for array in arrays if array.dtype == np.float32)))
-        return [next(totals) if array.dtype == np.float32 else self._sum_exactly(array) for array in arrays]
+        totals = iter(
+            self._ring.all_reduce(*(array for array in arrays if array.dtype == np.float32))
+        )
+        return [
+            next(totals) if array.dtype == np.float32 else self._sum_exactly(array)
+            for array in arrays
+        ]
 
     def _sum_exactly(self, array: np.ndarray) -> np.ndarray:
         every = [np.frombuffer(said, array.dtype) for said in self._ring.gather(array.tobytes())]

@@ -62,7 +62,9 @@ class Loop(Protocol):
 
     model: keras.Model
 
-    def train(self, batches: Iterator, step: int, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
+    def train(
+        self, batches: Iterator, step: int, learning_rates: Sequence[float], stop: float = 0.0
+    ) -> Taken:
         """Takes a step for each learning rate in one call of a compiled function.
 
         Args:
@@ -110,31 +112,80 @@ class SynchronousLoop:
       add_up: Adds up the tensors of all replicas in a step.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, task: Task, config: Train, add_up: AllReduce = all_reduce):
-        self._strategy, self.model, self._task, self._config, self._all_reduce = strategy, model, task, config, add_up
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        model: keras.Model,
+        task: Task,
+        config: Train,
+        add_up: AllReduce = all_reduce,
+    ):
+        self._strategy, self.model, self._task, self._config, self._all_reduce = (
+            strategy,
+            model,
+            task,
+            config,
+            add_up,
+        )
         with strategy.scope():
-            self.optimizer = make_optimizer(config.optimizer, scale_loss=config.precision == "float16")
+            self.optimizer = make_optimizer(
+                config.optimizer, scale_loss=config.precision == "float16"
+            )
             self.optimizer.build(model.trainable_variables)
-        self._variables = [v.value for v in model.weights], [v.value for v in self.optimizer.variables]
+        self._variables = (
+            [v.value for v in model.weights],
+            [v.value for v in self.optimizer.variables],
+        )
         self._generators = Generators(model)
         self._inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         # `apply_gradients` gets summed gradients. A private hook, so Keras is pinned.
         self._inner._all_reduce_sum_gradients = lambda gradients: gradients
-        self._local_replicas = len(strategy.extended.worker_devices) if strategy.extended._in_multi_worker_mode() else strategy.num_replicas_in_sync
-        self._gradients = tf.function(self._sum_gradients, jit_compile=True) if config.xla == "gradients" else self._sum_gradients
-        self._step = tf.function(self._replica_step, jit_compile=True) if config.xla == "step" else self._replica_step
+        self._local_replicas = (
+            len(strategy.extended.worker_devices)
+            if strategy.extended._in_multi_worker_mode()
+            else strategy.num_replicas_in_sync
+        )
+        self._gradients = (
+            tf.function(self._sum_gradients, jit_compile=True)
+            if config.xla == "gradients"
+            else self._sum_gradients
+        )
+        self._step = (
+            tf.function(self._replica_step, jit_compile=True)
+            if config.xla == "step"
+            else self._replica_step
+        )
 
-    def train(self, batches: Iterator, step: int, learning_rates: Sequence[float], stop: float = 0.0) -> Taken:
+    def train(
+        self, batches: Iterator, step: int, learning_rates: Sequence[float], stop: float = 0.0
+    ) -> Taken:
         # Always of one length, because another length would be traced again.
         padded = np.zeros(max(self._config.steps_per_call, len(learning_rates)), np.float32)
-        padded[:len(learning_rates)] = learning_rates
-        return _taken(*self._train(batches, tf.constant(step), tf.constant(padded), tf.constant(len(learning_rates)), tf.constant(stop)))
+        padded[: len(learning_rates)] = learning_rates
+        return _taken(
+            *self._train(
+                batches,
+                tf.constant(step),
+                tf.constant(padded),
+                tf.constant(len(learning_rates)),
+                tf.constant(stop),
+            )
+        )
 
     def train_on(self, batch: Any, step: int, learning_rate: float) -> Taken:
-        return _taken(*self._train_on(batch, tf.constant(step), tf.constant(learning_rate, tf.float32)))
+        return _taken(
+            *self._train_on(batch, tf.constant(step), tf.constant(learning_rate, tf.float32))
+        )
 
     @tf.function(reduce_retracing=True)
-    def _train(self, batches: Iterator, first: tf.Tensor, learning_rates: tf.Tensor, num_steps: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def _train(
+        self,
+        batches: Iterator,
+        first: tf.Tensor,
+        learning_rates: tf.Tensor,
+        num_steps: tf.Tensor,
+        stop: tf.Tensor,
+    ) -> tuple[tf.Tensor, ...]:
         sums, worst = tf.zeros([num_sums(self._task) + 1]), tf.constant(tf.float32.min)
         for number in tf.range(num_steps):
             of_step = self._take(next(batches), first + number, learning_rates[number], stop)
@@ -143,12 +194,16 @@ class SynchronousLoop:
         return sums, self._are_finite(), worst
 
     @tf.function(reduce_retracing=True)
-    def _train_on(self, batch: Any, step: tf.Tensor, learning_rate: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def _train_on(
+        self, batch: Any, step: tf.Tensor, learning_rate: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
         sums = self._take(batch, step, learning_rate, tf.constant(0.0))
         self._share_averages(sums)
         return sums, self._are_finite(), _mean_loss(sums)
 
-    def _take(self, batch: Any, step: tf.Tensor, learning_rate: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+    def _take(
+        self, batch: Any, step: tf.Tensor, learning_rate: tf.Tensor, stop: tf.Tensor
+    ) -> tf.Tensor:
         """Takes one step. Returns the sums over all replicas, and how many were asked to stop."""
         self._inner._learning_rate.value.assign(learning_rate)
         replicas = self._strategy.run(self._step, args=(*batch, step, stop))
@@ -166,7 +221,11 @@ class SynchronousLoop:
             averages, and only this dependency keeps the exchange from overtaking that of a step.
             Otherwise a worker would add another worker's averages to its gradients.
         """
-        averages = [variable.value for variable in self.model.non_trainable_variables if variable.value.dtype.is_floating]
+        averages = [
+            variable.value
+            for variable in self.model.non_trainable_variables
+            if variable.value.dtype.is_floating
+        ]
         count = self._strategy.num_replicas_in_sync
         if not averages or count == 1:
             return
@@ -181,15 +240,22 @@ class SynchronousLoop:
 
     def _are_finite(self) -> tf.Tensor:
         """Returns whether the weights of the first replica are finite. The others have the same."""
-        values = [self._strategy.experimental_local_results(variable.value)[0] for variable in self.model.trainable_variables]
+        values = [
+            self._strategy.experimental_local_results(variable.value)[0]
+            for variable in self.model.trainable_variables
+        ]
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
 
-    def _replica_step(self, features: Any, labels: Any, step: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+    def _replica_step(
+        self, features: Any, labels: Any, step: tf.Tensor, stop: tf.Tensor
+    ) -> tf.Tensor:
         self._generators.begin(step, _replica_number())
         sums, gradients = self._gradients(*self._part_of_replica(features, labels))
         *gradients, sums = self._all_reduce([*gradients, tf.concat([sums, [stop]], 0)])
         if not self._task.counts_examples:
-            per_counted = self._config.global_batch / tf.maximum(sums[-2], 1.0)  # they were divided by the global batch
+            per_counted = self._config.global_batch / tf.maximum(
+                sums[-2], 1.0
+            )  # they were divided by the global batch
             gradients = [gradient * per_counted for gradient in gradients]
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
         return sums
@@ -201,17 +267,34 @@ class SynchronousLoop:
     def _sum_gradients(self, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Sums and gradients of this replica's share."""
         shapes = [variable.shape for variable in self.model.trainable_variables]
-        return in_micro_batches(self._config.micro_batches, self._sum_gradients_of, features, labels, shapes, num_sums(self._task))
+        return in_micro_batches(
+            self._config.micro_batches,
+            self._sum_gradients_of,
+            features,
+            labels,
+            shapes,
+            num_sums(self._task),
+        )
 
-    def _sum_gradients_of(self, _number: int | tf.Tensor, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _sum_gradients_of(
+        self, _number: int | tf.Tensor, features: Any, labels: Any
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
-            sums = self._task.batch_sums(self.model(as_floats(features), training=True), labels, training=True)
+            sums = self._task.batch_sums(
+                self.model(as_floats(features), training=True), labels, training=True
+            )
             loss = sums[0] / self._config.global_batch
-            if self.model.losses:  # regularizers: every replica and every micro-batch has the same ones
-                loss += tf.add_n(self.model.losses) / (self._strategy.num_replicas_in_sync * self._config.micro_batches)
+            if (
+                self.model.losses
+            ):  # regularizers: every replica and every micro-batch has the same ones
+                loss += tf.add_n(self.model.losses) / (
+                    self._strategy.num_replicas_in_sync * self._config.micro_batches
+                )
             scaled = self.optimizer.scale_loss(loss)
         variables = [variable.value for variable in self.model.trainable_variables]
-        return sums, tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return sums, tape.gradient(
+            scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
 
     def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
         """Adds up the sums of this worker's batches, then those of all workers.
@@ -223,7 +306,9 @@ class SynchronousLoop:
             self.assign(self.best_weights())
         sums = tf.zeros([num_sums(self._task)])
         for features, labels in batches:
-            sums += tf.add_n(self._strategy.experimental_local_results(self._evaluate_batch(features, labels)))
+            sums += tf.add_n(
+                self._strategy.experimental_local_results(self._evaluate_batch(features, labels))
+            )
         if raw:
             self.assign(raw)
         return self._sum_over_workers(sums).numpy()
@@ -232,14 +317,20 @@ class SynchronousLoop:
     def _evaluate_batch(self, features: Any, labels: Any):
         def evaluate(features, labels):
             features, labels = self._part_of_replica(features, labels)
-            return self._task.batch_sums(self.model(as_floats(features), training=False), labels, training=False)
+            return self._task.batch_sums(
+                self.model(as_floats(features), training=False), labels, training=False
+            )
 
         return self._strategy.run(evaluate, args=(features, labels))
 
     @tf.function
     def _sum_over_workers(self, sums: tf.Tensor) -> tf.Tensor:
         """The sum over workers. Each local replica adds an equal share of its worker's sums."""
-        return self._strategy.reduce(_SUM, self._strategy.run(lambda values: values / self._local_replicas, args=(sums,)), axis=None)
+        return self._strategy.reduce(
+            _SUM,
+            self._strategy.run(lambda values: values / self._local_replicas, args=(sums,)),
+            axis=None,
+        )
 
     def weights(self) -> Arrays:
         """All weights. All workers must call it at the same step.
@@ -251,8 +342,14 @@ class SynchronousLoop:
     def best_weights(self) -> Arrays:
         if not self._config.optimizer.average_weights:
             return self.weights()
-        averages = {id(variable): average for variable, average in
-                    zip(self.model.trainable_variables, self._inner._model_variables_moving_average, strict=True)}
+        averages = {
+            id(variable): average
+            for variable, average in zip(
+                self.model.trainable_variables,
+                self._inner._model_variables_moving_average,
+                strict=True,
+            )
+        }
         return [averages.get(id(variable), variable).numpy() for variable in self.model.weights]
 
     def optimizer_values(self) -> Arrays:
@@ -276,7 +373,11 @@ def snapshot(loop: Loop) -> tuple[Sequence, Sequence]:
 
     Loops with variables in pieces gather them, which is a copy.
     """
-    return loop.views() if isinstance(loop, SynchronousLoop) else (loop.weights(), loop.optimizer_values())
+    return (
+        loop.views()
+        if isinstance(loop, SynchronousLoop)
+        else (loop.weights(), loop.optimizer_values())
+    )
 
 
 def _view_of(variable: tf.Variable) -> tf.Tensor:

@@ -12,16 +12,33 @@ class MyCells(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.2.0")
 
     def _info(self):
-        objects = {"bbox": tfds.features.BBoxFeature(), "label": tfds.features.ClassLabel(names=["red", "white"]), "is_crowd": np.bool_}
-        features = {"image": tfds.features.Image(shape=(None, None, 3), encoding_format="png"), "objects": tfds.features.Sequence(objects)}
+        objects = {
+            "bbox": tfds.features.BBoxFeature(),
+            "label": tfds.features.ClassLabel(names=["red", "white"]),
+            "is_crowd": np.bool_,
+        }
+        features = {
+            "image": tfds.features.Image(shape=(None, None, 3), encoding_format="png"),
+            "objects": tfds.features.Sequence(objects),
+        }
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
     def _split_generators(self, _):
-        return {"train": self._generate_examples(range(20)), "holdout": self._generate_examples(range(20, 26))}
+        return {
+            "train": self._generate_examples(range(20)),
+            "holdout": self._generate_examples(range(20, 26)),
+        }
 
     def _generate_examples(self, indices):
         for index in indices:
-            boxes = [{"bbox": tfds.features.BBox(0.0, 0.25, 0.5, 0.75), "label": number, "is_crowd": bool(number)} for number in range(index % 3)]
+            boxes = [
+                {
+                    "bbox": tfds.features.BBox(0.0, 0.25, 0.5, 0.75),
+                    "label": number,
+                    "is_crowd": bool(number),
+                }
+                for number in range(index % 3)
+            ]
             yield index, {"image": np.full((8, 12, 3), index, np.uint8), "objects": boxes}
 
 
@@ -32,7 +49,10 @@ class Labelled(tfds.core.GeneratorBasedBuilder):
     BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="small"), tfds.core.BuilderConfig(name="large")]
 
     def _info(self):
-        features = {"image": tfds.features.Image(shape=(8, 8, 1)), "label": tfds.features.ClassLabel(names=["cat", "dog"])}
+        features = {
+            "image": tfds.features.Image(shape=(8, 8, 1)),
+            "label": tfds.features.ClassLabel(names=["cat", "dog"]),
+        }
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
     def _split_generators(self, _):
@@ -40,7 +60,13 @@ class Labelled(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self, count):
         for index in range(count):
-            yield index, {"image": np.full((8, 8, 1), index, np.uint8), "label": index % 2 if index != 3 else -1}
+            yield (
+                index,
+                {
+                    "image": np.full((8, 8, 1), index, np.uint8),
+                    "label": index % 2 if index != 3 else -1,
+                },
+            )
 
 
 class Words(tfds.core.GeneratorBasedBuilder):
@@ -49,7 +75,9 @@ class Words(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.0.0")
 
     def _info(self):
-        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text()}))
+        return tfds.core.DatasetInfo(
+            builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text()})
+        )
 
     def _split_generators(self, _):
         return {"train": self._generate_examples()}

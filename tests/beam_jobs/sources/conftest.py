@@ -30,9 +30,13 @@ class Raw:
     def read(self, **source: Any):
         """Records by key, and rejected (reason, detail) by key."""
         config = TypeAdapter(AnySource).validate_python({"path": str(self.folder), **source})
-        records, rejected, _ = read_records(config, list_raw_files(Path(config.folder), self._listings))
+        records, rejected, _ = read_records(
+            config, list_raw_files(Path(config.folder), self._listings)
+        )
         assert [record.key for record in records] == sorted({record.key for record in records})
-        return {record.key: record for record in records}, {record.key: (record.reason, record.detail) for record in rejected}
+        return {record.key: record for record in records}, {
+            record.key: (record.reason, record.detail) for record in rejected
+        }
 
 
 @pytest.fixture

@@ -9,7 +9,11 @@ import pytest
 from beam_jobs.stages.stage import Box
 from pipeline_ops.errors import DataError
 
-CATEGORIES = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}, {"id": 90, "name": "toothbrush"}]
+CATEGORIES = [
+    {"id": 18, "name": "dog"},
+    {"id": 1, "name": "person"},
+    {"id": 90, "name": "toothbrush"},
+]
 
 
 def an_image(number: int = 7, name: str = "7.jpg", **more) -> dict:
@@ -27,16 +31,27 @@ def read(raw):
     def read(images, annotations, categories=CATEGORIES, **source):
         raw.add("train/7.jpg")
         raw.add("train/8.jpg")
-        raw.add("a.json", json.dumps({"images": images, "annotations": annotations, "categories": categories}))
-        return raw.read(type="coco", **{"parts": [{"annotations": "a.json", "images": "train"}], **source})
+        raw.add(
+            "a.json",
+            json.dumps({"images": images, "annotations": annotations, "categories": categories}),
+        )
+        return raw.read(
+            type="coco", **{"parts": [{"annotations": "a.json", "images": "train"}], **source}
+        )
 
     return read
 
 
 def test_a_box_of_x_y_width_and_height_becomes_edges(read):
-    records, rejected = read([an_image(), an_image(8, "8.jpg")], [an_annotation(), an_annotation(category=90, iscrowd=1), an_annotation(8)])
+    records, rejected = read(
+        [an_image(), an_image(8, "8.jpg")],
+        [an_annotation(), an_annotation(category=90, iscrowd=1), an_annotation(8)],
+    )
     assert rejected == {}
-    assert records["train/7.jpg"].boxes == (Box(2, 1, 22, 11, "dog"), Box(2, 1, 22, 11, "toothbrush", is_crowd=True))
+    assert records["train/7.jpg"].boxes == (
+        Box(2, 1, 22, 11, "dog"),
+        Box(2, 1, 22, 11, "toothbrush", is_crowd=True),
+    )
     assert records["train/7.jpg"].frame == (30, 40)
     assert records["train/8.jpg"].boxes == (Box(2, 1, 22, 11, "dog"),)
 
@@ -48,36 +63,152 @@ def test_an_image_without_annotations_has_no_boxes(read):
 def test_parts_have_splits_of_their_own(raw):
     for name in ("train", "val"):
         raw.add(f"{name}/1.jpg")
-        raw.add(f"{name}.json", json.dumps({"images": [an_image(1, "1.jpg")], "annotations": [], "categories": []}))
-    parts = [{"annotations": "train.json", "images": "train", "split": "train"}, {"annotations": "val.json", "images": "val", "split": "validation"}]
+        raw.add(
+            f"{name}.json",
+            json.dumps({"images": [an_image(1, "1.jpg")], "annotations": [], "categories": []}),
+        )
+    parts = [
+        {"annotations": "train.json", "images": "train", "split": "train"},
+        {"annotations": "val.json", "images": "val", "split": "validation"},
+    ]
     records, rejected = raw.read(type="coco", parts=parts)
-    assert ({key: record.split for key, record in records.items()}, rejected) == ({"train/1.jpg": "train", "val/1.jpg": "validation"}, {})
+    assert ({key: record.split for key, record in records.items()}, rejected) == (
+        {"train/1.jpg": "train", "val/1.jpg": "validation"},
+        {},
+    )
 
 
-@pytest.mark.parametrize("image, annotation, key, reason, detail", [
-    (an_image(name="9.jpg"), an_annotation(), "train/9.jpg", "missing_image", "there is no file train/9.jpg"),
-    (an_image(name="../../etc/passwd"), an_annotation(), "../etc/passwd", "missing_image", "there is no file"),
-    (an_image(name=None), an_annotation(), "a.json#images-0", "malformed", "a path must be text, got None"),
-    (an_image(name="\ud800"), an_annotation(), "a.json#images-0", "malformed", "can't be the name of a file"),
-    ("an image", an_annotation(), "a.json#images-0", "malformed", "an image without an id"),
-    (an_image(number=[]), an_annotation(), "train/7.jpg", "malformed", "an image without an id"),
-    (an_image(width="wide"), an_annotation(), "train/7.jpg", "malformed", "'wide' is no number"),
-    (an_image(), an_annotation(image=9), "a.json#annotations-0", "unknown_image", "its image_id is 9, which no image has"),
-    (an_image(), "box", "a.json#annotations-0", "unknown_image", "its image_id is None"),
-    (an_image(), an_annotation(category=2), "train/7.jpg", "unknown_class", "the category_id 2, which no category has"),
-    (an_image(), an_annotation(category=[1]), "train/7.jpg", "unknown_class", "the category_id None"),
-    (an_image(), an_annotation(bbox=(1, 2, 3)), "train/7.jpg", "malformed", "bbox is not a list of x, y, width and height"),
-    (an_image(), an_annotation(bbox=(1, 2, 3, "4px")), "train/7.jpg", "malformed", "'4px' is no number"),
-    (an_image(), an_annotation(bbox=(1, 2, 3, True)), "train/7.jpg", "malformed", "True is no number"),
-    (an_image(), an_annotation(bbox=(1, 2, 3, 10**400)), "train/7.jpg", "malformed", "is no number"),
-    (an_image(), an_annotation(bbox=(1, 2, 3, float("nan"))), "train/7.jpg", "box_not_finite", "nan"),
-    (an_image(), an_annotation(bbox=(1, 2, 3, float("inf"))), "train/7.jpg", "box_not_finite", "inf"),
-    (an_image(), an_annotation(bbox=(1, 2, -3, 4)), "train/7.jpg", "box_inverted", "x 1 to -2"),
-    (an_image(), an_annotation(bbox=(30, 2, 13, 4)), "train/7.jpg", "box_outside", "x 30 to 43"),
-    (an_image(), an_annotation(bbox=(1, 2, 0, 4)), "train/7.jpg#box-0", "box_empty", "x 1 to 1"),
-    (an_image(), an_annotation(iscrowd=7), "train/7.jpg", "malformed", "7 must be 0 or 1"),
-])
-def test_what_is_wrong_with_one_image_keeps_that_one_out(read, image, annotation, key, reason, detail):
+@pytest.mark.parametrize(
+    "image, annotation, key, reason, detail",
+    [
+        (
+            an_image(name="9.jpg"),
+            an_annotation(),
+            "train/9.jpg",
+            "missing_image",
+            "there is no file train/9.jpg",
+        ),
+        (
+            an_image(name="../../etc/passwd"),
+            an_annotation(),
+            "../etc/passwd",
+            "missing_image",
+            "there is no file",
+        ),
+        (
+            an_image(name=None),
+            an_annotation(),
+            "a.json#images-0",
+            "malformed",
+            "a path must be text, got None",
+        ),
+        (
+            an_image(name="\ud800"),
+            an_annotation(),
+            "a.json#images-0",
+            "malformed",
+            "can't be the name of a file",
+        ),
+        ("an image", an_annotation(), "a.json#images-0", "malformed", "an image without an id"),
+        (
+            an_image(number=[]),
+            an_annotation(),
+            "train/7.jpg",
+            "malformed",
+            "an image without an id",
+        ),
+        (
+            an_image(width="wide"),
+            an_annotation(),
+            "train/7.jpg",
+            "malformed",
+            "'wide' is no number",
+        ),
+        (
+            an_image(),
+            an_annotation(image=9),
+            "a.json#annotations-0",
+            "unknown_image",
+            "its image_id is 9, which no image has",
+        ),
+        (an_image(), "box", "a.json#annotations-0", "unknown_image", "its image_id is None"),
+        (
+            an_image(),
+            an_annotation(category=2),
+            "train/7.jpg",
+            "unknown_class",
+            "the category_id 2, which no category has",
+        ),
+        (
+            an_image(),
+            an_annotation(category=[1]),
+            "train/7.jpg",
+            "unknown_class",
+            "the category_id None",
+        ),
+        (
+            an_image(),
+            an_annotation(bbox=(1, 2, 3)),
+            "train/7.jpg",
+            "malformed",
+            "bbox is not a list of x, y, width and height",
+        ),
+        (
+            an_image(),
+            an_annotation(bbox=(1, 2, 3, "4px")),
+            "train/7.jpg",
+            "malformed",
+            "'4px' is no number",
+        ),
+        (
+            an_image(),
+            an_annotation(bbox=(1, 2, 3, True)),
+            "train/7.jpg",
+            "malformed",
+            "True is no number",
+        ),
+        (
+            an_image(),
+            an_annotation(bbox=(1, 2, 3, 10**400)),
+            "train/7.jpg",
+            "malformed",
+            "is no number",
+        ),
+        (
+            an_image(),
+            an_annotation(bbox=(1, 2, 3, float("nan"))),
+            "train/7.jpg",
+            "box_not_finite",
+            "nan",
+        ),
+        (
+            an_image(),
+            an_annotation(bbox=(1, 2, 3, float("inf"))),
+            "train/7.jpg",
+            "box_not_finite",
+            "inf",
+        ),
+        (an_image(), an_annotation(bbox=(1, 2, -3, 4)), "train/7.jpg", "box_inverted", "x 1 to -2"),
+        (
+            an_image(),
+            an_annotation(bbox=(30, 2, 13, 4)),
+            "train/7.jpg",
+            "box_outside",
+            "x 30 to 43",
+        ),
+        (
+            an_image(),
+            an_annotation(bbox=(1, 2, 0, 4)),
+            "train/7.jpg#box-0",
+            "box_empty",
+            "x 1 to 1",
+        ),
+        (an_image(), an_annotation(iscrowd=7), "train/7.jpg", "malformed", "7 must be 0 or 1"),
+    ],
+)
+def test_what_is_wrong_with_one_image_keeps_that_one_out(
+    read, image, annotation, key, reason, detail
+):
     records, rejected = read([image, an_image(8, "8.jpg")], [annotation, an_annotation(8)])
     assert "train/8.jpg" in records
     assert [rejected[key][0]] == [reason]
@@ -88,17 +219,30 @@ def test_what_is_wrong_with_one_image_keeps_that_one_out(read, image, annotation
 def test_images_that_share_an_id_are_all_kept_out(read):
     records, rejected = read([an_image(), an_image(7, "8.jpg")], [an_annotation()])
     assert records == {}
-    assert rejected == dict.fromkeys(("train/7.jpg", "train/8.jpg"), ("duplicate", "2 images have the id 7"))
+    assert rejected == dict.fromkeys(
+        ("train/7.jpg", "train/8.jpg"), ("duplicate", "2 images have the id 7")
+    )
 
 
 def test_a_file_that_two_images_name_is_kept_out(read):
     records, rejected = read([an_image(), an_image(8, "7.jpg")], [])
-    assert (records, rejected) == ({}, {"train/7.jpg": ("duplicate", "named more than once: a.json#images-0, a.json#images-1")})
+    assert (records, rejected) == (
+        {},
+        {"train/7.jpg": ("duplicate", "named more than once: a.json#images-0, a.json#images-1")},
+    )
 
 
-@pytest.mark.parametrize("content, message", [
-    ("", "a.json: not JSON"), ("[]", "a.json: not a COCO file for detection"), ("[" * 100_000, "a.json: not JSON"), (b"\xff\xfe", "a.json: not JSON"),
-    ('{"images": [], "annotations": {}, "categories": []}', "not a COCO file"), ('{"images": []}', "it must be a mapping with the lists images,")])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("", "a.json: not JSON"),
+        ("[]", "a.json: not a COCO file for detection"),
+        ("[" * 100_000, "a.json: not JSON"),
+        (b"\xff\xfe", "a.json: not JSON"),
+        ('{"images": [], "annotations": {}, "categories": []}', "not a COCO file"),
+        ('{"images": []}', "it must be a mapping with the lists images,"),
+    ],
+)
 def test_a_file_that_is_not_coco_is_told(raw, content, message):
     raw.add("a.json", content)
     with pytest.raises(DataError, match=message):
@@ -106,5 +250,8 @@ def test_a_file_that_is_not_coco_is_told(raw, content, message):
 
 
 def test_a_file_that_is_not_there_is_told(raw):
-    with pytest.raises(DataError, match="b.json: there is no such file; it is named by preprocess.source.parts.0.annotations"):
+    with pytest.raises(
+        DataError,
+        match="b.json: there is no such file; it is named by preprocess.source.parts.0.annotations",
+    ):
         raw.read(type="coco", parts=[{"annotations": "b.json"}])

@@ -18,35 +18,63 @@ def read(raw):
     def read(*lines: str | bytes, task: str = "classification", **source):
         for number in (1, 2, 3):
             raw.add(f"images/{number}.jpg")
-        raw.add("m.csv", b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
+        raw.add(
+            "m.csv",
+            b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines),
+        )
         return raw.read(type="csv", manifest="m.csv", images="images", task=task, **source)
 
     return read
 
 
 def test_a_row_is_an_image_with_its_class(read):
-    records, rejected = read("split,path,label,group,camera", "train,1.jpg,cat,a,x", "val,2.jpg,dog,,y", ",3.jpg, cat ,b,z", "")
+    records, rejected = read(
+        "split,path,label,group,camera",
+        "train,1.jpg,cat,a,x",
+        "val,2.jpg,dog,,y",
+        ",3.jpg, cat ,b,z",
+        "",
+    )
     assert rejected == {}
     assert [(key, r.label, r.split, r.group, r.boxes, r.frame) for key, r in records.items()] == [
-        ("images/1.jpg", "cat", "train", "a", None, None), ("images/2.jpg", "dog", "validation", None, None, None),
-        ("images/3.jpg", "cat", None, "b", None, None)]
+        ("images/1.jpg", "cat", "train", "a", None, None),
+        ("images/2.jpg", "dog", "validation", None, None, None),
+        ("images/3.jpg", "cat", None, "b", None, None),
+    ]
 
 
 def test_rows_of_one_image_are_its_boxes(read):
-    records, rejected = read(f"{BOXES},width,height,is_crowd", "1.jpg,1,2,30,20,cat,40,30,1", "2.jpg,0,0,9,9,dog,,,", "1.jpg,3,4,5.5,6,dog,40,30,",
-                             "3.jpg,,,,,,40,30,", task="detection")
+    records, rejected = read(
+        f"{BOXES},width,height,is_crowd",
+        "1.jpg,1,2,30,20,cat,40,30,1",
+        "2.jpg,0,0,9,9,dog,,,",
+        "1.jpg,3,4,5.5,6,dog,40,30,",
+        "3.jpg,,,,,,40,30,",
+        task="detection",
+    )
     assert rejected == {}
-    assert records["images/1.jpg"].boxes == (Box(2, 1, 20, 30, "cat", is_crowd=True), Box(4, 3, 6, 5.5, "dog"))
+    assert records["images/1.jpg"].boxes == (
+        Box(2, 1, 20, 30, "cat", is_crowd=True),
+        Box(4, 3, 6, 5.5, "dog"),
+    )
     assert [records[f"images/{n}.jpg"].frame for n in (1, 2, 3)] == [(30, 40), None, (30, 40)]
     assert records["images/3.jpg"].boxes == ()
 
 
 def test_boxes_may_be_fractions(read):
-    assert read(BOXES, "1.jpg,0.1,0.2,0.3,0.4,cat", task="detection", units="fractions")[0]["images/1.jpg"].frame == FRACTIONS
+    assert (
+        read(BOXES, "1.jpg,0.1,0.2,0.3,0.4,cat", task="detection", units="fractions")[0][
+            "images/1.jpg"
+        ].frame
+        == FRACTIONS
+    )
 
 
 def test_what_excel_writes_is_read(read):
-    assert list(read("\ufeffpath,label\r", '"1.jpg","a ""big"", grey cat"\r')[0].values())[0].label == 'a "big", grey cat'
+    assert (
+        list(read("\ufeffpath,label\r", '"1.jpg","a ""big"", grey cat"\r')[0].values())[0].label
+        == 'a "big", grey cat'
+    )
 
 
 def test_a_file_name_that_is_no_text_or_has_a_percent_sign_is_found(raw):
@@ -57,63 +85,91 @@ def test_a_file_name_that_is_no_text_or_has_a_percent_sign_is_found(raw):
     assert (list(records), rejected) == (["50%25 off.jpg", "caf%E9.jpg"], {})
 
 
-@pytest.mark.parametrize("line, key, reason, detail", [
-    ("9.jpg,cat", "images/9.jpg", "missing_image", "there is no file images/9.jpg"),
-    ("/etc/passwd,cat", "/etc/passwd", "missing_image", "there is no file /etc/passwd"),
-    ("../m.csv/../../x,cat", "../x", "missing_image", "there is no file ../x"),
-    (",cat", "m.csv:3", "malformed", "line 3 has no path"),
-    ("1.jpg,", "images/1.jpg", "no_label", "'' is no name of a class"),
-    ("1.jpg", "images/1.jpg", "malformed", "line 3 has 1 fields, and the header 2"),
-    ("1.jpg,cat,cat", "images/1.jpg", "malformed", "line 3 has 3 fields, and the header 2"),
-    ('1.jpg,"cat', "m.csv:3", "malformed", "line 3: unexpected end of data"),
-    ('1.jpg,"cat"s', "m.csv:3", "malformed", "line 3: ',' expected after '\"'"),
-    (b"1.jpg,\xff", "images/1.jpg", "no_label", "is no name of a class"),
-    ("2.jpg,dog", "images/2.jpg", "duplicate", "named more than once: m.csv:2, m.csv:3"),
-    ("1.jpg,cow", "images/1.jpg", "unknown_class", "'cow' is not among"),
-])
+@pytest.mark.parametrize(
+    "line, key, reason, detail",
+    [
+        ("9.jpg,cat", "images/9.jpg", "missing_image", "there is no file images/9.jpg"),
+        ("/etc/passwd,cat", "/etc/passwd", "missing_image", "there is no file /etc/passwd"),
+        ("../m.csv/../../x,cat", "../x", "missing_image", "there is no file ../x"),
+        (",cat", "m.csv:3", "malformed", "line 3 has no path"),
+        ("1.jpg,", "images/1.jpg", "no_label", "'' is no name of a class"),
+        ("1.jpg", "images/1.jpg", "malformed", "line 3 has 1 fields, and the header 2"),
+        ("1.jpg,cat,cat", "images/1.jpg", "malformed", "line 3 has 3 fields, and the header 2"),
+        ('1.jpg,"cat', "m.csv:3", "malformed", "line 3: unexpected end of data"),
+        ('1.jpg,"cat"s', "m.csv:3", "malformed", "line 3: ',' expected after '\"'"),
+        (b"1.jpg,\xff", "images/1.jpg", "no_label", "is no name of a class"),
+        ("2.jpg,dog", "images/2.jpg", "duplicate", "named more than once: m.csv:2, m.csv:3"),
+        ("1.jpg,cow", "images/1.jpg", "unknown_class", "'cow' is not among"),
+    ],
+)
 def test_a_bad_row_is_kept_out_and_named_with_its_line(read, line, key, reason, detail):
-    records, rejected = read("path,label", "2.jpg,cat", line, class_names=["cat", "dog"] if b"cow" in bytes(str(line), "utf-8") else None)
+    records, rejected = read(
+        "path,label",
+        "2.jpg,cat",
+        line,
+        class_names=["cat", "dog"] if b"cow" in bytes(str(line), "utf-8") else None,
+    )
     assert list(records) == ([] if reason == "duplicate" else ["images/2.jpg"])
     assert [(k, r) for k, (r, _) in rejected.items()] == [(key, reason)]
     assert detail in rejected[key][1]
 
 
-@pytest.mark.parametrize("line, reason, detail", [
-    ("1.jpg,1,2,30,twenty,cat", "malformed", "line 3: 'twenty' is no number"),
-    ("1.jpg,1,2,30,,cat", "malformed", "line 3: '' is no number"),
-    ("1.jpg,nan,2,30,20,cat", "box_not_finite", "x nan to 30"),
-    ("1.jpg,30,2,1,20,cat", "box_inverted", "x 30 to 1"),
-    ("1.jpg,1,2,30,20", "malformed", "line 3 has 5 fields"),
-    ("1.jpg,1,2,30,20,", "no_label", "is no name"),
-])
+@pytest.mark.parametrize(
+    "line, reason, detail",
+    [
+        ("1.jpg,1,2,30,twenty,cat", "malformed", "line 3: 'twenty' is no number"),
+        ("1.jpg,1,2,30,,cat", "malformed", "line 3: '' is no number"),
+        ("1.jpg,nan,2,30,20,cat", "box_not_finite", "x nan to 30"),
+        ("1.jpg,30,2,1,20,cat", "box_inverted", "x 30 to 1"),
+        ("1.jpg,1,2,30,20", "malformed", "line 3 has 5 fields"),
+        ("1.jpg,1,2,30,20,", "no_label", "is no name"),
+    ],
+)
 def test_a_bad_box_keeps_all_of_its_image_out(read, line, reason, detail):
-    records, rejected = read(BOXES, "1.jpg,1,2,30,20,cat", line, "2.jpg,1,2,30,20,cat", task="detection")
+    records, rejected = read(
+        BOXES, "1.jpg,1,2,30,20,cat", line, "2.jpg,1,2,30,20,cat", task="detection"
+    )
     assert list(records) == ["images/2.jpg"]
     assert rejected["images/1.jpg"][0] == reason
     assert detail in rejected["images/1.jpg"][1]
 
 
 def test_rows_that_contradict_each_other_are_named(read):
-    _, rejected = read(f"{BOXES},split", "1.jpg,1,2,30,20,cat,train", "1.jpg,1,2,30,20,cat,test", task="detection")
-    assert rejected == {"images/1.jpg": ("contradictory", "lines 2 and 3 say different things of split")}
+    _, rejected = read(
+        f"{BOXES},split", "1.jpg,1,2,30,20,cat,train", "1.jpg,1,2,30,20,cat,test", task="detection"
+    )
+    assert rejected == {
+        "images/1.jpg": ("contradictory", "lines 2 and 3 say different things of split")
+    }
 
 
 def test_a_split_that_is_none_is_named(read):
-    assert read("path,label,split", "1.jpg,cat,trian")[1] == {"images/1.jpg": ("unknown_split", "'trian'; splits are train, validation, val, test")}
+    assert read("path,label,split", "1.jpg,cat,trian")[1] == {
+        "images/1.jpg": ("unknown_split", "'trian'; splits are train, validation, val, test")
+    }
 
 
-@pytest.mark.parametrize("header, task, message", [
-    ("", "classification", "m.csv:1: the header lacks path, label"),
-    ("file,label", "classification", "m.csv:1: the header lacks path; for classification it must have path,label, and has file,label"),
-    ("path,label", "detection", "m.csv:1: the header lacks xmin, ymin, xmax, ymax"),
-    ("path,label,path", "classification", "m.csv:1: the header has path more than once"),
-    ('path,"label', "classification", "m.csv:1: no header of a CSV file"),
-])
+@pytest.mark.parametrize(
+    "header, task, message",
+    [
+        ("", "classification", "m.csv:1: the header lacks path, label"),
+        (
+            "file,label",
+            "classification",
+            "m.csv:1: the header lacks path; for classification it must have path,label, and has file,label",
+        ),
+        ("path,label", "detection", "m.csv:1: the header lacks xmin, ymin, xmax, ymax"),
+        ("path,label,path", "classification", "m.csv:1: the header has path more than once"),
+        ('path,"label', "classification", "m.csv:1: no header of a CSV file"),
+    ],
+)
 def test_a_header_that_lacks_a_column_is_told(read, header, task, message):
     with pytest.raises(DataError, match=message):
         read(header, task=task)
 
 
 def test_a_manifest_that_is_not_there_is_told(raw):
-    with pytest.raises(DataError, match="n.csv: there is no such file; it is named by preprocess.source.manifest"):
+    with pytest.raises(
+        DataError, match="n.csv: there is no such file; it is named by preprocess.source.manifest"
+    ):
         raw.read(type="csv", manifest="n.csv", task="classification")

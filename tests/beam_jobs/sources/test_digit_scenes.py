@@ -25,6 +25,9 @@ def test_every_box_holds_a_digit_of_its_size_and_hardly_touches_another():
 
 
 def test_no_split_shows_a_digit_of_another():
-    sets = {split: {image.tobytes() + bytes([label]) for image, label in _digits(split)} for split in ("train", "validation", "test")}
+    sets = {
+        split: {image.tobytes() + bytes([label]) for image, label in _digits(split)}
+        for split in ("train", "validation", "test")
+    }
     assert [len(_digits(split)) for split in sets] == [1438, 180, 179]
     assert not sets["train"] & sets["test"] and not sets["validation"] & sets["test"]

@@ -44,12 +44,19 @@ def test_what_is_there_is_left_alone(digits: Path):
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
-    with pytest.raises(DataError, match="not empty, and not the digits: 1797 files are missing, 1 are foreign; remove the folder, or name another"):
+    with pytest.raises(
+        DataError,
+        match="not empty, and not the digits: 1797 files are missing, 1 are foreign; remove the folder, or name another",
+    ):
         write_digits(tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
 def test_the_command_says_what_it_did(digits: Path):
-    run = subprocess.run([sys.executable, "-m", "beam_jobs.sources.digits", str(digits)], capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-m", "beam_jobs.sources.digits", str(digits)],
+        capture_output=True,
+        text=True,
+    )
     assert run.returncode == 0
     assert "the digits are there already, nothing to do" in run.stdout

@@ -18,36 +18,70 @@ SOURCES = {
     "coco": {"type": "coco", "parts": [{"annotations": "coco.json", "images": "JPEGImages"}]},
     "csv": {"type": "csv", "manifest": "boxes.csv", "images": "JPEGImages", "task": "detection"},
     "jsonl": {"type": "jsonl", "manifest": "boxes.jsonl", "task": "detection"},
-    "fractions": {"type": "jsonl", "manifest": "fractions.jsonl", "task": "detection", "units": "fractions"},
+    "fractions": {
+        "type": "jsonl",
+        "manifest": "fractions.jsonl",
+        "task": "detection",
+        "units": "fractions",
+    },
 }
 
 
 def boxes_of(index: int) -> list[tuple[str, float, float, float, float]]:
     """Class, xmin, ymin, xmax, ymax in an image of 32x64; every third image has none."""
-    return [(["cat", "dog"][number], 2.0 * number, 4.0, 16.0 + index, 30.0 - number) for number in range(index % 3)]
+    return [
+        (["cat", "dog"][number], 2.0 * number, 4.0, 16.0 + index, 30.0 - number)
+        for number in range(index % 3)
+    ]
 
 
 @pytest.fixture
 def formats(pipeline):
     """One folder with all of them; no format knows of the others."""
-    coco = {"images": [], "annotations": [], "categories": [{"id": 5, "name": "dog"}, {"id": 90, "name": "cat"}]}
+    coco = {
+        "images": [],
+        "annotations": [],
+        "categories": [{"id": 5, "name": "dog"}, {"id": 90, "name": "cat"}],
+    }
     rows, lines, fractions = ["path,label,xmin,ymin,xmax,ymax"], [], []
     for index, name in enumerate(NAMES):
         noise = np.random.default_rng(index).integers(0, 256, (32, 64, 3), dtype=np.uint8)
         pipeline.add(f"JPEGImages/{name}", cv2.imencode(".jpg", noise)[1].tobytes())
-        boxes = [dict(zip(("label", "xmin", "ymin", "xmax", "ymax"), box, strict=True)) for box in boxes_of(index)]
-        objects = "".join("<object><name>{label}</name><bndbox><xmax>{xmax}</xmax><xmin>{xmin}</xmin><ymin>{ymin}</ymin><ymax>{ymax}</ymax></bndbox>"
-                          "</object>".format(**box) for box in boxes)
+        boxes = [
+            dict(zip(("label", "xmin", "ymin", "xmax", "ymax"), box, strict=True))
+            for box in boxes_of(index)
+        ]
+        objects = "".join(
+            "<object><name>{label}</name><bndbox><xmax>{xmax}</xmax><xmin>{xmin}</xmin><ymin>{ymin}</ymin><ymax>{ymax}</ymax></bndbox>"
+            "</object>".format(**box)
+            for box in boxes
+        )
         pipeline.add(f"Annotations/{name[:2]}.xml", f"<annotation>{objects}</annotation>".encode())
         coco["images"].append({"id": index, "file_name": name, "width": 64, "height": 32})
-        coco["annotations"] += [{"image_id": index, "category_id": {"cat": 90, "dog": 5}[label], "bbox": [xmin, ymin, xmax - xmin, ymax - ymin]}
-                                for label, xmin, ymin, xmax, ymax in boxes_of(index)]
+        coco["annotations"] += [
+            {
+                "image_id": index,
+                "category_id": {"cat": 90, "dog": 5}[label],
+                "bbox": [xmin, ymin, xmax - xmin, ymax - ymin],
+            }
+            for label, xmin, ymin, xmax, ymax in boxes_of(index)
+        ]
         rows += [",".join(map(str, (name, *box))) for box in boxes_of(index)] or [f"{name},,,,,"]
         lines.append(json.dumps({"path": f"JPEGImages/{name}", "boxes": boxes}))
-        scaled = [{key: value if key == "label" else value / (64 if key[0] == "x" else 32) for key, value in box.items()} for box in boxes]
+        scaled = [
+            {
+                key: value if key == "label" else value / (64 if key[0] == "x" else 32)
+                for key, value in box.items()
+            }
+            for box in boxes
+        ]
         fractions.append(json.dumps({"path": f"JPEGImages/{name}", "boxes": scaled}))
     pipeline.add("coco.json", json.dumps(coco).encode())
-    for name, content in (("boxes.csv", rows), ("boxes.jsonl", reversed(lines)), ("fractions.jsonl", fractions)):
+    for name, content in (
+        ("boxes.csv", rows),
+        ("boxes.jsonl", reversed(lines)),
+        ("fractions.jsonl", fractions),
+    ):
         pipeline.add(name, "\n".join(content).encode())
     return pipeline
 
@@ -65,17 +99,27 @@ def test_the_format_of_the_annotations_changes_not_a_byte(formats, read_records)
     outcomes = {name: run(formats, source) for name, source in SOURCES.items()}
     assert all(outcome.shards == outcomes["voc"].shards for outcome in outcomes.values())
     outcome = outcomes["voc"]
-    written = {example["image/key"][0].decode(): example for name in outcome.shards for example in map(parse, read_records(outcome.artifact / name))}
+    written = {
+        example["image/key"][0].decode(): example
+        for name in outcome.shards
+        for example in map(parse, read_records(outcome.artifact / name))
+    }
     assert sorted(written) == [f"JPEGImages/{name}" for name in NAMES]
     for index, name in enumerate(NAMES):
         example = written[f"JPEGImages/{name}"]
-        assert [value * 64 for value in example["image/object/bbox/xmax"]] == [box[3] for box in boxes_of(index)]
-        assert [value * 32 for value in example["image/object/bbox/ymin"]] == [box[2] for box in boxes_of(index)]
+        assert [value * 64 for value in example["image/object/bbox/xmax"]] == [
+            box[3] for box in boxes_of(index)
+        ]
+        assert [value * 32 for value in example["image/object/bbox/ymin"]] == [
+            box[2] for box in boxes_of(index)
+        ]
         assert example["image/object/class/label"] == [0, 1][: index % 3]
 
 
 def test_class_names_of_the_config_keep_their_order(formats):
-    assert run(formats, SOURCES["csv"] | {"class_names": ["dog", "cat"]}).manifest.figures["class_names"] == ["dog", "cat"]
+    assert run(formats, SOURCES["csv"] | {"class_names": ["dog", "cat"]}).manifest.figures[
+        "class_names"
+    ] == ["dog", "cat"]
 
 
 def test_an_annotation_changed_after_the_listing_is_a_reason_to_retry(formats):

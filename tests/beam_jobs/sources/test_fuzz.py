@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from beam_jobs.io.tfrecord import frame
+from beam_jobs.io.tfrecord_writer import frame
 from beam_jobs.sources import read_records
 from beam_jobs.sources.label_map import parse_label_map
 from beam_jobs.sources.voc import parse_annotation
@@ -22,24 +22,102 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.local import list_raw_files
 
 _CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", "150"))
-FEW = settings(max_examples=_CASES, deadline=None, derandomize=_CASES < 1000, database=None, suppress_health_check=[HealthCheck.too_slow])
-NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from(["", "1", "1_0", "nan", "-inf", "1e999", "0x1", "٣", "true"]))
-SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(st.characters()), st.sampled_from(["1.jpg", "cat", "train"]))
-JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=8)
+FEW = settings(
+    max_examples=_CASES,
+    deadline=None,
+    derandomize=_CASES < 1000,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+NUMBERS = st.one_of(
+    st.integers(),
+    st.floats(),
+    st.sampled_from(["", "1", "1_0", "nan", "-inf", "1e999", "0x1", "٣", "true"]),
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    NUMBERS,
+    st.text(st.characters()),
+    st.sampled_from(["1.jpg", "cat", "train"]),
+)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
 
 
 def xml_text(words: list) -> bytes:
     return "".join(map(str, words)).encode("utf-8", "surrogatepass")
 
 
-XML = st.lists(st.one_of(st.sampled_from([
-    "<annotation>", "</annotation>", "<object>", "</object>", "<name>cat</name>", "<name/>", "<bndbox>", "</bndbox>", "<xmin>1</xmin>",
-    "<ymin>2</ymin>", "<xmax>3</xmax>", "<ymax>nan</ymax>", "<size><width>4</width><height>x</height></size>", "<difficult>1</difficult>",
-    "<!--", "-->", "<![CDATA[", "]]>", "<!DOCTYPE a>", "<!DOCTYPE a [<!ENTITY x 'y'>]>",
-    "<?xml version='1.1' encoding='utf-16'?>", "&lt;", "&#0;", "&x;"]), st.text(max_size=4)), max_size=25).map(xml_text)
-PBTXT = st.lists(st.one_of(st.sampled_from([
-    "item", "{", "}", "<", ">", "id", ":", "1", "-7", "name", "'cat'", '"dog"', "'", "\\377", "#", "\n", "display_name", "[", "]",
-    "keypoints", ",", ";"]), st.text(max_size=4)), max_size=25).map(lambda words: " ".join(words).encode("utf-8", "surrogatepass"))
+XML = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                "<annotation>",
+                "</annotation>",
+                "<object>",
+                "</object>",
+                "<name>cat</name>",
+                "<name/>",
+                "<bndbox>",
+                "</bndbox>",
+                "<xmin>1</xmin>",
+                "<ymin>2</ymin>",
+                "<xmax>3</xmax>",
+                "<ymax>nan</ymax>",
+                "<size><width>4</width><height>x</height></size>",
+                "<difficult>1</difficult>",
+                "<!--",
+                "-->",
+                "<![CDATA[",
+                "]]>",
+                "<!DOCTYPE a>",
+                "<!DOCTYPE a [<!ENTITY x 'y'>]>",
+                "<?xml version='1.1' encoding='utf-16'?>",
+                "&lt;",
+                "&#0;",
+                "&x;",
+            ]
+        ),
+        st.text(max_size=4),
+    ),
+    max_size=25,
+).map(xml_text)
+PBTXT = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                "item",
+                "{",
+                "}",
+                "<",
+                ">",
+                "id",
+                ":",
+                "1",
+                "-7",
+                "name",
+                "'cat'",
+                '"dog"',
+                "'",
+                "\\377",
+                "#",
+                "\n",
+                "display_name",
+                "[",
+                "]",
+                "keypoints",
+                ",",
+                ";",
+            ]
+        ),
+        st.text(max_size=4),
+    ),
+    max_size=25,
+).map(lambda words: " ".join(words).encode("utf-8", "surrogatepass"))
 
 
 def xml_in_some_encoding(parts: tuple[bytes, str]) -> bytes:
@@ -48,7 +126,9 @@ def xml_in_some_encoding(parts: tuple[bytes, str]) -> bytes:
     return content.decode("utf-8", "replace").encode(encoding, "replace")
 
 
-ENCODED_XML = st.tuples(XML, st.sampled_from(["utf-16", "utf-16-be", "utf-32", "cp037"])).map(xml_in_some_encoding)
+ENCODED_XML = st.tuples(XML, st.sampled_from(["utf-16", "utf-16-be", "utf-32", "cp037"])).map(
+    xml_in_some_encoding
+)
 
 
 def check_source(files: dict[str, bytes], **source) -> None:
@@ -60,10 +140,15 @@ def check_source(files: dict[str, bytes], **source) -> None:
             (raw / name).write_bytes(content)
         config = TypeAdapter(AnySource).validate_python({"path": str(raw), **source})
         with contextlib.suppress(DataError):
-            records, rejected, _ = read_records(config, list_raw_files(raw, Path(folder) / "listings"))
+            records, rejected, _ = read_records(
+                config, list_raw_files(raw, Path(folder) / "listings")
+            )
             for record in records:
                 assert all(label.encode() for label in record.labels)
-                assert all(box.xmin < box.xmax < float("inf") and box.ymin < box.ymax < float("inf") for box in record.boxes or ())
+                assert all(
+                    box.xmin < box.xmax < float("inf") and box.ymin < box.ymax < float("inf")
+                    for box in record.boxes or ()
+                )
                 assert record.split in (None, "train", "validation", "test")
             for one in rejected:
                 assert one.reason
@@ -82,10 +167,15 @@ def test_voc_annotations(content):
 @given(st.one_of(st.binary(), PBTXT))
 def test_label_maps(content):
     with contextlib.suppress(DataError):
-        assert all(isinstance(number, int) and name for number, name in parse_label_map(content, "map.pbtxt").items())
+        assert all(
+            isinstance(number, int) and name
+            for number, name in parse_label_map(content, "map.pbtxt").items()
+        )
 
 
-ROWS = st.lists(SCALARS.map(str), min_size=4, max_size=7).map(lambda row: ",".join(row).encode("utf-8", "surrogatepass"))
+ROWS = st.lists(SCALARS.map(str), min_size=4, max_size=7).map(
+    lambda row: ",".join(row).encode("utf-8", "surrogatepass")
+)
 
 
 @FEW
@@ -98,38 +188,82 @@ def test_csv_of_boxes(lines):
 @FEW
 @given(st.binary())
 def test_csv_of_anything(content):
-    check_source({"1.jpg": b"", "m.csv": content}, type="csv", manifest="m.csv", task="classification")
-    check_source({"1.jpg": b"", "m.csv": b"path,label,split,group\n" + content}, type="csv", manifest="m.csv", task="classification")
+    check_source(
+        {"1.jpg": b"", "m.csv": content}, type="csv", manifest="m.csv", task="classification"
+    )
+    check_source(
+        {"1.jpg": b"", "m.csv": b"path,label,split,group\n" + content},
+        type="csv",
+        manifest="m.csv",
+        task="classification",
+    )
 
 
-BOXES = st.dictionaries(st.sampled_from(["xmin", "ymin", "xmax", "ymax", "label", "is_crowd"]), SCALARS)
-OBJECTS = st.fixed_dictionaries({}, optional={
-    "path": st.just("1.jpg") | JSON, "boxes": st.lists(BOXES, max_size=3) | JSON,
-    "label": JSON, "split": JSON, "group": JSON, "width": JSON, "height": JSON})
+BOXES = st.dictionaries(
+    st.sampled_from(["xmin", "ymin", "xmax", "ymax", "label", "is_crowd"]), SCALARS
+)
+OBJECTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "path": st.just("1.jpg") | JSON,
+        "boxes": st.lists(BOXES, max_size=3) | JSON,
+        "label": JSON,
+        "split": JSON,
+        "group": JSON,
+        "width": JSON,
+        "height": JSON,
+    },
+)
 LINES = st.binary() | (OBJECTS | JSON).map(lambda value: json.dumps(value).encode())
 
 
 @FEW
 @given(st.lists(LINES, max_size=5), st.sampled_from(["classification", "detection"]))
 def test_json_lines(lines, task):
-    check_source({"1.jpg": b"", "m.jsonl": b"\n".join(lines)}, type="jsonl", manifest="m.jsonl", task=task)
+    check_source(
+        {"1.jpg": b"", "m.jsonl": b"\n".join(lines)}, type="jsonl", manifest="m.jsonl", task=task
+    )
 
 
 IDS = st.integers(0, 2)
-IMAGES = st.fixed_dictionaries({"id": IDS | JSON, "file_name": st.just("1.jpg") | JSON}, optional={"width": JSON})
+IMAGES = st.fixed_dictionaries(
+    {"id": IDS | JSON, "file_name": st.just("1.jpg") | JSON}, optional={"width": JSON}
+)
 CATEGORIES = st.fixed_dictionaries({"id": IDS | JSON, "name": st.just("cat") | JSON})
 ANNOTATIONS = st.fixed_dictionaries(
-    {"image_id": IDS, "category_id": IDS, "bbox": st.lists(NUMBERS, min_size=4, max_size=4) | JSON}, optional={"iscrowd": JSON})
+    {"image_id": IDS, "category_id": IDS, "bbox": st.lists(NUMBERS, min_size=4, max_size=4) | JSON},
+    optional={"iscrowd": JSON},
+)
 
 
 @FEW
-@given(st.fixed_dictionaries({"images": st.lists(IMAGES | JSON, max_size=3), "categories": st.lists(CATEGORIES | JSON, max_size=3),
-                              "annotations": st.lists(ANNOTATIONS | JSON, max_size=3)}))
+@given(
+    st.fixed_dictionaries(
+        {
+            "images": st.lists(IMAGES | JSON, max_size=3),
+            "categories": st.lists(CATEGORIES | JSON, max_size=3),
+            "annotations": st.lists(ANNOTATIONS | JSON, max_size=3),
+        }
+    )
+)
 def test_coco(value):
-    check_source({"1.jpg": b"", "a.json": json.dumps(value).encode()}, type="coco", parts=[{"annotations": "a.json"}])
+    check_source(
+        {"1.jpg": b"", "a.json": json.dumps(value).encode()},
+        type="coco",
+        parts=[{"annotations": "a.json"}],
+    )
 
 
 @FEW
-@given(st.lists(st.one_of(st.binary().map(lambda record: b"".join(frame(record))), st.binary()), max_size=4))
+@given(
+    st.lists(
+        st.one_of(st.binary().map(lambda record: b"".join(frame(record))), st.binary()), max_size=4
+    )
+)
 def test_tfrecords(chunks):
-    check_source({"a.record": b"".join(chunks)}, type="tfrecord", task="detection", parts=[{"files": "a.record"}])
+    check_source(
+        {"a.record": b"".join(chunks)},
+        type="tfrecord",
+        task="detection",
+        parts=[{"files": "a.record"}],
+    )

@@ -32,7 +32,10 @@ def test_an_image_folder_keeps_out_links_that_leave_it(raw, key):
     records, rejected = raw.read(type="image_folder")
     assert list(records) == ["cat/1.png"]
     assert {name: reason for name, (reason, _) in rejected.items()} == {
-        "cat/2.png": "link_outside", "cat/3.png": "link_outside", "cat/4.png": "not_regular"}
+        "cat/2.png": "link_outside",
+        "cat/3.png": "link_outside",
+        "cat/4.png": "not_regular",
+    }
     assert SECRET not in str(rejected)
 
 
@@ -44,7 +47,9 @@ def test_a_dead_link_that_a_manifest_does_not_name_is_no_part_of_the_data(raw):
     assert (list(records), rejected) == (["1.png"], {})
 
 
-@pytest.mark.parametrize("name", ["key.png", "../id_ed25519", "/etc/hostname", "sub/../../id_ed25519"])
+@pytest.mark.parametrize(
+    "name", ["key.png", "../id_ed25519", "/etc/hostname", "sub/../../id_ed25519"]
+)
 def test_a_manifest_can_not_name_a_file_outside(raw, key, name):
     """F12."""
     raw.add("1.png")
@@ -68,28 +73,39 @@ def test_a_manifest_outside_is_not_read(raw, key, name):
     assert "preprocess.source.manifest" in str(error.value)
 
 
-@pytest.mark.parametrize("path, rule", [
-    ("raw/{start:{end.__class__.__init__.__globals__}}", "takes a format of strftime"),
-    ("raw/{start!r}", "takes a format of strftime"),
-    ("raw/{start.__class__}", "only the start and the end"),
-    ("raw/{start:%Y{end}}", "takes a format of strftime"),
-])
+@pytest.mark.parametrize(
+    "path, rule",
+    [
+        ("raw/{start:{end.__class__.__init__.__globals__}}", "takes a format of strftime"),
+        ("raw/{start!r}", "takes a format of strftime"),
+        ("raw/{start.__class__}", "only the start and the end"),
+        ("raw/{start:%Y{end}}", "takes a format of strftime"),
+    ],
+)
 def test_an_interval_in_a_path_walks_no_attributes(path, rule):
     """F20."""
     with pytest.raises(ValidationError, match=rule):
         TypeAdapter(AnySource).validate_python({"type": "image_folder", "path": path})
 
 
-@pytest.mark.parametrize("path", ["raw/{start:%Y-%m-%d}", "raw/{start:%Y}/{end:%H}00", "raw/{start}"])
+@pytest.mark.parametrize(
+    "path", ["raw/{start:%Y-%m-%d}", "raw/{start:%Y}/{end:%H}00", "raw/{start}"]
+)
 def test_an_interval_takes_every_format_of_strftime(path):
-    assert TypeAdapter(AnySource).validate_python({"type": "image_folder", "path": path}).has_interval
+    assert (
+        TypeAdapter(AnySource).validate_python({"type": "image_folder", "path": path}).has_interval
+    )
 
 
-@pytest.mark.parametrize("place", ["s3://key:geheim@bucket/raw", "ftp://user:geheim@host/raw", "https://geheim@host/raw"])
+@pytest.mark.parametrize(
+    "place", ["s3://key:geheim@bucket/raw", "ftp://user:geheim@host/raw", "https://geheim@host/raw"]
+)
 def test_a_uri_with_a_password_is_refused_and_not_repeated(place):
     """F17."""
-    for read in (lambda: ImageFolderSource.model_validate({"type": "image_folder", "path": place}),
-                 lambda: Export.model_validate({"model": "m", "registry": place})):
+    for read in (
+        lambda: ImageFolderSource.model_validate({"type": "image_folder", "path": place}),
+        lambda: Export.model_validate({"model": "m", "registry": place}),
+    ):
         with pytest.raises(ValidationError) as error:
             read()
         [problem] = error.value.errors()

@@ -17,8 +17,14 @@ def listing(*keys: str) -> Listing:
 
 
 def test_the_first_folder_is_the_label():
-    records, rejected, _ = read_records(SOURCE, listing("cat/1.png", "cat/outdoors/2.png", "dog/1.png"))
-    assert [(record.key, record.label) for record in records] == [("cat/1.png", "cat"), ("cat/outdoors/2.png", "cat"), ("dog/1.png", "dog")]
+    records, rejected, _ = read_records(
+        SOURCE, listing("cat/1.png", "cat/outdoors/2.png", "dog/1.png")
+    )
+    assert [(record.key, record.label) for record in records] == [
+        ("cat/1.png", "cat"),
+        ("cat/outdoors/2.png", "cat"),
+        ("dog/1.png", "dog"),
+    ]
     assert rejected == []
 
 

@@ -8,22 +8,38 @@ from beam_jobs.sources.label_map import parse_label_map
 from pipeline_ops.errors import DataError
 
 
-@pytest.mark.parametrize("text", [
-    "item { id: 1 name: 'cat' } item { id: 2 name: 'dog' }",
-    "# pets\nitem: {\n  name: \"cat\"  # a cat\n  id: 1;\n}\nitem <\n id: 2, name: 'd' 'og'>\n",
-    "\ufeffitem { id: 1 display_name: 'cat' } item { id: 2 name: 'dog' display_name: 'Dog' }",
-    "item { id: 1 name: 'cat' keypoints { id: 4 label: 'nose' } frequency: FREQUENT } item { id: 2 name: 'd\\157g' instance_count: 5 }",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "item { id: 1 name: 'cat' } item { id: 2 name: 'dog' }",
+        "# pets\nitem: {\n  name: \"cat\"  # a cat\n  id: 1;\n}\nitem <\n id: 2, name: 'd' 'og'>\n",
+        "\ufeffitem { id: 1 display_name: 'cat' } item { id: 2 name: 'dog' display_name: 'Dog' }",
+        "item { id: 1 name: 'cat' keypoints { id: 4 label: 'nose' } frequency: FREQUENT } item { id: 2 name: 'd\\157g' instance_count: 5 }",
+    ],
+)
 def test_names_by_number(text):
     assert parse_label_map(text.encode(), "map.pbtxt") == {1: "cat", 2: "dog"}
 
 
-@pytest.mark.parametrize("content, message", [
-    (b"", "without items"), (b"item {", "not a label map in protobuf's text format: 1"), (b"item { id: one name: 'x' }", "1:12"), (b"\xff", "utf-8"),
-    (b"item { id: 1 }", "an item needs an id and a name, got id 1 and name ''"), (b"item { name: 'x' }", "needs an id"),
-    (b"item { id: 1 name: 'a' } item { id: 1 name: 'b' }", "the id 1 stands for both 'a' and 'b'"),
-    (b"item { id: 99999999999 name: 'a' }", "not a label map"), (b"item { id: 1 id: 2 name: 'a' }", "not a label map"),
-    (b"item { id: 1 name: 'a' x " + b"{ x " * 50_000, "not a label map"), (b"item { id: 1 name: '\\377' }", "not a label map")])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "without items"),
+        (b"item {", "not a label map in protobuf's text format: 1"),
+        (b"item { id: one name: 'x' }", "1:12"),
+        (b"\xff", "utf-8"),
+        (b"item { id: 1 }", "an item needs an id and a name, got id 1 and name ''"),
+        (b"item { name: 'x' }", "needs an id"),
+        (
+            b"item { id: 1 name: 'a' } item { id: 1 name: 'b' }",
+            "the id 1 stands for both 'a' and 'b'",
+        ),
+        (b"item { id: 99999999999 name: 'a' }", "not a label map"),
+        (b"item { id: 1 id: 2 name: 'a' }", "not a label map"),
+        (b"item { id: 1 name: 'a' x " + b"{ x " * 50_000, "not a label map"),
+        (b"item { id: 1 name: '\\377' }", "not a label map"),
+    ],
+)
 def test_what_is_no_label_map_is_told_with_the_place(content, message):
     with pytest.raises(DataError, match=r"^map.pbtxt: ") as caught:
         parse_label_map(content, "map.pbtxt")

@@ -13,7 +13,9 @@ from pipeline_ops.artifacts.fingerprint import CODE_ROOT
 from pipeline_ops.config.sources import AnySource
 
 PAGE = (CODE_ROOT / "beam_jobs" / "sources" / "README.md").read_text()
-EXAMPLES = [yaml.safe_load(block)["source"] for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+EXAMPLES = [
+    yaml.safe_load(block)["source"] for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+]
 
 
 @pytest.mark.parametrize("source", EXAMPLES, ids=lambda source: source["type"])
@@ -26,8 +28,16 @@ def test_every_source_is_on_the_page():
 
 
 def test_every_reason_for_a_reject_is_on_the_page():
-    code = "".join(file.read_text() for file in [*(CODE_ROOT / "beam_jobs" / "sources").glob("*.py"), CODE_ROOT / "beam_jobs/stages/given_boxes.py",
-                                                 CODE_ROOT / "beam_jobs/io/tfrecord_reader.py"])
-    reasons = set(re.findall(r'(?:Reject|Damaged)\("(\w+)"', code)) | set(re.findall(r'reject\([^"\n]*(?:f"[^"]*")?[^"\n]*"(\w+)", ', code))
+    code = "".join(
+        file.read_text()
+        for file in [
+            *(CODE_ROOT / "beam_jobs" / "sources").glob("*.py"),
+            CODE_ROOT / "beam_jobs/stages/given_boxes.py",
+            CODE_ROOT / "beam_jobs/io/tfrecord_reader.py",
+        ]
+    )
+    reasons = set(re.findall(r'(?:Reject|Damaged)\("(\w+)"', code)) | set(
+        re.findall(r'reject\([^"\n]*(?:f"[^"]*")?[^"\n]*"(\w+)", ', code)
+    )
     assert len(reasons) > 15
     assert {reason for reason in reasons if f"`{reason}`" not in PAGE} == set()

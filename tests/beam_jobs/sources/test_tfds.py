@@ -28,7 +28,9 @@ from pipeline_ops.raw_data.local import list_raw_files
 @pytest.fixture(scope="module")
 def cells():
     """The module of builders, importable as `cells_builder`."""
-    spec = importlib.util.spec_from_file_location("cells_builder", Path(__file__).with_name("cells_builder.py"))
+    spec = importlib.util.spec_from_file_location(
+        "cells_builder", Path(__file__).with_name("cells_builder.py")
+    )
     module = sys.modules["cells_builder"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
@@ -48,7 +50,9 @@ def data_dir(cells, tmp_path_factory) -> Path:
 def read(data_dir, tmp_path):
     def read(builder: str, *parts: str | dict, path: Path = data_dir):
         parts = [{"name": part} if isinstance(part, str) else part for part in parts]
-        config = TypeAdapter(AnySource).validate_python({"type": "tfds", "path": str(path), "builder": builder, "parts": parts})
+        config = TypeAdapter(AnySource).validate_python(
+            {"type": "tfds", "path": str(path), "builder": builder, "parts": parts}
+        )
         listing = list_raw_files(Path(config.folder), tmp_path / "listings")
         records, rejected, _ = read_records(config, listing)
         return {record.key: record for record in records}, rejected, listing.folder
@@ -56,22 +60,34 @@ def read(data_dir, tmp_path):
     return read
 
 
-@pytest.mark.parametrize("builder", ["my_cells", "my_cells:1.2.0", "cells_builder.MyCells", "cells_builder.MyCells:1.2.0"])
+@pytest.mark.parametrize(
+    "builder",
+    ["my_cells", "my_cells:1.2.0", "cells_builder.MyCells", "cells_builder.MyCells:1.2.0"],
+)
 def test_a_builder_by_name_version_or_module_path(read, builder):
-    records, rejected, folder = read(builder, {"name": "train", "split": "train"}, {"name": "holdout", "split": "test"})
+    records, rejected, folder = read(
+        builder, {"name": "train", "split": "train"}, {"name": "holdout", "split": "test"}
+    )
     assert rejected == []
-    assert {split: [r.split for r in records.values()].count(split) for split in ("train", "test")} == {"train": 20, "test": 6}
+    assert {
+        split: [r.split for r in records.values()].count(split) for split in ("train", "test")
+    } == {"train": 20, "test": 6}
     wanted = (Box(0, 0.25, 0.5, 0.75, "red"), Box(0, 0.25, 0.5, 0.75, "white", is_crowd=True))
     seen = set()
     for record in records.values():
-        image = cv2.imdecode(np.frombuffer(read_raw(record.file, folder), np.uint8), cv2.IMREAD_COLOR)
+        image = cv2.imdecode(
+            np.frombuffer(read_raw(record.file, folder), np.uint8), cv2.IMREAD_COLOR
+        )
         assert image.shape == (8, 12, 3)
         assert (record.boxes, record.frame) == (wanted[: image[0, 0, 0] % 3], FRACTIONS)
         seen.add(int(image[0, 0, 0]))
     assert seen == set(range(26))
 
 
-@pytest.mark.parametrize("builder, count", [("labelled/small", 4), ("labelled/large:1.0.0", 12), ("cells_builder.Labelled/large", 12)])
+@pytest.mark.parametrize(
+    "builder, count",
+    [("labelled/small", 4), ("labelled/large:1.0.0", 12), ("cells_builder.Labelled/large", 12)],
+)
 def test_a_config_of_a_builder_and_a_label_that_is_none(read, builder, count):
     records, [rejected], _ = read(builder, "train")
     assert len(records) == count - 1
@@ -82,25 +98,41 @@ def test_a_config_of_a_builder_and_a_label_that_is_none(read, builder, count):
 def test_a_data_set_goes_through_the_whole_job(pipeline, data_dir, read_records):
     config = yaml.safe_load(pipeline.config_file.read_text())
     parts = [{"name": "train", "split": "train"}, {"name": "holdout"}]
-    config["preprocess"] |= {"source": {"type": "tfds", "path": str(data_dir), "builder": "my_cells", "parts": parts}, "stages": ["decode"],
-                             "split": {"train": 0.2, "validation": 0.4, "test": 0.4, "seed": 5}}
+    config["preprocess"] |= {
+        "source": {"type": "tfds", "path": str(data_dir), "builder": "my_cells", "parts": parts},
+        "stages": ["decode"],
+        "split": {"train": 0.2, "validation": 0.4, "test": 0.4, "seed": 5},
+    }
     pipeline.config_file.write_text(yaml.safe_dump(config))
     outcome = pipeline.run()
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
-    written = [parse(record) for shard in outcome.shards for record in read_records(outcome.artifact / shard)]
+    written = [
+        parse(record)
+        for shard in outcome.shards
+        for record in read_records(outcome.artifact / shard)
+    ]
     assert len(written) == 26
     for one in written:
-        brightness = int(cv2.imdecode(np.frombuffer(one["image/encoded"][0], np.uint8), cv2.IMREAD_COLOR)[0, 0, 0])
+        brightness = int(
+            cv2.imdecode(np.frombuffer(one["image/encoded"][0], np.uint8), cv2.IMREAD_COLOR)[
+                0, 0, 0
+            ]
+        )
         assert one["image/object/class/label"] == [0, 1][: brightness % 3]
         assert one["image/object/bbox/xmin"] == [0.25] * (brightness % 3)
 
 
-@pytest.mark.parametrize("name, split", [("voc/2007", "test"), ("coco/2017", "validation"), ("beans", "train"), ("mnist", "test")])
+@pytest.mark.parametrize(
+    "name, split",
+    [("voc/2007", "test"), ("coco/2017", "validation"), ("beans", "train"), ("mnist", "test")],
+)
 def test_real_builders_with_made_up_data(read, tmp_path, name, split):
     """`mock_data` makes examples from the features of the real builder; written as the builder would, without any download."""
     builder = tfds.builder(name, data_dir=tmp_path / "mocked")
     with tfds.testing.mock_data(num_examples=5):
-        examples = [as_written(example) for example in tfds.as_numpy(builder.as_dataset(split=split))]
+        examples = [
+            as_written(example) for example in tfds.as_numpy(builder.as_dataset(split=split))
+        ]
     Path(builder.data_dir).mkdir(parents=True)
     writer = tfds.core.SequentialWriter(builder.info, max_examples_per_shard=3)
     writer.initialize_splits([split])
@@ -110,11 +142,17 @@ def test_real_builders_with_made_up_data(read, tmp_path, name, split):
     features = builder.info.features
     assert (len(records), rejected) == (5, [])
     for record, example in zip(records.values(), examples, strict=True):
-        stored = cv2.imdecode(np.frombuffer(read_raw(record.file, folder), np.uint8), cv2.IMREAD_COLOR)
+        stored = cv2.imdecode(
+            np.frombuffer(read_raw(record.file, folder), np.uint8), cv2.IMREAD_COLOR
+        )
         assert stored.shape[:2] == example["image"].shape[:2]
         if "objects" in example:
-            assert [box.label for box in record.boxes] == [features["objects"]["label"].names[row["label"]] for row in example["objects"]]
-            assert [box.xmax for box in record.boxes] == [row["bbox"].xmax for row in example["objects"]]
+            assert [box.label for box in record.boxes] == [
+                features["objects"]["label"].names[row["label"]] for row in example["objects"]
+            ]
+            assert [box.xmax for box in record.boxes] == [
+                row["bbox"].xmax for row in example["objects"]
+            ]
         else:
             assert record.label == features["label"].names[example["label"]]
 
@@ -124,21 +162,41 @@ def as_written(example: dict) -> dict:
     if "objects" not in example:
         return example
     objects = example["objects"]
-    rows = [{name: values[index] for name, values in objects.items()} for index in range(min(map(len, objects.values())))]
-    return example | {"objects": [row | {"bbox": _box(sorted(map(float, row["bbox"])))} for row in rows]}
+    rows = [
+        {name: values[index] for name, values in objects.items()}
+        for index in range(min(map(len, objects.values())))
+    ]
+    return example | {
+        "objects": [row | {"bbox": _box(sorted(map(float, row["bbox"])))} for row in rows]
+    }
 
 
 def _box(edges: list[float]):
     return tfds.features.BBox(edges[0], edges[1], edges[2], edges[3])
 
 
-@pytest.mark.parametrize("builder, parts, message", [
-    ("my_cells", ["trian"], "my_cells/1.2.0 has no split trian; the nearest valid name is 'train'"),
-    ("my_cells:9.0.0", ["train"], "TensorFlow Datasets has no my_cells:9.0.0 in "),
-    ("cells_builder.Nothing", ["train"], "AttributeError: module 'cells_builder' has no attribute 'Nothing'"),
-    ("no_such_module.MyCells", ["train"], "ModuleNotFoundError: No module named 'no_such_module'"),
-    ("words", ["train"], "words/1.0.0: needs the features image .*; it has text"),
-])
+@pytest.mark.parametrize(
+    "builder, parts, message",
+    [
+        (
+            "my_cells",
+            ["trian"],
+            "my_cells/1.2.0 has no split trian; the nearest valid name is 'train'",
+        ),
+        ("my_cells:9.0.0", ["train"], "TensorFlow Datasets has no my_cells:9.0.0 in "),
+        (
+            "cells_builder.Nothing",
+            ["train"],
+            "AttributeError: module 'cells_builder' has no attribute 'Nothing'",
+        ),
+        (
+            "no_such_module.MyCells",
+            ["train"],
+            "ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+        ("words", ["train"], "words/1.0.0: needs the features image .*; it has text"),
+    ],
+)
 def test_what_can_not_be_read_is_told(read, data_dir, builder, parts, message):
     (data_dir / "nothing").mkdir(exist_ok=True)
     with pytest.raises(DataError, match=message):
@@ -147,7 +205,10 @@ def test_what_can_not_be_read_is_told(read, data_dir, builder, parts, message):
 
 def test_a_data_set_that_is_not_prepared_is_told_and_nothing_is_downloaded(read, tmp_path):
     (tmp_path / "mnist").mkdir()
-    with pytest.raises(DataError, match="mnist is not prepared in .*: call download_and_prepare of the builder once; this job downloads nothing"):
+    with pytest.raises(
+        DataError,
+        match="mnist is not prepared in .*: call download_and_prepare of the builder once; this job downloads nothing",
+    ):
         read("mnist", "train", path=tmp_path)
     assert list((tmp_path / "mnist").iterdir()) == []
 
@@ -169,6 +230,9 @@ def test_a_prepared_data_set_imports_no_module_of_its_choice(data_dir, read, tmp
     features = json.loads(file.read_text())
     features["featuresDict"]["features"]["image"] = {kind: "antigravity.Image"}
     file.write_text(json.dumps(features))
-    with pytest.raises(DataError, match=r"features.json: the feature 'antigravity.Image' is not one of TensorFlow Datasets' own"):
+    with pytest.raises(
+        DataError,
+        match=r"features.json: the feature 'antigravity.Image' is not one of TensorFlow Datasets' own",
+    ):
         read("my_cells", "train", path=copy)
     assert "antigravity" not in sys.modules

@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 
-from beam_jobs.io import tfrecord
+from beam_jobs.io import tfrecord_writer
 from beam_jobs.io.example import _TrainExample, parse
 from beam_jobs.io.raw import read_raw
 from beam_jobs.stages.given_boxes import FRACTIONS
@@ -19,8 +19,9 @@ from pipeline_ops.errors import DataError, ExitCode
 
 LABEL_MAP = "item {\n  id: 1\n  name: 'cat'\n}\nitem { id: 7 name: \"dog\" }\n"
 
+
 def frame(record: bytes) -> bytes:
-    return b"".join(tfrecord.frame(record))
+    return b"".join(tfrecord_writer.frame(record))
 
 
 WRITE_AS_THE_API_DOES = """
@@ -54,15 +55,28 @@ def example(**features) -> bytes:
     for name, value in features.items():
         values = value if isinstance(value, list) else [value]
         feature = message.features.feature[name.replace("__", "/")]
-        kind = {bytes: "bytes_list", float: "float_list", int: "int64_list"}[type(values[0])] if values else "float_list"
+        kind = (
+            {bytes: "bytes_list", float: "float_list", int: "int64_list"}[type(values[0])]
+            if values
+            else "float_list"
+        )
         getattr(feature, kind).value.extend(values)
     return message.SerializeToString(deterministic=True)
 
 
 def detection(**features) -> bytes:
     """One image with one box of the class 1; None takes a feature away."""
-    boxes = {f"image__object__bbox__{edge}": [value] for edge, value in (("ymin", 0.0), ("xmin", 0.25), ("ymax", 0.5), ("xmax", 0.75))}
-    whole = {"image__encoded": b"image", "image__filename": b"1.jpg", **boxes, "image__object__class__label": [1], **features}
+    boxes = {
+        f"image__object__bbox__{edge}": [value]
+        for edge, value in (("ymin", 0.0), ("xmin", 0.25), ("ymax", 0.5), ("xmax", 0.75))
+    }
+    whole = {
+        "image__encoded": b"image",
+        "image__filename": b"1.jpg",
+        **boxes,
+        "image__object__class__label": [1],
+        **features,
+    }
     return example(**{name: value for name, value in whole.items() if value is not None})
 
 
@@ -73,30 +87,58 @@ def read(raw):
 
     def read(*records: bytes, task: str = "detection", **source):
         raw.add("a.record", b"".join(map(frame, records)))
-        return raw.read(**{"type": "tfrecord", "task": task, "parts": [{"files": "a.record"}], "label_map": "map.pbtxt", **source})
+        return raw.read(
+            **{
+                "type": "tfrecord",
+                "task": task,
+                "parts": [{"files": "a.record"}],
+                "label_map": "map.pbtxt",
+                **source,
+            }
+        )
 
     return read
 
 
 def test_what_the_object_detection_api_writes_goes_through_the_whole_job(pipeline, read_records):
-    subprocess.run([sys.executable, "-c", WRITE_AS_THE_API_DOES, str(pipeline.raw)], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", WRITE_AS_THE_API_DOES, str(pipeline.raw)],
+        check=True,
+        capture_output=True,
+    )
     pipeline.add("map.pbtxt", LABEL_MAP.encode())
     config = yaml.safe_load(pipeline.config_file.read_text())
     splits = {"train": "train", "val": "validation", "test": "test"}
     config["preprocess"]["source"] = {
-        "type": "tfrecord", "path": "../raw", "task": "detection", "label_map": "map.pbtxt",
-        "parts": [{"files": f"{name}.record", "split": split} for name, split in splits.items()]}
+        "type": "tfrecord",
+        "path": "../raw",
+        "task": "detection",
+        "label_map": "map.pbtxt",
+        "parts": [{"files": f"{name}.record", "split": split} for name, split in splits.items()],
+    }
     config["preprocess"]["stages"] = ["decode"]
     pipeline.config_file.write_text(yaml.safe_dump(config))
     outcome = pipeline.run(runner={"mode": "multi_threading", "workers": 2})
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     assert outcome.manifest.figures["num_examples"] == {"train": 20, "validation": 6, "test": 6}
-    originals = {parse(r)["image/filename"][0]: parse(r) for file in pipeline.raw.glob("*.record") for r in read_records(file)}
-    written = [parse(record) for shard in outcome.shards for record in read_records(outcome.artifact / shard)]
+    originals = {
+        parse(r)["image/filename"][0]: parse(r)
+        for file in pipeline.raw.glob("*.record")
+        for r in read_records(file)
+    }
+    written = [
+        parse(record)
+        for shard in outcome.shards
+        for record in read_records(outcome.artifact / shard)
+    ]
     assert len(written) == 32
     for one in written:
         original = originals[one["image/key"][0]]
-        assert all(one[name] == pytest.approx(original[name]) for name in one if name.startswith("image/object/bbox/"))
+        assert all(
+            one[name] == pytest.approx(original[name])
+            for name in one
+            if name.startswith("image/object/bbox/")
+        )
         assert one["image/encoded"] == original["image/encoded"]
         assert (one["image/object/class/label"], one["image/object/difficult"]) == ([0, 1], [0, 1])
 
@@ -109,16 +151,29 @@ def test_our_own_shards_can_be_read_again(animals, raw, read_records):
     records, rejected = raw.read(type="tfrecord", task="classification", parts=parts)
     assert rejected == {}
     assert {key: (record.label, record.split) for key, record in records.items()} == {
-        parse(content)["image/key"][0].decode(): (["cat", "dog"][parse(content)["image/class/label"][0]], name.partition("-")[0])
-        for name in outcome.shards for content in read_records(outcome.artifact / name)}
+        parse(content)["image/key"][0].decode(): (
+            ["cat", "dog"][parse(content)["image/class/label"][0]],
+            name.partition("-")[0],
+        )
+        for name in outcome.shards
+        for content in read_records(outcome.artifact / name)
+    }
     for key, record in records.items():
         assert read_raw(record.file, raw.folder) == (animals.raw / key).read_bytes()
 
 
 def test_boxes_are_pixels_where_the_size_is_there_and_fractions_elsewhere(read):
-    records, _ = read(detection(), detection(image__filename=b"2.jpg", image__height=30, image__width=40))
-    assert (records["1.jpg"].boxes, records["1.jpg"].frame) == ((Box(0, 0.25, 0.5, 0.75, "cat"),), FRACTIONS)
-    assert (records["2.jpg"].boxes, records["2.jpg"].frame) == ((Box(0, 10, 15, 30, "cat"),), (30, 40))
+    records, _ = read(
+        detection(), detection(image__filename=b"2.jpg", image__height=30, image__width=40)
+    )
+    assert (records["1.jpg"].boxes, records["1.jpg"].frame) == (
+        (Box(0, 0.25, 0.5, 0.75, "cat"),),
+        FRACTIONS,
+    )
+    assert (records["2.jpg"].boxes, records["2.jpg"].frame) == (
+        (Box(0, 10, 15, 30, "cat"),),
+        (30, 40),
+    )
 
 
 def test_an_image_without_boxes_has_none(read):
@@ -126,34 +181,108 @@ def test_an_image_without_boxes_has_none(read):
 
 
 def test_a_record_without_a_name_is_known_by_its_place(read):
-    assert list(read(detection(image__filename=None), detection(image__filename=b""))[0]) == ["a.record#000000", "a.record#000001"]
+    assert list(read(detection(image__filename=None), detection(image__filename=b""))[0]) == [
+        "a.record#000000",
+        "a.record#000001",
+    ]
 
 
 def test_a_class_is_named_by_its_text_or_by_the_label_map(read):
-    records, _ = read(example(image__encoded=b"i", image__filename=b"1", image__class__label=7),
-                      example(image__encoded=b"i", image__filename=b"2", image__class__label=7, image__class__text=b"wolf"), task="classification")
+    records, _ = read(
+        example(image__encoded=b"i", image__filename=b"1", image__class__label=7),
+        example(
+            image__encoded=b"i",
+            image__filename=b"2",
+            image__class__label=7,
+            image__class__text=b"wolf",
+        ),
+        task="classification",
+    )
     assert [record.label for record in records.values()] == ["dog", "wolf"]
 
 
-@pytest.mark.parametrize("record, key, reason, detail", [
-    (b"", "a.record#000001", "no_image", "must hold one image, and holds 0 values"),
-    (b"no message", "a.record#000001", "malformed", "not a tf.train.Example"),
-    (detection(image__encoded=None), "a.record#000001", "no_image", "the feature image/encoded must hold one image"),
-    (detection(image__encoded=[b"1", b"2"]), "a.record#000001", "no_image", "holds 2 values"),
-    (detection(image__encoded=5), "a.record#000001", "no_image", "holds 1 values"),
-    (detection(image__filename=b"\xff"), "a.record#000001", "malformed", "image/filename is not UTF-8"),
-    (detection(image__object__bbox__xmax=None), "a.record#000001", "malformed", "image/object/bbox/xmax must hold 1 numbers, and holds 0"),
-    (detection(image__object__bbox__xmax=b"1"), "a.record#000001", "malformed", "must hold 1 numbers"),
-    (detection(image__object__class__label=None), "a.record#000001", "malformed", "image/object/class/label must hold 1 numbers"),
-    (detection(image__object__class__label=3), "a.record#000001", "unknown_class", "the class 3 has no name"),
-    (detection(image__object__class__text=[b"cat", b"cat"]), "a.record#000001", "malformed", "must hold 1 texts, and holds 2"),
-    (detection(image__object__difficult=[1, 1]), "a.record#000001", "malformed", "difficult must hold 1 numbers"),
-    (detection(image__object__difficult=2), "a.record#000001", "malformed", "2 must be 0 or 1"),
-    (detection(image__object__bbox__xmax=float("nan")), "a.record#000001", "box_not_finite", "x 0.25 to nan"),
-    (detection(image__object__bbox__xmax=0.0), "a.record#000001", "box_inverted", "x 0.25 to 0"),
-    (detection(image__object__bbox__xmax=30.0, image__height=30, image__width=40), "a.record#000001", "box_outside", "40x30 pixels"),
-    (detection(image__filename=b"good"), "good", "duplicate", "a.record#000000, a.record#000001"),
-])
+@pytest.mark.parametrize(
+    "record, key, reason, detail",
+    [
+        (b"", "a.record#000001", "no_image", "must hold one image, and holds 0 values"),
+        (b"no message", "a.record#000001", "malformed", "not a tf.train.Example"),
+        (
+            detection(image__encoded=None),
+            "a.record#000001",
+            "no_image",
+            "the feature image/encoded must hold one image",
+        ),
+        (detection(image__encoded=[b"1", b"2"]), "a.record#000001", "no_image", "holds 2 values"),
+        (detection(image__encoded=5), "a.record#000001", "no_image", "holds 1 values"),
+        (
+            detection(image__filename=b"\xff"),
+            "a.record#000001",
+            "malformed",
+            "image/filename is not UTF-8",
+        ),
+        (
+            detection(image__object__bbox__xmax=None),
+            "a.record#000001",
+            "malformed",
+            "image/object/bbox/xmax must hold 1 numbers, and holds 0",
+        ),
+        (
+            detection(image__object__bbox__xmax=b"1"),
+            "a.record#000001",
+            "malformed",
+            "must hold 1 numbers",
+        ),
+        (
+            detection(image__object__class__label=None),
+            "a.record#000001",
+            "malformed",
+            "image/object/class/label must hold 1 numbers",
+        ),
+        (
+            detection(image__object__class__label=3),
+            "a.record#000001",
+            "unknown_class",
+            "the class 3 has no name",
+        ),
+        (
+            detection(image__object__class__text=[b"cat", b"cat"]),
+            "a.record#000001",
+            "malformed",
+            "must hold 1 texts, and holds 2",
+        ),
+        (
+            detection(image__object__difficult=[1, 1]),
+            "a.record#000001",
+            "malformed",
+            "difficult must hold 1 numbers",
+        ),
+        (detection(image__object__difficult=2), "a.record#000001", "malformed", "2 must be 0 or 1"),
+        (
+            detection(image__object__bbox__xmax=float("nan")),
+            "a.record#000001",
+            "box_not_finite",
+            "x 0.25 to nan",
+        ),
+        (
+            detection(image__object__bbox__xmax=0.0),
+            "a.record#000001",
+            "box_inverted",
+            "x 0.25 to 0",
+        ),
+        (
+            detection(image__object__bbox__xmax=30.0, image__height=30, image__width=40),
+            "a.record#000001",
+            "box_outside",
+            "40x30 pixels",
+        ),
+        (
+            detection(image__filename=b"good"),
+            "good",
+            "duplicate",
+            "a.record#000000, a.record#000001",
+        ),
+    ],
+)
 def test_a_bad_record_is_kept_out_and_named(read, record, key, reason, detail):
     records, rejected = read(detection(image__filename=b"good"), record)
     assert list(records) == ([] if reason == "duplicate" else ["good"])
@@ -166,12 +295,24 @@ def test_a_damaged_record_does_not_hide_the_next(raw, read):
     raw.add("b.record", first + second[:20] + bytes([second[20] ^ 1]) + second[21:] + third)
     records, rejected = read(parts=[{"files": "b.record"}])
     assert list(records) == ["1", "3"]
-    assert rejected == {"b.record#000001": ("corrupt", f"the record at byte {len(first)} has another checksum than its data")}
+    assert rejected == {
+        "b.record#000001": (
+            "corrupt",
+            f"the record at byte {len(first)} has another checksum than its data",
+        )
+    }
 
 
-@pytest.mark.parametrize("tail, reason", [
-    (frame(b"x" * 50)[:-1], "truncated"), (frame(b"x" * 50)[:30], "truncated"), (b"1234", "truncated"), (b"no length and no checksum", "corrupt"),
-    (struct.pack("<Q", 2**60) + frame(b"")[8:12], "corrupt")])
+@pytest.mark.parametrize(
+    "tail, reason",
+    [
+        (frame(b"x" * 50)[:-1], "truncated"),
+        (frame(b"x" * 50)[:30], "truncated"),
+        (b"1234", "truncated"),
+        (b"no length and no checksum", "corrupt"),
+        (struct.pack("<Q", 2**60) + frame(b"")[8:12], "corrupt"),
+    ],
+)
 def test_a_broken_end_is_named_and_what_was_before_it_is_kept(raw, read, tail, reason):
     raw.add("b.record", frame(detection()) + tail)
     records, rejected = read(parts=[{"files": "b.record"}])
@@ -183,25 +324,42 @@ def test_a_compressed_file_is_named(raw, read):
     import gzip
 
     raw.add("b.record", gzip.compress(frame(detection())))
-    assert "write it again without compression" in read(parts=[{"files": "b.record"}])[1]["b.record#000000"][1]
+    assert (
+        "write it again without compression"
+        in read(parts=[{"files": "b.record"}])[1]["b.record#000000"][1]
+    )
 
 
 def test_without_a_label_map_a_number_has_no_name(read):
     assert read(detection(), label_map=None)[1]["a.record#000000"][0] == "unknown_class"
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"figures": {"class_names": 7}}', json.dumps({"figures": None})])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[1]", '{"figures": {"class_names": 7}}', json.dumps({"figures": None})]
+)
 def test_somebody_elses_manifest_means_nothing(raw, read, content):
     raw.add("manifest.json", content)
     assert read(detection(), label_map=None)[1]["a.record#000000"][0] == "unknown_class"
 
 
-@pytest.mark.parametrize("source, message", [
-    ({"parts": [{"files": "b*"}]}, "no file matches b\\*; it is named by preprocess.source.parts.0.files"),
-    ({"parts": [{"files": "a*"}, {"files": "*.record"}]}, "a.record belongs to two parts; correct preprocess.source.parts.1.files"),
-    ({"label_map": "no.pbtxt"}, "no.pbtxt: there is no such file; it is named by preprocess.source.label_map"),
-    ({"label_map": "a.record"}, "a.record: not a label map"),
-])
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        (
+            {"parts": [{"files": "b*"}]},
+            "no file matches b\\*; it is named by preprocess.source.parts.0.files",
+        ),
+        (
+            {"parts": [{"files": "a*"}, {"files": "*.record"}]},
+            "a.record belongs to two parts; correct preprocess.source.parts.1.files",
+        ),
+        (
+            {"label_map": "no.pbtxt"},
+            "no.pbtxt: there is no such file; it is named by preprocess.source.label_map",
+        ),
+        ({"label_map": "a.record"}, "a.record: not a label map"),
+    ],
+)
 def test_what_the_config_names_wrongly_is_told(read, source, message):
     with pytest.raises(DataError, match=message):
         read(detection(), **source)

@@ -36,7 +36,11 @@ def one(raw):
 
 
 def test_boxes_are_taken_as_they_stand(one):
-    record, rejected = one(annotation(an_object(1.5, 2, 30, 20), an_object(0, 0, 40, 30, "dog", "<difficult>1</difficult>")))
+    record, rejected = one(
+        annotation(
+            an_object(1.5, 2, 30, 20), an_object(0, 0, 40, 30, "dog", "<difficult>1</difficult>")
+        )
+    )
     assert record.boxes == (Box(2, 1.5, 20, 30, "cat"), Box(0, 0, 30, 40, "dog", is_difficult=True))
     assert (record.frame, record.split, rejected) == ((30, 40), None, {})
 
@@ -55,31 +59,58 @@ def test_a_size_that_is_not_given_is_not_checked(one, size):
     assert one(annotation(an_object(xmax=9999), size=size))[0].frame is None
 
 
-@pytest.mark.parametrize("content, reason, detail", [
-    ("", "malformed", "no well-formed XML: no element found"),
-    ("<annotation><object>", "malformed", "no well-formed XML"),
-    ("I am a text", "malformed", "no well-formed XML: syntax error: line 1"),
-    (b"\xff\xfe\x00\x01", "malformed", "no well-formed XML"),
-    ("<?xml version='1.0' encoding='klingon'?><annotation/>", "malformed", "no well-formed XML"),
-    ("<html/>", "malformed", "the XML is a <html> and not an <annotation>"),
-    ('<!DOCTYPE a [<!ENTITY b "c">]><annotation/>', "malformed", "declares a document type"),
-    ('<!DOCTYPE a [<!ENTITY b "c">]><annotation>&b;</annotation>'.encode("utf-16"), "malformed", "declares a document type"),
-    (annotation(" " * (16 << 20)), "too_large", "allowed are 16777216"),
-    (annotation("<object/>"), "malformed", "an <object> without <name>"),
-    (annotation("<object><name>cat</name><bndbox><xmin>1</xmin></bndbox></object>"), "malformed", "without a <bndbox> of xmin"),
-    (annotation(an_object(xmin="one")), "malformed", "'one' is no number"),
-    (annotation(an_object(xmin="1_0")), "malformed", "'1_0' is no number"),
-    (annotation(an_object(xmin="")), "malformed", "'' is no number"),
-    (annotation(an_object(more="<difficult>maybe</difficult>")), "malformed", "'maybe' must be 0 or 1"),
-    (annotation(an_object(), size="<size><width>x</width><height>1</height></size>"), "malformed", "'x' is no number"),
-    (annotation(an_object(xmin="nan")), "box_not_finite", "cat: x nan to 30"),
-    (annotation(an_object(xmax="1e999")), "box_not_finite", "x 1 to inf"),
-    (annotation(an_object(xmin=30, xmax=1)), "box_inverted", "cat: x 30 to 1, y 2 to 20"),
-    (annotation(an_object(ymin=21)), "box_inverted", "y 21 to 20"),
-    (annotation(an_object(xmax=42)), "box_outside", "x 1 to 42, y 2 to 20 in an image of 40x30 pixels"),
-    (annotation(an_object(ymin=-1.5)), "box_outside", "y -1.5 to 20"),
-    (annotation(an_object(name="")), "no_label", "'' is no name of a class"),
-])
+@pytest.mark.parametrize(
+    "content, reason, detail",
+    [
+        ("", "malformed", "no well-formed XML: no element found"),
+        ("<annotation><object>", "malformed", "no well-formed XML"),
+        ("I am a text", "malformed", "no well-formed XML: syntax error: line 1"),
+        (b"\xff\xfe\x00\x01", "malformed", "no well-formed XML"),
+        (
+            "<?xml version='1.0' encoding='klingon'?><annotation/>",
+            "malformed",
+            "no well-formed XML",
+        ),
+        ("<html/>", "malformed", "the XML is a <html> and not an <annotation>"),
+        ('<!DOCTYPE a [<!ENTITY b "c">]><annotation/>', "malformed", "declares a document type"),
+        (
+            '<!DOCTYPE a [<!ENTITY b "c">]><annotation>&b;</annotation>'.encode("utf-16"),
+            "malformed",
+            "declares a document type",
+        ),
+        (annotation(" " * (16 << 20)), "too_large", "allowed are 16777216"),
+        (annotation("<object/>"), "malformed", "an <object> without <name>"),
+        (
+            annotation("<object><name>cat</name><bndbox><xmin>1</xmin></bndbox></object>"),
+            "malformed",
+            "without a <bndbox> of xmin",
+        ),
+        (annotation(an_object(xmin="one")), "malformed", "'one' is no number"),
+        (annotation(an_object(xmin="1_0")), "malformed", "'1_0' is no number"),
+        (annotation(an_object(xmin="")), "malformed", "'' is no number"),
+        (
+            annotation(an_object(more="<difficult>maybe</difficult>")),
+            "malformed",
+            "'maybe' must be 0 or 1",
+        ),
+        (
+            annotation(an_object(), size="<size><width>x</width><height>1</height></size>"),
+            "malformed",
+            "'x' is no number",
+        ),
+        (annotation(an_object(xmin="nan")), "box_not_finite", "cat: x nan to 30"),
+        (annotation(an_object(xmax="1e999")), "box_not_finite", "x 1 to inf"),
+        (annotation(an_object(xmin=30, xmax=1)), "box_inverted", "cat: x 30 to 1, y 2 to 20"),
+        (annotation(an_object(ymin=21)), "box_inverted", "y 21 to 20"),
+        (
+            annotation(an_object(xmax=42)),
+            "box_outside",
+            "x 1 to 42, y 2 to 20 in an image of 40x30 pixels",
+        ),
+        (annotation(an_object(ymin=-1.5)), "box_outside", "y -1.5 to 20"),
+        (annotation(an_object(name="")), "no_label", "'' is no name of a class"),
+    ],
+)
 def test_a_bad_annotation_keeps_its_image_out_with_the_reason(one, content, reason, detail):
     record, rejected = one(content)
     assert record is None
@@ -95,9 +126,13 @@ def test_a_box_without_extent_is_kept_out_alone_and_named(one):
 
 
 def test_a_class_that_is_not_in_the_config_is_kept_out(one):
-    record, rejected = one(annotation(an_object(), an_object(name="cow")), class_names=["cat", "dog"])
+    record, rejected = one(
+        annotation(an_object(), an_object(name="cow")), class_names=["cat", "dog"]
+    )
     assert record is None
-    assert rejected == {"JPEGImages/1.jpg": ("unknown_class", "'cow' is not among preprocess.source.class_names")}
+    assert rejected == {
+        "JPEGImages/1.jpg": ("unknown_class", "'cow' is not among preprocess.source.class_names")
+    }
 
 
 def test_an_image_without_annotation_and_an_annotation_without_image_are_named(raw):
@@ -107,13 +142,18 @@ def test_an_image_without_annotation_and_an_annotation_without_image_are_named(r
     raw.add("Annotations/3.xml", annotation())
     records, rejected = raw.read(type="voc")
     assert list(records) == ["JPEGImages/2.jpg"]
-    assert {key: reason for key, (reason, _) in rejected.items()} == {"JPEGImages/1.jpg": "no_annotation", "Annotations/3.xml": "missing_image"}
+    assert {key: reason for key, (reason, _) in rejected.items()} == {
+        "JPEGImages/1.jpg": "no_annotation",
+        "Annotations/3.xml": "missing_image",
+    }
 
 
 def test_two_images_of_one_name_are_ambiguous(one, raw):
     raw.add("JPEGImages/1.png")
     assert one(annotation())[1]["JPEGImages/1.jpg"] == (
-        "ambiguous_image", "the annotation may be for each of JPEGImages/1.jpg, JPEGImages/1.png")
+        "ambiguous_image",
+        "the annotation may be for each of JPEGImages/1.jpg, JPEGImages/1.png",
+    )
 
 
 @pytest.fixture
@@ -144,8 +184,9 @@ def test_what_is_in_no_list_can_be_ignored(listed):
 
 
 def test_lists_of_other_names(listed):
-    assert splits(listed.read(type="voc", image_sets={"train": "trainval", "validation": "none"})[0]) == {
-        "a.jpg": "train", "b.jpg": "train", "c.jpg": "test"}
+    assert splits(
+        listed.read(type="voc", image_sets={"train": "trainval", "validation": "none"})[0]
+    ) == {"a.jpg": "train", "b.jpg": "train", "c.jpg": "test"}
 
 
 def test_without_lists_the_config_splits(listed):
@@ -154,7 +195,10 @@ def test_without_lists_the_config_splits(listed):
 
 def test_an_image_in_two_lists_would_leak_and_is_kept_out(listed):
     listed.add("ImageSets/Main/test.txt", "c\na")
-    assert listed.read(type="voc")[1]["JPEGImages/a.jpg"] == ("contradictory_split", "listed more than once: for train, test")
+    assert listed.read(type="voc")[1]["JPEGImages/a.jpg"] == (
+        "contradictory_split",
+        "listed more than once: for train, test",
+    )
 
 
 def test_a_listed_name_without_files_is_named(listed):

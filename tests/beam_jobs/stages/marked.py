@@ -7,12 +7,16 @@ import numpy as np
 from beam_jobs.stages.stage import Box, Example
 
 
-def marked(height: int, width: int, box: tuple[int, int, int, int], channels: int = 3, **more) -> Example:
+def marked(
+    height: int, width: int, box: tuple[int, int, int, int], channels: int = 3, **more
+) -> Example:
     """An example for detection: black, with a white rectangle at (ymin, xmin, ymax, xmax)."""
     ymin, xmin, ymax, xmax = box
     image = np.zeros((height, width, channels), np.uint8)
     image[ymin:ymax, xmin:xmax] = 255
-    return Example("wall.png", "", b"the file", image, boxes=(Box(ymin, xmin, ymax, xmax, "sign"),), **more)
+    return Example(
+        "wall.png", "", b"the file", image, boxes=(Box(ymin, xmin, ymax, xmax, "sign"),), **more
+    )
 
 
 def white_part(image: np.ndarray) -> tuple[int, int, int, int]:

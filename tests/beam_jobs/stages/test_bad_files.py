@@ -23,7 +23,9 @@ from beam_jobs.stages.stage import Example, Reject
 
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # as in the job
 
-PIXELS = cv2.GaussianBlur(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8), (7, 7), 0)
+PIXELS = cv2.GaussianBlur(
+    np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8), (7, 7), 0
+)
 PICTURE = Image.fromarray(PIXELS)
 SEEN_THROUGH = PICTURE.convert("RGBA")
 SEEN_THROUGH.putalpha(100)
@@ -41,14 +43,20 @@ def png_chunk(name: bytes, data: bytes) -> bytes:
 
 
 def png_header(width: int, height: int) -> bytes:
-    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + png_chunk(
+        b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    )
 
 
 def png_bomb() -> bytes:
     """12,000 x 12,000 pixels, whole and valid, in 20 kB."""
     packer = zlib.compressobj(9)
-    rows = b"".join(packer.compress(bytes(1 + 12_000 // 8) * 1000) for _ in range(12)) + packer.flush()
-    header = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", struct.pack(">IIBBBBB", 12_000, 12_000, 1, 0, 0, 0, 0))
+    rows = (
+        b"".join(packer.compress(bytes(1 + 12_000 // 8) * 1000) for _ in range(12)) + packer.flush()
+    )
+    header = b"\x89PNG\r\n\x1a\n" + png_chunk(
+        b"IHDR", struct.pack(">IIBBBBB", 12_000, 12_000, 1, 0, 0, 0, 0)
+    )
     return header + png_chunk(b"IDAT", rows) + png_chunk(b"IEND", b"")
 
 
@@ -97,23 +105,44 @@ EXAMPLES = {
     "png with alpha, cut": (save("PNG", SEEN_THROUGH)[:-40], "truncated"),
     "jpeg with garbage behind": (JPEG + b"some camera's notes", KEPT),
     "png with garbage behind": (PNG + b"some camera's notes", KEPT),
-    "jpeg whose middle is overwritten": (JPEG[: len(JPEG) // 2] + bytes(20) + JPEG[len(JPEG) // 2 + 20 :], KEPT),  # no library notices
-    "png whose middle is overwritten": (PNG[: len(PNG) // 2] + bytes(20) + PNG[len(PNG) // 2 + 20 :], "corrupt"),
+    "jpeg whose middle is overwritten": (
+        JPEG[: len(JPEG) // 2] + bytes(20) + JPEG[len(JPEG) // 2 + 20 :],
+        KEPT,
+    ),  # no library notices
+    "png whose middle is overwritten": (
+        PNG[: len(PNG) // 2] + bytes(20) + PNG[len(PNG) // 2 + 20 :],
+        "corrupt",
+    ),
     "png named .jpg": (PNG, KEPT),  # the name does not count, the first bytes do
     "gif": (save("GIF"), ANEW),
-    "gif of two frames": (save("GIF", save_all=True, append_images=[Image.new("RGB", (64, 48))]), ANEW),
+    "gif of two frames": (
+        save("GIF", save_all=True, append_images=[Image.new("RGB", (64, 48))]),
+        ANEW,
+    ),
     "webp": (save("WEBP", lossless=True), ANEW),
-    "webp of two frames": (save("WEBP", lossless=True, save_all=True, append_images=[Image.new("RGB", (64, 48))]), ANEW),
+    "webp of two frames": (
+        save("WEBP", lossless=True, save_all=True, append_images=[Image.new("RGB", (64, 48))]),
+        ANEW,
+    ),
     "bmp": (save("BMP"), ANEW),
     "tiff": (save("TIFF"), ANEW),
     "tiff, compressed": (save("TIFF", compression="tiff_lzw"), ANEW),
     "cmyk jpeg": (save("JPEG", PICTURE.convert("CMYK"), quality=95), ANEW),
     "grey jpeg": (save("JPEG", PICTURE.convert("L"), quality=95), KEPT),
     "progressive jpeg": (save("JPEG", quality=95, progressive=True), KEPT),
-    "jpeg with arithmetic coding, as far as the header": (JPEG.replace(b"\xff\xc0", b"\xff\xc9", 1), "corrupt"),
+    "jpeg with arithmetic coding, as far as the header": (
+        JPEG.replace(b"\xff\xc0", b"\xff\xc9", 1),
+        "corrupt",
+    ),
     "palette png": (save("PNG", PICTURE.convert("P")), KEPT),
-    "png of two frames": (save("PNG", save_all=True, append_images=[Image.new("RGB", (64, 48))]), ANEW),
-    "png with a chunk of 2 GB, as it says": (PNG[:33] + b"\x7f\xff\xff\xff" + PNG[37:], "truncated"),
+    "png of two frames": (
+        save("PNG", save_all=True, append_images=[Image.new("RGB", (64, 48))]),
+        ANEW,
+    ),
+    "png with a chunk of 2 GB, as it says": (
+        PNG[:33] + b"\x7f\xff\xff\xff" + PNG[37:],
+        "truncated",
+    ),
     "1-bit png": (save("PNG", PICTURE.convert("1")), KEPT),
     "grey png": (save("PNG", PICTURE.convert("L")), KEPT),
     "1x1 png": (save("PNG", Image.new("RGB", (1, 1), (200, 100, 50))), KEPT),
@@ -123,11 +152,23 @@ EXAMPLES = {
     "opaque rgba png": (save("PNG", PICTURE.convert("RGBA")), KEPT),
     "rgba png": (save("PNG", SEEN_THROUGH), ANEW),
     "grey and alpha png": (save("PNG", SEEN_THROUGH.convert("LA")), ANEW),
-    "palette png with a transparent colour": (save("PNG", Image.new("P", (64, 48)), transparency=0), ANEW),
-    "png with a transparent grey": (save("PNG", Image.new("L", (64, 48), 60), transparency=60), ANEW),
+    "palette png with a transparent colour": (
+        save("PNG", Image.new("P", (64, 48)), transparency=0),
+        ANEW,
+    ),
+    "png with a transparent grey": (
+        save("PNG", Image.new("L", (64, 48), 60), transparency=60),
+        ANEW,
+    ),
     "rgba webp": (save("WEBP", SEEN_THROUGH, lossless=True), ANEW),
     "gif with a transparent colour": (save("GIF", Image.new("P", (64, 48)), transparency=0), ANEW),
-    **{f"jpeg turned by exif {orientation}": (turned(orientation), KEPT if orientation == 1 else ANEW) for orientation in range(1, 9)},
+    **{
+        f"jpeg turned by exif {orientation}": (
+            turned(orientation),
+            KEPT if orientation == 1 else ANEW,
+        )
+        for orientation in range(1, 9)
+    },
     "jpeg with an impossible orientation": (turned(9), ANEW),
     "turned png": (turned(6, "PNG"), ANEW),
     "turned webp": (turned(6, "WEBP"), ANEW),
@@ -137,8 +178,16 @@ EXAMPLES = {
     "whole png of 12000x12000": (png_bomb(), "too_large"),
     "jpeg of 400 scans": (jpeg_of_scans(400), "too_costly"),
     "jpeg header of 65000x65000": (jpeg_header(65_000, 65_000), "too_large"),
-    "bmp header of 50000x50000": (struct.pack("<2sIIIIiiHHIIiiII", b"BM", 54, 0, 54, 40, 50_000, 50_000, 1, 24, 0, 0, 0, 0, 0, 0), "too_large"),
-    "gif header of 65535x65535": (b"GIF89a" + struct.pack("<HHBBB", 65_535, 65_535, 0, 0, 0) + b";", "corrupt"),
+    "bmp header of 50000x50000": (
+        struct.pack(
+            "<2sIIIIiiHHIIiiII", b"BM", 54, 0, 54, 40, 50_000, 50_000, 1, 24, 0, 0, 0, 0, 0, 0
+        ),
+        "too_large",
+    ),
+    "gif header of 65535x65535": (
+        b"GIF89a" + struct.pack("<HHBBB", 65_535, 65_535, 0, 0, 0) + b";",
+        "corrupt",
+    ),
 }
 
 
@@ -154,7 +203,10 @@ class Memory:
         self.megabytes = self._peak_megabytes() - self._before
 
     def _peak_megabytes(self) -> float:
-        return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text()).group(1)) / 1024
+        return (
+            int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text()).group(1))
+            / 1024
+        )
 
 
 def outcome_of(data: bytes, channels: int = 3, **more) -> tuple[str, Example | None]:
@@ -195,15 +247,29 @@ def test_a_look_at_headers_comes_to_the_same_outcome(name):
 @pytest.mark.parametrize("kind", ["jpeg", "jpeg with a thumbnail", "png"])
 def test_a_file_that_was_cut_off_is_noticed_by_its_header_alone(kind, share):
     data = PNG if kind == "png" else JPEG
-    if kind == "jpeg with a thumbnail":  # a whole JPEG inside of a segment, with a start of its pixels and an end
+    if (
+        kind == "jpeg with a thumbnail"
+    ):  # a whole JPEG inside of a segment, with a start of its pixels and an end
         segment = b"\xff\xe1" + struct.pack(">H", 2 + len(JPEG)) + JPEG
         data = JPEG[:2] + segment + JPEG[2:]
     assert outcome_of(data, check="header")[0] == KEPT
     assert outcome_of(data[: int(len(data) * share)], check="header")[0] == "truncated"
 
 
-RIGHT = ["gif", "webp", "bmp", "tiff", "16-bit png", "16-bit tiff", "cmyk jpeg", "progressive jpeg", "opaque rgba png", "jpeg turned by exif 1",
-         "gif of two frames", "webp of two frames"]
+RIGHT = [
+    "gif",
+    "webp",
+    "bmp",
+    "tiff",
+    "16-bit png",
+    "16-bit tiff",
+    "cmyk jpeg",
+    "progressive jpeg",
+    "opaque rgba png",
+    "jpeg turned by exif 1",
+    "gif of two frames",
+    "webp of two frames",
+]
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -212,8 +278,16 @@ def test_what_comes_out_shows_what_went_in(name):
     assert np.abs(image.astype(int) - PIXELS).mean() < (12 if name.startswith("gif") else 8)
 
 
-TURNS = {1: lambda p: p, 2: lambda p: p[:, ::-1], 3: lambda p: p[::-1, ::-1], 4: lambda p: p[::-1], 5: lambda p: p.swapaxes(0, 1),
-         6: lambda p: np.rot90(p, -1), 7: lambda p: p[::-1, ::-1].swapaxes(0, 1), 8: lambda p: np.rot90(p)}
+TURNS = {
+    1: lambda p: p,
+    2: lambda p: p[:, ::-1],
+    3: lambda p: p[::-1, ::-1],
+    4: lambda p: p[::-1],
+    5: lambda p: p.swapaxes(0, 1),
+    6: lambda p: np.rot90(p, -1),
+    7: lambda p: p[::-1, ::-1].swapaxes(0, 1),
+    8: lambda p: np.rot90(p),
+}
 
 
 @pytest.mark.parametrize("orientation", TURNS)
@@ -249,7 +323,9 @@ def damaged(draw) -> bytes:
     """A real image file of any kind, with some bytes changed, cut out, or put in."""
     data = bytearray(draw(st.sampled_from(REAL)))
     for _ in range(draw(st.integers(1, 6))):
-        place = draw(st.one_of(st.integers(0, len(data)), st.integers(0, min(60, len(data)))))  # headers are where it hurts
+        place = draw(
+            st.one_of(st.integers(0, len(data)), st.integers(0, min(60, len(data))))
+        )  # headers are where it hurts
         match draw(st.sampled_from(["set", "cut", "insert", "repeat"])):
             case "set":
                 new = draw(st.binary(min_size=1, max_size=8))
@@ -263,9 +339,24 @@ def damaged(draw) -> bytes:
     return bytes(data)
 
 
-MAGIC = [b"", b"\xff\xd8\xff", b"\xff\xd8\xff\xe1\x00\x20Exif\0\0",
-         b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"II*\0", b"MM\0*", b"RIFF\0\0\0\0WEBPVP8 "]
-FUZZ = settings(max_examples=400, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+MAGIC = [
+    b"",
+    b"\xff\xd8\xff",
+    b"\xff\xd8\xff\xe1\x00\x20Exif\0\0",
+    b"\x89PNG\r\n\x1a\n",
+    b"GIF89a",
+    b"BM",
+    b"II*\0",
+    b"MM\0*",
+    b"RIFF\0\0\0\0WEBPVP8 ",
+]
+FUZZ = settings(
+    max_examples=400,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 
 
 @FUZZ

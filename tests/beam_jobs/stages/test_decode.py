@@ -19,7 +19,9 @@ from beam_jobs.stages.decode import Decode, decode
 from beam_jobs.stages.resize import Resize, resize
 from beam_jobs.stages.stage import BoundStage, Example, Reject, Rejected, run_stages
 
-PIXELS = cv2.GaussianBlur(np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8), (7, 7), 0)
+PIXELS = cv2.GaussianBlur(
+    np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8), (7, 7), 0
+)
 PICTURE = Image.fromarray(PIXELS)
 
 
@@ -36,7 +38,9 @@ def turned(kind: str, orientation: int = 6) -> bytes:
 
 
 def sixteen_bits() -> bytes:
-    return cv2.imencode(".png", cv2.cvtColor(PIXELS, cv2.COLOR_RGB2BGR).astype(np.uint16) * 257)[1].tobytes()
+    return cv2.imencode(".png", cv2.cvtColor(PIXELS, cv2.COLOR_RGB2BGR).astype(np.uint16) * 257)[
+        1
+    ].tobytes()
 
 
 def run(data: bytes, channels: int = 3, **more) -> Example:
@@ -89,10 +93,14 @@ def test_a_plain_file_keeps_its_own_bytes(name, channels):
 def test_what_the_reader_of_a_shard_would_see_otherwise_is_encoded_anew(name, channels):
     example = run(ENCODED_ANEW[name], channels)
     assert not example.is_original
-    assert example.image.shape == ((40, 30, channels) if name.startswith("turned") else (30, 40, channels))
+    assert example.image.shape == (
+        (40, 30, channels) if name.startswith("turned") else (30, 40, channels)
+    )
 
 
-@pytest.mark.parametrize("name", ["png", "jpeg", "progressive jpeg", "16-bit png", "webp", "bmp", "tiff", "cmyk jpeg"])
+@pytest.mark.parametrize(
+    "name", ["png", "jpeg", "progressive jpeg", "16-bit png", "webp", "bmp", "tiff", "cmyk jpeg"]
+)
 def test_the_colors_are_rgb_and_right(name):
     data = (KEPT | ENCODED_ANEW)[name]
     assert np.abs(run(data).image.astype(int) - PIXELS).mean() < 8
@@ -110,12 +118,18 @@ def test_an_empty_file_is_kept_out():
     assert reason(b"") == "empty"
 
 
-@pytest.mark.parametrize("data", [b"x", b"hello, I am a text", b"<html></html>", b"\xff\xd8", b"\x00" * 100])
+@pytest.mark.parametrize(
+    "data", [b"x", b"hello, I am a text", b"<html></html>", b"\xff\xd8", b"\x00" * 100]
+)
 def test_what_is_no_image_is_kept_out(data):
     assert reason(data) == "not_image"
 
 
-@pytest.mark.parametrize("data", [KEPT["png"], KEPT["jpeg"], KEPT["progressive jpeg"]], ids=["png", "jpeg", "progressive"])
+@pytest.mark.parametrize(
+    "data",
+    [KEPT["png"], KEPT["jpeg"], KEPT["progressive jpeg"]],
+    ids=["png", "jpeg", "progressive"],
+)
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.99])
 def test_a_truncated_file_is_kept_out(data, share):
     assert reason(data[: int(len(data) * share)]) == "truncated"
@@ -137,7 +151,13 @@ def test_a_png_with_a_wrong_byte_inside_is_kept_out():
 def test_a_large_image_is_kept_out_before_it_is_decoded():
     header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
     chunk = b"IHDR" + header
-    bomb = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"IDAT"
+    bomb = (
+        b"\x89PNG\r\n\x1a\n"
+        + struct.pack(">I", 13)
+        + chunk
+        + struct.pack(">I", zlib.crc32(chunk))
+        + b"IDAT"
+    )
     assert reason(bomb) == "too_large"
 
 
@@ -176,7 +196,18 @@ for name, image in np.load(folder / "wanted.npz").items():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", ["grey png", "palette png", "1-bit png", "jpeg", "grey jpeg", "progressive jpeg", "upright jpeg with exif"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "grey png",
+        "palette png",
+        "1-bit png",
+        "jpeg",
+        "grey jpeg",
+        "progressive jpeg",
+        "upright jpeg with exif",
+    ],
+)
 def test_a_look_at_the_header_gives_the_same_example_and_decodes_when_somebody_asks(name, channels):
     eager, lazy = run(KEPT[name], channels), run(KEPT[name], channels, check="header")
     assert not lazy.is_decoded
@@ -198,7 +229,10 @@ def test_what_can_not_keep_its_bytes_is_decoded_whatever_the_check(name):
 def test_damage_that_shows_when_a_later_stage_asks_for_pixels_is_a_reject_of_decode():
     short = cv2.imencode(".jpg", PIXELS)[1].tobytes()
     short = short[: len(short) * 8 // 10] + b"\xff\xd9"  # not all of the rows, and an end
-    chain = [BoundStage("decode", decode, Decode(check="header")), BoundStage("resize", resize, Resize(height=9, width=9))]
+    chain = [
+        BoundStage("decode", decode, Decode(check="header")),
+        BoundStage("resize", resize, Resize(height=9, width=9)),
+    ]
     with pytest.raises(Rejected) as caught:
         run_stages(chain, Example("cat/1", "cat", short), Counter())
     assert (caught.value.stage, caught.value.reason) == ("decode", reason(short))

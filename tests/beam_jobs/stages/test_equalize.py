@@ -16,7 +16,11 @@ def test_a_flat_image_gets_more_contrast_and_keeps_its_shape(channels):
     flat = Example("lung/1.png", "lung", b"the file", RAMP.repeat(channels, axis=2))
     after = equalize(flat, Equalize(limit=8, parts=1))
     assert after.image.std() > 1.5 * flat.image.std()
-    assert (after.image.shape, after.image.dtype, after.is_original) == ((64, 64, channels), np.uint8, False)
+    assert (after.image.shape, after.image.dtype, after.is_original) == (
+        (64, 64, channels),
+        np.uint8,
+        False,
+    )
 
 
 def test_a_higher_limit_gives_more_contrast():

@@ -13,10 +13,18 @@ EXAMPLE = Example("cat/1.png", "cat", b"the file", np.zeros((20, 30, 3), np.uint
 BOXES = EXAMPLE.with_boxes([Box(0, 0, 5, 5, "cat"), Box(5, 5, 9, 9, "dog")])
 
 
-@pytest.mark.parametrize("limits, reason", [
-    ({"min_side": 21}, "too_small"), ({"min_area": 601}, "too_small"), ({"max_side": 29}, "too_large"), ({"max_area": 599}, "too_large"),
-    ({"min_aspect": 1.51}, "aspect"), ({"max_aspect": 1.49}, "aspect"), ({"classes": ("dog", "cow")}, "class"),
-])
+@pytest.mark.parametrize(
+    "limits, reason",
+    [
+        ({"min_side": 21}, "too_small"),
+        ({"min_area": 601}, "too_small"),
+        ({"max_side": 29}, "too_large"),
+        ({"max_area": 599}, "too_large"),
+        ({"min_aspect": 1.51}, "aspect"),
+        ({"max_aspect": 1.49}, "aspect"),
+        ({"classes": ("dog", "cow")}, "class"),
+    ],
+)
 def test_what_is_not_wanted_is_skipped_with_its_reason(limits, reason):
     with pytest.raises(Skip) as skip:
         filter(EXAMPLE, Filter(**limits))
@@ -24,7 +32,15 @@ def test_what_is_not_wanted_is_skipped_with_its_reason(limits, reason):
 
 
 def test_limits_are_inclusive_and_what_is_wanted_is_not_touched():
-    wanted = Filter(min_side=20, max_side=30, min_area=600, max_area=600, min_aspect=1.5, max_aspect=1.5, classes=["cat"])
+    wanted = Filter(
+        min_side=20,
+        max_side=30,
+        min_area=600,
+        max_area=600,
+        min_aspect=1.5,
+        max_aspect=1.5,
+        classes=["cat"],
+    )
     assert filter(EXAMPLE, wanted) is EXAMPLE
 
 
@@ -49,11 +65,18 @@ def test_what_cannot_be_filtered_is_refused():
     assert check(Filter(min_boxes=1), "detection", ["cat"]) is None
     assert "min_boxes is for detection" in check(Filter(min_boxes=1), "classification", ["cat"])
     assert check(Filter(classes=["catt"]), "detection", ["cat", "dog"]) == (
-        "there is no class 'catt' before this stage; the nearest valid name is 'cat'")
+        "there is no class 'catt' before this stage; the nearest valid name is 'cat'"
+    )
 
 
-@pytest.mark.parametrize("parameters, rule", [({}, "needs at least one of min_side"), ({"classes": []}, "at least 1"),
-                                              ({"min_area": 5, "max_area": 4}, r"min_area must be at most max_area \(4\), got 5")])
+@pytest.mark.parametrize(
+    "parameters, rule",
+    [
+        ({}, "needs at least one of min_side"),
+        ({"classes": []}, "at least 1"),
+        ({"min_area": 5, "max_area": 4}, r"min_area must be at most max_area \(4\), got 5"),
+    ],
+)
 def test_a_filter_that_makes_no_sense_is_refused(parameters, rule):
     with pytest.raises(ValidationError, match=rule):
         Filter(**parameters)

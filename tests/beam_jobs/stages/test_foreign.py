@@ -55,7 +55,9 @@ def acme(tmp_path: Path, monkeypatch) -> Path:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.4\n")
     (info / "top_level.txt").write_text("acme_stages\n")
-    (info / "entry_points.txt").write_text("[trainyard.stages]\nacme_black = acme_stages.black:blacken\n")
+    (info / "entry_points.txt").write_text(
+        "[trainyard.stages]\nacme_black = acme_stages.black:blacken\n"
+    )
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
     importlib.invalidate_caches()
@@ -69,7 +71,9 @@ def acme(tmp_path: Path, monkeypatch) -> Path:
 @pytest.mark.parametrize("name", ["acme_stages.black:blacken", "acme_black"])
 @pytest.mark.parametrize("mode", ["in_memory", "multi_processing"])
 def test_a_stage_of_another_package_runs_like_ours(acme, animals, name, mode):
-    outcome = animals.run(stages=[{"decode": {"channels": 1}}, {name: {"level": 7}}], runner={"mode": mode})
+    outcome = animals.run(
+        stages=[{"decode": {"channels": 1}}, {name: {"level": 7}}], runner={"mode": mode}
+    )
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     assert name in outcome.manifest.figures["seconds_by_stage"]
     assert outcome.manifest.fingerprint.versions["acme"] == "1.4"
@@ -78,7 +82,10 @@ def test_a_stage_of_another_package_runs_like_ours(acme, animals, name, mode):
 def test_another_packages_parameters_are_checked_too(acme, animals):
     outcome = animals.run(stages=["decode", {"acme_stages.black:blacken": {"levle": 7}}])
     assert outcome.exit_code is ExitCode.CONFIG
-    assert "preprocess.stages.1.acme_stages.black:blacken.levle: unknown parameter; the nearest valid name is 'level'" in outcome.message
+    assert (
+        "preprocess.stages.1.acme_stages.black:blacken.levle: unknown parameter; the nearest valid name is 'level'"
+        in outcome.message
+    )
 
 
 @pytest.mark.parametrize("name", ["acme_stages.black:blacken", "acme_black"])
@@ -99,17 +106,31 @@ def test_our_own_stages_have_no_foreign_code():
 
 
 def test_a_module_can_give_a_whole_line_of_the_catalogue(acme):
-    assert class_names_after(bind_stages([StageConfig(name="acme_stages.black:STAGE")]), ["cat", "dog"]) == ["CAT", "DOG"]
+    assert class_names_after(
+        bind_stages([StageConfig(name="acme_stages.black:STAGE")]), ["cat", "dog"]
+    ) == ["CAT", "DOG"]
 
 
-@pytest.mark.parametrize("name, complaint", [
-    ("acme_stages.no:blacken", "the module acme_stages.no can't be imported: ModuleNotFoundError"),
-    ("acme_stages.broken:blacken", "the module acme_stages.broken can't be imported: ModuleNotFoundError: No module named 'no_such_package'"),
-    ("acme_stages.black:whiten", "the module acme_stages.black has no function 'whiten'"),
-    ("acme_stages.black:BLACK", "has no function 'BLACK'"),
-    ("acme_stages.black:without_parameters", "acme_stages.black:without_parameters must take an Example and its parameters"),
-    ("acme_blakc", "unknown stage; the nearest valid name is 'acme_black'"),
-])
+@pytest.mark.parametrize(
+    "name, complaint",
+    [
+        (
+            "acme_stages.no:blacken",
+            "the module acme_stages.no can't be imported: ModuleNotFoundError",
+        ),
+        (
+            "acme_stages.broken:blacken",
+            "the module acme_stages.broken can't be imported: ModuleNotFoundError: No module named 'no_such_package'",
+        ),
+        ("acme_stages.black:whiten", "the module acme_stages.black has no function 'whiten'"),
+        ("acme_stages.black:BLACK", "has no function 'BLACK'"),
+        (
+            "acme_stages.black:without_parameters",
+            "acme_stages.black:without_parameters must take an Example and its parameters",
+        ),
+        ("acme_blakc", "unknown stage; the nearest valid name is 'acme_black'"),
+    ],
+)
 def test_a_complaint_names_the_module(acme, name, complaint):
     with pytest.raises(ConfigError) as error:
         find_stage(name)
@@ -133,6 +154,13 @@ def test_published_stages_are_known_by_name(acme):
 
 
 def test_planning_imports_no_module_of_a_stage(acme):
-    code = ("import sys; from pipeline_ops.user_code.stages import code_of; "
-            "assert code_of(['acme_black']); print('acme_stages.black' in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    code = (
+        "import sys; from pipeline_ops.user_code.stages import code_of; "
+        "assert code_of(['acme_black']); print('acme_stages.black' in sys.modules)"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "False"
+    )

@@ -27,7 +27,18 @@ def encoded(kind: str, orientation: int) -> bytes:
     picture, file = Image.fromarray(stored_image()), io.BytesIO()
     exif = picture.getexif()
     exif[0x0112] = orientation
-    picture.save(file, kind, exif=exif, **({"quality": 95, "subsampling": 0} if kind == "JPEG" else {"lossless": True} if kind == "WEBP" else {}))
+    picture.save(
+        file,
+        kind,
+        exif=exif,
+        **(
+            {"quality": 95, "subsampling": 0}
+            if kind == "JPEG"
+            else {"lossless": True}
+            if kind == "WEBP"
+            else {}
+        ),
+    )
     return file.getvalue()
 
 
@@ -55,7 +66,9 @@ def test_fractions_are_of_the_stored_image(orientation):
     fractions = Box(3 / 24, 5 / 40, 9 / 24, 21 / 40, "patch")
     example = run(encoded("JPEG", orientation), [fractions], FRACTIONS)
     found, wanted = example.boxes[0], white(example.image)
-    assert [found.ymin, found.xmin, found.ymax, found.xmax] == pytest.approx([wanted.ymin, wanted.xmin, wanted.ymax, wanted.xmax])
+    assert [found.ymin, found.xmin, found.ymax, found.xmax] == pytest.approx(
+        [wanted.ymin, wanted.xmin, wanted.ymax, wanted.xmax]
+    )
 
 
 @pytest.mark.parametrize("orientation", [5, 6, 7, 8])
@@ -69,16 +82,33 @@ def test_boxes_that_were_drawn_on_the_upright_image_stay(kind, orientation):
 def test_a_size_that_is_neither_the_stored_nor_the_upright_is_another_images():
     with pytest.raises(Reject) as caught:
         run(encoded("JPEG", 6), [PATCH], (24, 41))
-    assert (caught.value.reason, caught.value.detail) == ("size_mismatch", "annotated as 41x24, but the image has 40x24 pixels")
+    assert (caught.value.reason, caught.value.detail) == (
+        "size_mismatch",
+        "annotated as 41x24, but the image has 40x24 pixels",
+    )
 
 
-@pytest.mark.parametrize("box, wanted", [
-    (Box(-1, -0.5, 25, 41, "a"), Box(0, 0, 24, 40, "a")), (Box(1, 2, 3, 40.5, "a", True, True), Box(1, 2, 3, 40, "a", True, True)), (PATCH, PATCH)])
+@pytest.mark.parametrize(
+    "box, wanted",
+    [
+        (Box(-1, -0.5, 25, 41, "a"), Box(0, 0, 24, 40, "a")),
+        (Box(1, 2, 3, 40.5, "a", True, True), Box(1, 2, 3, 40, "a", True, True)),
+        (PATCH, PATCH),
+    ],
+)
 def test_a_box_that_leaves_the_image_by_a_pixel_is_clipped(box, wanted):
     assert settle_boxes([box], None, (24, 40), 1) == (wanted,)
 
 
-@pytest.mark.parametrize("box", [Box(0, 0, 24, 41.1, "a"), Box(-1.1, 0, 24, 40, "a"), Box(0, 40, 24, 41, "a"), Box(-1, 0, 0, 40, "a")])
+@pytest.mark.parametrize(
+    "box",
+    [
+        Box(0, 0, 24, 41.1, "a"),
+        Box(-1.1, 0, 24, 40, "a"),
+        Box(0, 40, 24, 41, "a"),
+        Box(-1, 0, 0, 40, "a"),
+    ],
+)
 def test_a_box_that_leaves_the_image_by_more_or_as_a_whole_keeps_it_out(box):
     with pytest.raises(Reject) as caught:
         settle_boxes([box], None, (24, 40), 1)
@@ -92,4 +122,9 @@ def test_an_orientation_that_exif_does_not_know_is_upright(orientation):
 
 
 def test_an_example_for_classification_has_no_boxes_to_settle():
-    assert decode(Example("1", "cat", cv2.imencode(".png", stored_image())[1].tobytes()), Decode()).boxes is None
+    assert (
+        decode(
+            Example("1", "cat", cv2.imencode(".png", stored_image())[1].tobytes()), Decode()
+        ).boxes
+        is None
+    )

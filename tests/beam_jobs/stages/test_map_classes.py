@@ -25,26 +25,45 @@ def test_an_example_of_a_dropped_class_is_skipped():
 
 
 def test_boxes_get_their_new_names_and_those_of_dropped_classes_go():
-    before = Example("a", "", b"the file", IMAGE, boxes=tuple(Box(0, 0, 1, 1, label) for label in ("kitten", "unclear", "cow", "cat")))
+    before = Example(
+        "a",
+        "",
+        b"the file",
+        IMAGE,
+        boxes=tuple(Box(0, 0, 1, 1, label) for label in ("kitten", "unclear", "cow", "cat")),
+    )
     assert [box.label for box in map_classes(before, PETS).boxes] == ["cat", "cow", "cat"]
 
 
 def test_the_class_names_follow():
-    assert [class_after(name, PETS) for name in ("kitten", "cat", "unclear")] == ["cat", "cat", None]
+    assert [class_after(name, PETS) for name in ("kitten", "cat", "unclear")] == [
+        "cat",
+        "cat",
+        None,
+    ]
 
 
 def test_classes_can_change_names_with_one_another():
-    assert [class_after(name, MapClasses(rename={"a": "b", "b": "a"})) for name in "ab"] == ["b", "a"]
+    assert [class_after(name, MapClasses(rename={"a": "b", "b": "a"})) for name in "ab"] == [
+        "b",
+        "a",
+    ]
 
 
 def test_a_class_that_is_not_there_is_told_with_the_nearest():
     assert check(PETS, "classification", ["kitten", "puppy", "unclear"]) is None
     assert check(PETS, "classification", ["kitten", "pupy", "unclear"]) == (
-        "there is no class 'puppy' before this stage; the nearest valid name is 'pupy'")
+        "there is no class 'puppy' before this stage; the nearest valid name is 'pupy'"
+    )
 
 
-@pytest.mark.parametrize("parameters, rule", [({}, "needs rename, drop, or both"),
-                                              ({"rename": {"a": "b"}, "drop": ["a"]}, "a can't be renamed and dropped")])
+@pytest.mark.parametrize(
+    "parameters, rule",
+    [
+        ({}, "needs rename, drop, or both"),
+        ({"rename": {"a": "b"}, "drop": ["a"]}, "a can't be renamed and dropped"),
+    ],
+)
 def test_a_map_that_makes_no_sense_is_refused(parameters, rule):
     with pytest.raises(ValidationError, match=rule):
         MapClasses(**parameters)

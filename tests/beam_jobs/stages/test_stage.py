@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from pydantic import Field, ValidationError
 
-from beam_jobs.stages.stage import BoundStage, Example, Reject, Rejected, Skip, StageFailed, parameters, run_stages
+from beam_jobs.stages.stage import (
+    BoundStage,
+    Example,
+    Reject,
+    Rejected,
+    Skip,
+    StageFailed,
+    parameters,
+    run_stages,
+)
 from pipeline_ops.errors import ConfigError
 
 IMAGE = np.zeros((2, 3, 1), np.uint8)
@@ -35,7 +44,10 @@ def test_parameters_are_frozen_and_checked_where_they_are_born():
 
 def test_stages_run_in_order_and_their_time_is_counted_by_name():
     spent = Counter()
-    stages = [bind(lambda e, p: e.with_image(e.image + np.uint8(1)), "add"), bind(lambda e, p: e.with_image(e.image * np.uint8(3)), "triple")]
+    stages = [
+        bind(lambda e, p: e.with_image(e.image + np.uint8(1)), "add"),
+        bind(lambda e, p: e.with_image(e.image * np.uint8(3)), "triple"),
+    ]
     [example] = run_stages(stages, EXAMPLE, spent)
     assert (example.image == 3).all()
     assert set(spent) == {"add", "triple"}
@@ -52,29 +64,40 @@ def test_a_reject_says_which_stage_and_why():
 
     with pytest.raises(Rejected) as caught:
         run_stages([bind(refuse)], EXAMPLE, Counter())
-    assert (caught.value.stage, caught.value.reason, caught.value.detail) == ("invert", "too_dark", "mean 3 of 255")
+    assert (caught.value.stage, caught.value.reason, caught.value.detail) == (
+        "invert",
+        "too_dark",
+        "mean 3 of 255",
+    )
 
 
 def test_a_bug_in_a_stage_names_stage_record_and_error():
-    with pytest.raises(StageFailed, match="stage invert failed on cat/1.png: ZeroDivisionError: division by zero"):
+    with pytest.raises(
+        StageFailed, match="stage invert failed on cat/1.png: ZeroDivisionError: division by zero"
+    ):
         run_stages([bind(lambda e, p: 1 / 0)], EXAMPLE, Counter())
 
 
-@pytest.mark.parametrize("result, fault", [
-    (None, "a NoneType"),
-    ([EXAMPLE, None], "a NoneType"),
-    ([], "an empty list (to leave an example out, raise Skip)"),
-    ([EXAMPLE, EXAMPLE], "two examples with one key"),
-    (EXAMPLE.with_image(IMAGE.astype(np.float32)), "an image of float32 [2, 3, 1]"),
-    (EXAMPLE.with_image(IMAGE[:, :, 0]), "an image of uint8 [2, 3]"),
-    (EXAMPLE.with_image(IMAGE[:0]), "an image of uint8 [0, 3, 1]"),
-    (EXAMPLE.with_image(None), "an image of NoneType []"),
-])
+@pytest.mark.parametrize(
+    "result, fault",
+    [
+        (None, "a NoneType"),
+        ([EXAMPLE, None], "a NoneType"),
+        ([], "an empty list (to leave an example out, raise Skip)"),
+        ([EXAMPLE, EXAMPLE], "two examples with one key"),
+        (EXAMPLE.with_image(IMAGE.astype(np.float32)), "an image of float32 [2, 3, 1]"),
+        (EXAMPLE.with_image(IMAGE[:, :, 0]), "an image of uint8 [2, 3]"),
+        (EXAMPLE.with_image(IMAGE[:0]), "an image of uint8 [0, 3, 1]"),
+        (EXAMPLE.with_image(None), "an image of NoneType []"),
+    ],
+)
 def test_a_stage_that_returns_no_example_is_told_what_it_must_return(result, fault):
     with pytest.raises(StageFailed) as caught:
         run_stages([bind(lambda e, p: result)], EXAMPLE, Counter())
-    assert str(caught.value) == (f"stage invert returned {fault} for cat/1.png; "
-                                 "it must return an Example whose image is uint8 [height, width, 1 or 3]")
+    assert str(caught.value) == (
+        f"stage invert returned {fault} for cat/1.png; "
+        "it must return an Example whose image is uint8 [height, width, 1 or 3]"
+    )
 
 
 def test_want_of_memory_is_not_the_stages_fault():
@@ -111,7 +134,9 @@ def test_an_example_that_is_not_wanted_is_counted_and_the_others_stay():
         return example
 
     skipped = Counter()
-    examples = run_stages([bind(copies, "copies"), bind(skip_the_second, "choose")], EXAMPLE, Counter(), skipped)
+    examples = run_stages(
+        [bind(copies, "copies"), bind(skip_the_second, "choose")], EXAMPLE, Counter(), skipped
+    )
     assert [example.key for example in examples] == ["cat/1.png#0", "cat/1.png#2"]
     assert skipped == {"choose: second": 1}
 

@@ -15,17 +15,24 @@ from pipeline_ops.config.preprocess import Drift
 def test_jensen_shannon_is_scipys(seed):
     random = np.random.default_rng(seed)
     p, q = random.poisson(2, 30), random.poisson(1, 30)
-    assert jensen_shannon(p.tolist(), q.tolist()) == pytest.approx(jensenshannon(p, q, base=2), abs=1e-12)
+    assert jensen_shannon(p.tolist(), q.tolist()) == pytest.approx(
+        jensenshannon(p, q, base=2), abs=1e-12
+    )
 
 
-@pytest.mark.parametrize(("p", "q", "js", "linf"), [
-    ([1, 2, 3], [10, 20, 30], 0, 0),
-    ([5, 0], [0, 7], 1, 1),
-    ([1, 1, 0, 0], [0, 0, 1, 1], 1, 0.5),
-    ([3, 1], [1, 1], None, 0.25),
-])
+@pytest.mark.parametrize(
+    ("p", "q", "js", "linf"),
+    [
+        ([1, 2, 3], [10, 20, 30], 0, 0),
+        ([5, 0], [0, 7], 1, 1),
+        ([1, 1, 0, 0], [0, 0, 1, 1], 1, 0.5),
+        ([3, 1], [1, 1], None, 0.25),
+    ],
+)
 def test_distances_reach_from_the_same_to_nothing_in_common(p, q, js, linf):
-    assert jensen_shannon(p, q) == (pytest.approx(jensenshannon(p, q, base=2)) if js is None else pytest.approx(js, abs=1e-7))
+    assert jensen_shannon(p, q) == (
+        pytest.approx(jensenshannon(p, q, base=2)) if js is None else pytest.approx(js, abs=1e-7)
+    )
     assert l_infinity(p, q) == l_infinity(q, p) == pytest.approx(linf)
 
 
@@ -36,8 +43,18 @@ def histogram(counts: list[int]) -> Histogram:
 def test_what_is_above_a_threshold_is_marked_and_the_largest_comes_first():
     ours = {"brightness": histogram([5, 5]), "contrast": histogram([1, 9])}
     theirs = {"brightness": histogram([5, 5]), "contrast": histogram([9, 1])}
-    found = distances(ours, {"cat": 5, "dog": 5}, theirs, {"cat": 4, "dog": 6}, Drift(js_above=0.1, linf_above=0.1))
-    assert [(distance.feature, distance.is_above) for distance in found] == [("contrast", True), (LABELS, False), ("brightness", False)]
+    found = distances(
+        ours,
+        {"cat": 5, "dog": 5},
+        theirs,
+        {"cat": 4, "dog": 6},
+        Drift(js_above=0.1, linf_above=0.1),
+    )
+    assert [(distance.feature, distance.is_above) for distance in found] == [
+        ("contrast", True),
+        (LABELS, False),
+        ("brightness", False),
+    ]
     assert found[1].l_infinity == pytest.approx(0.1)
 
 
@@ -45,7 +62,9 @@ def test_one_of_the_two_thresholds_is_enough():
     ours, theirs = {"brightness": histogram([60, 40])}, {"brightness": histogram([40, 60])}
     for drift in (Drift(js_above=0.9, linf_above=0.1), Drift(js_above=0.1, linf_above=0.9)):
         assert distances(ours, {"a": 1}, theirs, {"a": 1}, drift)[0].is_above
-    assert not distances(ours, {"a": 1}, theirs, {"a": 1}, Drift(js_above=0.9, linf_above=0.9))[0].is_above
+    assert not distances(ours, {"a": 1}, theirs, {"a": 1}, Drift(js_above=0.9, linf_above=0.9))[
+        0
+    ].is_above
 
 
 def test_a_new_class_is_a_drift_of_the_classes():

@@ -6,10 +6,20 @@ import numpy as np
 import pytest
 
 from beam_jobs.stages.stage import Box, Example
-from beam_jobs.statistics.measure import Measured, Ruler, brightness_and_contrast, merge_measured, numbers_as_text, numbers_from_text, numbers_of
+from beam_jobs.statistics.measure import (
+    Measured,
+    Ruler,
+    brightness_and_contrast,
+    merge_measured,
+    numbers_as_text,
+    numbers_from_text,
+    numbers_of,
+)
 
 
-def example(seed: int = 0, shape: tuple[int, int, int] = (20, 40, 3), label: str = "cat", boxes=None) -> Example:
+def example(
+    seed: int = 0, shape: tuple[int, int, int] = (20, 40, 3), label: str = "cat", boxes=None
+) -> Example:
     image = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
     return Example(f"{seed}", label, b"", image, boxes=boxes)
 
@@ -35,15 +45,34 @@ def test_of_a_large_image_evenly_spread_rows_are_measured():
 
 def test_a_raw_image_is_measured_as_it_was_before_the_stages():
     features = measure(example()).features
-    found = {name: features[name].minimum for name in ("image_height", "image_width", "image_aspect", "image_megapixels", "image_bytes")}
-    assert found == {"image_height": 100, "image_width": 200, "image_aspect": 2, "image_megapixels": 0.02, "image_bytes": 5000}
+    found = {
+        name: features[name].minimum
+        for name in (
+            "image_height",
+            "image_width",
+            "image_aspect",
+            "image_megapixels",
+            "image_bytes",
+        )
+    }
+    assert found == {
+        "image_height": 100,
+        "image_width": 200,
+        "image_aspect": 2,
+        "image_megapixels": 0.02,
+        "image_bytes": 5000,
+    }
 
 
 def test_boxes_are_measured_in_fractions_of_the_stored_image_by_class():
     boxes = (Box(0, 0, 10, 10, "cell"), Box(5, 4, 20, 40, "plate"))
     measured = measure(example(label="", boxes=boxes))
     assert {name: histogram.maximum for name, histogram in measured.by_class["cell"].items()} == {
-        "box_width": 0.25, "box_height": 0.5, "box_area": 0.125, "box_aspect": 1}
+        "box_width": 0.25,
+        "box_height": 0.5,
+        "box_area": 0.125,
+        "box_aspect": 1,
+    }
     assert measured.by_class["plate"]["box_width"].maximum == 0.9
     assert measured.features["box_width"].count == 2
     assert measured.features["boxes_per_image"].maximum == 2
@@ -51,15 +80,23 @@ def test_boxes_are_measured_in_fractions_of_the_stored_image_by_class():
 
 def test_numbers_that_went_through_an_index_measure_the_same():
     boxes = (Box(0, 0, 10.1, 1 / 3, "cell"), Box(5, 4, 20, 40, "plate"))
-    ruler, examples = Ruler(), [example(3, boxes=boxes), example(4), example(5, label=""), example(6, boxes=())]
-    for numbers in numbers_from_text(numbers_as_text([numbers_of((100, 200, 3), 5000, one) for one in examples])):
+    ruler, examples = (
+        Ruler(),
+        [example(3, boxes=boxes), example(4), example(5, label=""), example(6, boxes=())],
+    )
+    for numbers in numbers_from_text(
+        numbers_as_text([numbers_of((100, 200, 3), 5000, one) for one in examples])
+    ):
         ruler.add_numbers(numbers)
     assert ruler.measured() == measure(*examples)
     assert (numbers_as_text([]), numbers_from_text("")) == ("", [])
 
 
 def test_what_is_missing_is_counted():
-    assert measure(example(label="", boxes=()), example(label=""), example()).missing == {"no_boxes": 1, "no_label": 1}
+    assert measure(example(label="", boxes=()), example(label=""), example()).missing == {
+        "no_boxes": 1,
+        "no_label": 1,
+    }
 
 
 def test_images_for_classification_have_no_boxes_to_measure():
@@ -67,7 +104,14 @@ def test_images_for_classification_have_no_boxes_to_measure():
 
 
 def test_shards_add_up_to_what_one_shard_would_have_measured():
-    examples = [example(seed, boxes=(Box(0, 0, seed + 1, 3.3, "even" if seed % 2 else "odd"),) * (seed % 3), label="") for seed in range(9)]
+    examples = [
+        example(
+            seed,
+            boxes=(Box(0, 0, seed + 1, 3.3, "even" if seed % 2 else "odd"),) * (seed % 3),
+            label="",
+        )
+        for seed in range(9)
+    ]
     parts = [measure(*examples[:2]), measure(*examples[2:3]), measure(*examples[3:]), Measured()]
     assert merge_measured(reversed(parts)) == measure(*examples)
 

@@ -12,7 +12,10 @@ from beam_jobs.statistics.thumbnail import thumbnail
 
 
 def decoded(uri: str) -> np.ndarray:
-    return cv2.imdecode(np.frombuffer(base64.b64decode(uri.removeprefix("data:image/png;base64,")), np.uint8), cv2.IMREAD_COLOR)
+    return cv2.imdecode(
+        np.frombuffer(base64.b64decode(uri.removeprefix("data:image/png;base64,")), np.uint8),
+        cv2.IMREAD_COLOR,
+    )
 
 
 @pytest.mark.parametrize("kind", [".jpg", ".png", ".bmp", ".webp", ".gif"])
@@ -27,7 +30,10 @@ def test_of_a_truncated_image_the_part_that_is_there_is_shown(encode):
     assert picture[-4:].std() < 1
 
 
-@pytest.mark.parametrize("content", [b"", b"text", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n" + b"\0" * 40, b"RIFF\0\0\0\0WEBPVP8 "])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"text", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n" + b"\0" * 40, b"RIFF\0\0\0\0WEBPVP8 "],
+)
 def test_what_is_no_image_has_no_picture(content):
     assert thumbnail(content) is None
 

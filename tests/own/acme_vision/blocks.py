@@ -6,4 +6,8 @@ from keras import layers
 
 
 def convolution(width: int) -> list[layers.Layer]:
-    return [layers.Conv2D(width, 3, strides=2), layers.BatchNormalization(momentum=0.9), layers.ReLU()]
+    return [
+        layers.Conv2D(width, 3, strides=2),
+        layers.BatchNormalization(momentum=0.9),
+        layers.ReLU(),
+    ]

@@ -9,42 +9,54 @@ from acme_vision.blocks import convolution
 
 def normalized(image_shape: tuple[int, int, int], num_classes: int, width: int = 8) -> Model:
     """With batch normalisation, whose statistics differ between workers, and a regulariser."""
-    return Sequential([
-        Input(image_shape),
-        layers.Rescaling(1 / 255),
-        *convolution(width),
-        layers.Flatten(),
-        layers.Dense(num_classes, kernel_regularizer="l2", dtype="float32"),
-    ])
+    return Sequential(
+        [
+            Input(image_shape),
+            layers.Rescaling(1 / 255),
+            *convolution(width),
+            layers.Flatten(),
+            layers.Dense(num_classes, kernel_regularizer="l2", dtype="float32"),
+        ]
+    )
 
 
 def smooth(image_shape: tuple[int, int, int], num_classes: int) -> Model:
     """Without kinks: where a ReLU or a maximum stands at a tie, rounding decides, and the weights differ by more than rounding."""
-    return Sequential([
-        Input(image_shape),
-        layers.Rescaling(1 / 255),
-        layers.Conv2D(8, 3, strides=2, activation="gelu"),
-        layers.Flatten(),
-        layers.Dense(32, activation="tanh", name="hidden"),
-        layers.Dense(num_classes, dtype="float32", name="logits"),
-    ])
+    return Sequential(
+        [
+            Input(image_shape),
+            layers.Rescaling(1 / 255),
+            layers.Conv2D(8, 3, strides=2, activation="gelu"),
+            layers.Flatten(),
+            layers.Dense(32, activation="tanh", name="hidden"),
+            layers.Dense(num_classes, dtype="float32", name="logits"),
+        ]
+    )
 
 
 def dropping(image_shape: tuple[int, int, int], num_classes: int) -> Model:
     """With layers that draw at random in training."""
-    return Sequential([
-        Input(image_shape),
-        layers.Rescaling(1 / 255),
-        layers.GaussianNoise(0.1),
-        layers.Flatten(),
-        layers.Dense(32, activation="tanh"),
-        layers.Dropout(0.5),
-        layers.Dense(num_classes, dtype="float32", name="logits"),
-    ])
+    return Sequential(
+        [
+            Input(image_shape),
+            layers.Rescaling(1 / 255),
+            layers.GaussianNoise(0.1),
+            layers.Flatten(),
+            layers.Dense(32, activation="tanh"),
+            layers.Dropout(0.5),
+            layers.Dense(num_classes, dtype="float32", name="logits"),
+        ]
+    )
 
 
 def pooled(image_shape: tuple[int, int, int], num_classes: int) -> Model:
     """With an operation that DTensor does not know: the gradient of a mean over windows."""
-    return Sequential([
-        Input(image_shape), layers.Conv2D(4, 3), layers.AveragePooling2D(2), layers.Flatten(),
-        layers.Dense(num_classes, dtype="float32", name="logits")])
+    return Sequential(
+        [
+            Input(image_shape),
+            layers.Conv2D(4, 3),
+            layers.AveragePooling2D(2),
+            layers.Flatten(),
+            layers.Dense(num_classes, dtype="float32", name="logits"),
+        ]
+    )

@@ -18,7 +18,9 @@ def top3(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 def brier_error(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Squared distance of the probabilities from certainty."""
-    return tf.reduce_sum(tf.square(tf.nn.softmax(logits) - tf.one_hot(labels, logits.shape[-1])), axis=-1)
+    return tf.reduce_sum(
+        tf.square(tf.nn.softmax(logits) - tf.one_hot(labels, logits.shape[-1])), axis=-1
+    )
 
 
 def mean_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

@@ -1,9 +1,9 @@
 """`python -m airflow <program>`. What it shall do is said by the variable STAND_IN: `<program>:<deed>`, separated by spaces.
 
-    api-server:deaf        doesn't listen
-    scheduler:dies         ends with status 3 after its last words
-    scheduler:stubborn     ignores SIGTERM
-    scheduler:escapes      starts a process that ignores SIGTERM, in a session of its own, whose parent is dead
+api-server:deaf        doesn't listen
+scheduler:dies         ends with status 3 after its last words
+scheduler:stubborn     ignores SIGTERM
+scheduler:escapes      starts a process that ignores SIGTERM, in a session of its own, whose parent is dead
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ _STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);
 
 def main() -> None:
     program = sys.argv[1]
-    deeds = {deed.partition(":")[2] for deed in os.environ.get("STAND_IN", "").split() if deed.startswith(f"{program}:")}
+    deeds = {
+        deed.partition(":")[2]
+        for deed in os.environ.get("STAND_IN", "").split()
+        if deed.startswith(f"{program}:")
+    }
     if program == "db":
         make_database()
         sys.exit(0)
@@ -40,7 +44,9 @@ def main() -> None:
 def make_database() -> None:
     with sqlite3.connect("airflow.db") as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS dag_run (state TEXT, end_date TEXT)")
-        connection.execute("CREATE TABLE IF NOT EXISTS task_instance (state TEXT, end_date TEXT, trigger_id INTEGER)")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS task_instance (state TEXT, end_date TEXT, trigger_id INTEGER)"
+        )
 
 
 def escape() -> None:

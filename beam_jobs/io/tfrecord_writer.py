@@ -36,7 +36,7 @@ class TFRecordWriter:
 
     def __enter__(self) -> TFRecordWriter:
         try:
-            self._file = open(self._temporary, "wb", buffering=0)  # noqa: SIM115
+            self._file = open(self._temporary, "wb", buffering=0)
         except OSError as error:
             raise self._refused(error) from error
         self._parts, self._num_bytes = [], 0
@@ -54,14 +54,22 @@ class TFRecordWriter:
                 raise self._refused(error) from error
 
     def _flush(self) -> None:
-        written, total = os.writev(self._file.fileno(), self._parts) if self._parts else 0, sum(map(len, self._parts))
+        written, total = (
+            os.writev(self._file.fileno(), self._parts) if self._parts else 0,
+            sum(map(len, self._parts)),
+        )
         if written < total:  # as on a full disk: the next write raises the error
             rest = memoryview(b"".join(self._parts))
             while written < total:
                 written += self._file.write(rest[written:])
         self._parts, self._num_bytes = [], 0
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         try:
             if kind is None:
                 self._publish()
@@ -77,7 +85,9 @@ class TFRecordWriter:
 
     def _discard(self) -> None:
         """Closes the file, and removes it if it did not get its name."""
-        with contextlib.suppress(OSError):  # the first error has been raised; a leftover is removed with its folder
+        with contextlib.suppress(
+            OSError
+        ):  # the first error has been raised; a leftover is removed with its folder
             self._file.close()
             self._temporary.unlink(missing_ok=True)
 

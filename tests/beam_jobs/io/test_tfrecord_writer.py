@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.io.tfrecord import TFRecordWriter, frame
+from beam_jobs.io.tfrecord_writer import TFRecordWriter, frame
 from pipeline_ops.errors import MachineError
 
 
 def test_a_record_is_framed_as_tensorflow_frames_it():
     """`tf.io.TFRecordWriter` wrote these bytes for the record b"abc"."""
-    assert b"".join(frame(b"abc")).hex() == b"".join(frame(b"a", b"", b"bc")).hex() == "0300000000000000b099490e6162636e57f121"
+    assert (
+        b"".join(frame(b"abc")).hex()
+        == b"".join(frame(b"a", b"", b"bc")).hex()
+        == "0300000000000000b099490e6162636e57f121"
+    )
 
 
 @pytest.mark.parametrize("records", [[], [b""], [b"one", b"", b"three" * 1000]])
@@ -42,7 +46,10 @@ def test_the_name_appears_only_at_the_end(tmp_path: Path):
 
 
 def test_a_folder_that_is_gone_is_a_machine_failure(tmp_path: Path):
-    with pytest.raises(MachineError, match="could not write .*x.tfrecord: No such file"), TFRecordWriter(tmp_path / "gone" / "x.tfrecord"):
+    with (
+        pytest.raises(MachineError, match="could not write .*x.tfrecord: No such file"),
+        TFRecordWriter(tmp_path / "gone" / "x.tfrecord"),
+    ):
         pass
 
 
@@ -51,7 +58,7 @@ def test_a_full_disk_is_a_machine_failure_and_leaves_nothing(tmp_path: Path, num
     """A limit on the size of files stands for the full disk, in a process of its own, which can't take it back."""
     code = f"""
 import pathlib, sys
-from beam_jobs.io.tfrecord import TFRecordWriter
+from beam_jobs.io.tfrecord_writer import TFRecordWriter
 from pipeline_ops.errors import MachineError
 folder = pathlib.Path(sys.argv[1])
 try:
@@ -63,5 +70,8 @@ else:
     sys.exit("no error")
 assert not list(folder.iterdir())
 """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True,
-                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8)))
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8)),
+    )

@@ -329,8 +329,10 @@ def _check_shapes(job: Job, summaries: Iterable[ShardSummary]) -> None:
     if len(examples) > 1:
         (one, one_key), (other, other_key), *_ = sorted(examples.items())
         raise DataError(
-            f"images have different shapes (height, width, channels): {one_key} has {one}, {other_key} has {other}; "
-            f"add the stage `- resize: {{height: {one[0]}, width: {one[1]}}}` to preprocess.stages in {job.request.config_file}"
+            "images have different shapes (height, width, channels): "
+            f"{one_key} has {one}, {other_key} has {other}; "
+            f"add the stage `- resize: {{height: {one[0]}, width: {one[1]}}}` "
+            f"to preprocess.stages in {job.request.config_file}"
         )
 
 

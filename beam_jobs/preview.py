@@ -78,7 +78,8 @@ def preview(config: PipelineConfig, stage: str | None, num_examples: int) -> Pre
     records = read_records(config.preprocess.source, listing).records
     if not records:
         raise DataError(
-            f"{listing.folder}: there is no usable file to show; correct preprocess.source in {config.file}"
+            f"{listing.folder}: there is no usable file to show; "
+            f"correct preprocess.source in {config.file}"
         )
     class_names = getattr(config.preprocess.source, "class_names", None) or class_names_of(records)
     check_data(config.preprocess, task_of(records), class_names, config.file)

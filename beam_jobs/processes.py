@@ -77,7 +77,8 @@ class Workers:
             return connection.recv()
         except (EOFError, OSError):
             error = MachineError(
-                f"a worker process died ({_end_of(process)}); out of memory is the usual cause: lower preprocess.runner.workers"
+                f"a worker process died ({_end_of(process)}); "
+                "out of memory is the usual cause: lower preprocess.runner.workers"
             )
             give_up(name, error, self._scratch)
             return None

@@ -55,9 +55,9 @@ def main() -> None:
     with contextlib.suppress(EOFError, ConnectionError):  # the driver is done
         serve(Connection(int(sys.argv[1])))
     sys.stderr.flush()
-    os._exit(
-        0
-    )  # everything is on disk, and the driver waits: shutting down a Python with OpenCV takes a tenth of a second
+    # Everything is on disk, and the driver waits: shutting down a Python with OpenCV takes a tenth
+    # of a second.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A network in TF-Slim, as one finds them in older projects: LeNet with batch normalisation. `slim_digits.yaml` trains it."""
+"""LeNet with batch normalisation in TF-Slim, as in older projects. `slim_digits.yaml` trains it."""
 
 from __future__ import annotations
 

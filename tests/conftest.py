@@ -1,4 +1,5 @@
-"""What tests of several packages share: a small real data set, written with TensorFlow's own writer, and train jobs on it."""
+"""What tests of several packages share: a small real data set, written with TensorFlow's own
+writer, and train jobs on it."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ os.environ.setdefault(
 )  # where pytest keeps the folders of tests that have failed
 _temporary = own_temporary_folder("tests")
 _folder = _temporary.__enter__()
-# No file may import this one by its name: it would be run again, with a folder that goes in the middle of the tests.
+# No file may import this one by its name: it would be run again, with a folder that goes in the
+# middle of the tests.
 os.environ["AIRFLOW_HOME"] = str(_folder / "airflow")  # before anything imports Airflow
 os.environ["TRAINYARD_LOCAL_FOLDER"] = str(_folder / "local")
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
@@ -55,7 +57,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_unconfigure() -> None:
-    """The tests' temporary files go with them, once multiprocessing has tidied up in there; those of tests that are killed, with the next ones."""
+    """The tests' temporary files go with them, once multiprocessing has tidied up in there; those
+    of tests that are killed, with the next ones."""
     multiprocessing.util.Finalize(None, _temporary.__exit__, (None, None, None), exitpriority=-1000)
 
 
@@ -158,7 +161,8 @@ def weighted_dataset(dataset, tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def own_package():
-    """The package `acme_vision`, a user's own, is where Python finds it, also in the processes that are started meanwhile."""
+    """The package `acme_vision`, a user's own, is where Python finds it, also in the processes that
+    are started meanwhile."""
     folder = str(Path(__file__).parent / "own")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)

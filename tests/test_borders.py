@@ -114,7 +114,8 @@ def imports(file: Path) -> set[str]:
 
 
 def package_of(module: str) -> str:
-    """`pipeline_ops.launch.plan` is in `launch`; of beam_jobs, the stages count as a package of their own."""
+    """`pipeline_ops.launch.plan` is in `launch`; of beam_jobs, the stages count as a package of
+    their own."""
     parts = module.split(".")
     if parts[0] == "beam_jobs":
         return "beam_jobs.stages" if parts[1:2] == ["stages"] else "beam_jobs"

@@ -1,4 +1,5 @@
-"""The index of the decisions lists each of them with its status, and a superseded one names its successor."""
+"""The index of the decisions lists each of them with its status, and a superseded one names its
+successor."""
 
 from __future__ import annotations
 

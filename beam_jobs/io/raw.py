@@ -73,7 +73,8 @@ def read_raw(raw: Raw, folder: RawFolder) -> bytes:
         )
     except OSError as error:
         raise MachineError(
-            f"{raw.key} could not be read: {error.strerror}; it was there when the run started, so retry"
+            f"{raw.key} could not be read: {error.strerror}; "
+            "it was there when the run started, so retry"
         ) from error
     if content is None:
         raise MachineError(f"{raw.key} has changed since the run started; retry")

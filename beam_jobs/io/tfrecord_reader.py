@@ -91,7 +91,8 @@ def _length_at(file: BinaryIO, offset: int, size: int) -> int:
     if offset == 0 and head[:2] in (_GZIP, *_ZLIB) and masked_crc(head[:8]) != head[8:]:
         raise Damaged(
             "compressed",
-            "a compressed TFRecord file; write it again without compression, which saves nothing on images",
+            "a compressed TFRecord file; write it again without compression, "
+            "which saves nothing on images",
             is_end=True,
         )
     if len(head) < _HEAD_BYTES:
@@ -110,7 +111,8 @@ def _length_at(file: BinaryIO, offset: int, size: int) -> int:
     if length > size - offset - _HEAD_BYTES - _TAIL_BYTES:
         raise Damaged(
             "truncated",
-            f"the record at byte {offset} has {length} bytes, and the file only {size - offset} more",
+            f"the record at byte {offset} has {length} bytes, "
+            f"and the file only {size - offset} more",
             is_end=True,
         )
     return length

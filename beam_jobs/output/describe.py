@@ -142,15 +142,20 @@ def _check(comparison: DatasetComparison | None, config: Preprocess, job: Job, p
         raise DataError(
             f"this is not what {reference_name(comparison.reference)} was:\n"
             + "\n".join(f"  {fault}" for fault in faults)
-            + f"\nThe page {place} shows it. Mend the data, or change the rules in {job.request.config_file}"
+            + f"\nThe page {place} shows it. Mend the data, "
+            f"or change the rules in {job.request.config_file}"
         )
 
 
 def _drifts(comparison: DatasetComparison) -> Sequence[str]:
     limits = comparison.thresholds
     return [
-        f"{distance.feature} has drifted: Jensen-Shannon {distance.jensen_shannon:.3f} (at most {limits.js_above:g}), "
-        f"L-infinity {distance.l_infinity:.3f} (at most {limits.linf_above:g}); see preprocess.drift"
+        (
+            f"{distance.feature} has drifted: Jensen-Shannon {distance.jensen_shannon:.3f} "
+            f"(at most {limits.js_above:g}), "
+            f"L-infinity {distance.l_infinity:.3f} (at most {limits.linf_above:g}); "
+            "see preprocess.drift"
+        )
         for distance in comparison.drift
         if distance.is_above
     ]

@@ -210,11 +210,13 @@ def check_rejects(
     mend = f"All of them are in {full_list}. Mend or remove them"
     if lost:
         raise DataError(
-            f"every record of {', '.join(lost)} is unusable; no budget allows for the loss of a class:\n{named}{more}\n"
+            f"every record of {', '.join(lost)} is unusable; "
+            f"no budget allows for the loss of a class:\n{named}{more}\n"
             f"{mend}, or correct preprocess.stages in {config_file}"
         )
     raise DataError(
-        f"{len(rejected)} of {num_records} raw files are unusable, and the budget is {budget}:\n{named}{more}\n"
+        f"{len(rejected)} of {num_records} raw files are unusable, "
+        f"and the budget is {budget}:\n{named}{more}\n"
         f"{mend}, or raise preprocess.rejects in {config_file}"
     )
 

@@ -141,7 +141,8 @@ class ShardBuilder:
             return counts.add([], [], skipped)
         except MemoryError as error:
             raise MachineError(
-                f"out of memory at {record.key}: {error}; give the host more, or lower preprocess.runner.workers"
+                f"out of memory at {record.key}: {error}; "
+                "give the host more, or lower preprocess.runner.workers"
             ) from error
         return counts.add([example for _, example in examples], numbers, skipped)
 

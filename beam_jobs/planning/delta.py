@@ -149,10 +149,16 @@ def _why_compact(
     )
     total = num_new + num_removed + sum(entry.num_examples for entry in unchanged)
     if loose > config.deltas.max_fraction * total:
-        return f"{loose} of {total} examples are new, removed or of later generations, more than preprocess.deltas.max_fraction allows"
+        return (
+            f"{loose} of {total} examples are new, removed or of later generations, "
+            "more than preprocess.deltas.max_fraction allows"
+        )
     generations = {generation_of(shard) for shard in linked} | ({generation} if num_new else set())
     if len(generations) > config.deltas.max_generations:
-        return f"it would have {len(generations)} generations, more than preprocess.deltas.max_generations allows"
+        return (
+            f"it would have {len(generations)} generations, "
+            "more than preprocess.deltas.max_generations allows"
+        )
     return None
 
 
@@ -176,4 +182,7 @@ def _describe(
     num_gone = (
         sum(entry.split != "" for entry in base.entries.values()) - len(unchanged) - num_known
     )
-    return f"{len(keys) - num_known} new, {num_known} changed, {num_gone} gone, {len(unchanged)} as before"
+    return (
+        f"{len(keys) - num_known} new, {num_known} changed, {num_gone} gone, "
+        f"{len(unchanged)} as before"
+    )

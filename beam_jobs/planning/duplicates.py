@@ -139,7 +139,10 @@ def _conflicts(by_split: Mapping[str, Iterable[Record]]) -> dict[str, RejectedRe
                 other = next(
                     member for member in members if meaning_of(member) != meaning_of(record)
                 )
-                detail = f"equal to {other.key}, which is {_in_words(other)}, while this is {_in_words(record)}"
+                detail = (
+                    f"equal to {other.key}, which is {_in_words(other)}, "
+                    f"while this is {_in_words(record)}"
+                )
                 reasons[record.key] = RejectedRecord(
                     key=record.key, stage=_STAGE, reason="conflicting_labels", detail=detail
                 )
@@ -150,7 +153,10 @@ def _in_words(record: Record) -> str:
     return (
         record.label
         if record.boxes is None
-        else f"{len(record.boxes)} boxes of {', '.join(sorted(set(meaning_of(record)))) or 'nothing'}"
+        else (
+            f"{len(record.boxes)} boxes of "
+            f"{', '.join(sorted(set(meaning_of(record)))) or 'nothing'}"
+        )
     )
 
 

@@ -102,7 +102,8 @@ def read_index(file: Path) -> dict[str, IndexEntry]:
         ) from error
     if not found:
         raise DataError(
-            f"{file}: the index is empty, and no data set is; remove the data set that it is in, and start a new run"
+            f"{file}: the index is empty, and no data set is; "
+            "remove the data set that it is in, and start a new run"
         )
     return found
 

@@ -96,7 +96,8 @@ def plan_data_set(by_split: Mapping[str, Sequence[Record]], config: Preprocess) 
         0 < len(by_split["train"]) < config.shards
     ):  # each worker needs a shard to read; an empty split has its own message
         raise DataError(
-            f"the train split has {len(by_split['train'])} records, too few for {config.shards} shards; "
+            f"the train split has {len(by_split['train'])} records, "
+            f"too few for {config.shards} shards; "
             "add images, or lower preprocess.shards (and train.workers with it)"
         )
     return [
@@ -215,16 +216,19 @@ def check_labels(
     """
     if task == "detection" and not class_names:
         raise DataError(
-            f"{source}: a detector needs boxes, found none; correct the annotations, or preprocess.source"
+            f"{source}: a detector needs boxes, found none; "
+            "correct the annotations, or preprocess.source"
         )
     if task == "classification" and len(class_names) < 2:
         raise DataError(
-            f"{source}: a classifier needs two classes or more, found {', '.join(class_names) or 'none'}; "
+            f"{source}: a classifier needs two classes or more, "
+            f"found {', '.join(class_names) or 'none'}; "
             "put the images of each class into a folder of its own"
         )
     if missing := [name for name in class_names if not labels["train"].get(name)]:
         raise DataError(
-            f"{source}: no training example of {', '.join(missing)}; add images of it, or remove the folder"
+            f"{source}: no training example of {', '.join(missing)}; "
+            "add images of it, or remove the folder"
         )
     for split in SPLITS:
         if not sum(labels[split].values()):

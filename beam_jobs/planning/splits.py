@@ -89,7 +89,8 @@ def _bounded_search(split: Split, max_seconds: float) -> Iterator[None]:
 
     def stop(_signal: int, _frame: Any) -> NoReturn:
         raise ConfigError(
-            f"preprocess.split.group_regex ({split.group_regex!r}) took more than {max_seconds:g} s; "
+            f"preprocess.split.group_regex ({split.group_regex!r}) "
+            f"took more than {max_seconds:g} s; "
             "write it without a repetition inside a repetition"
         )
 
@@ -116,7 +117,8 @@ def _unit_of(record: Record, split: Split) -> str:
     found = re.search(split.group_regex, record.key)
     if not found or found.group(1) is None:
         raise DataError(
-            f"{record.key}: preprocess.split.group_regex ({split.group_regex!r}) finds no group in this key; "
+            f"{record.key}: preprocess.split.group_regex ({split.group_regex!r}) "
+            "finds no group in this key; "
             "a record without a group could leak from train to test"
         )
     return _group(found.group(1))
@@ -158,7 +160,8 @@ def _given_splits(members: Mapping[str, Sequence[Record]]) -> dict[str, str]:
         if foreign := set(by_split) - set(SPLITS):
             name = min(foreign)
             raise DataError(
-                f"{by_split[name]}: the source gives it the split {name!r}; splits are {', '.join(SPLITS)}"
+                f"{by_split[name]}: the source gives it the split {name!r}; "
+                f"splits are {', '.join(SPLITS)}"
             )
         if len(by_split) > 1:
             (one, one_key), (other, other_key), *_ = sorted(by_split.items())

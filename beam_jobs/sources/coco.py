@@ -42,7 +42,8 @@ def parse_lists(content: bytes, name: str) -> dict[str, list[Any]]:
     lists = {key: value.get(key) for key in _LISTS} if isinstance(value, dict) else {}
     if not lists or not all(isinstance(items, list) for items in lists.values()):
         raise DataError(
-            f"{name}: not a COCO file for detection: it must be a mapping with the lists images, categories and annotations"
+            f"{name}: not a COCO file for detection: "
+            "it must be a mapping with the lists images, categories and annotations"
         )
     return lists
 

@@ -210,15 +210,18 @@ class Files:
         file = self.get(key := self.key(".", path))
         if key in self._refused:
             raise DataError(
-                f"{self._folder / path}: {self._refused[key].detail}; it is named by preprocess.source.{named_by}"
+                f"{self._folder / path}: {self._refused[key].detail}; "
+                f"it is named by preprocess.source.{named_by}"
             )
         if file is None:
             raise DataError(
-                f"{self._folder / path}: there is no such file; it is named by preprocess.source.{named_by}"
+                f"{self._folder / path}: there is no such file; "
+                f"it is named by preprocess.source.{named_by}"
             )
         if file.num_bytes > MAX_ANNOTATION_BYTES:
             raise DataError(
-                f"{self._folder / path}: has {file.num_bytes} bytes, allowed are {MAX_ANNOTATION_BYTES}; divide it. "
+                f"{self._folder / path}: has {file.num_bytes} bytes, "
+                f"allowed are {MAX_ANNOTATION_BYTES}; divide it. "
                 f"It is named by preprocess.source.{named_by}"
             )
         return read_raw(file, self._folder)

@@ -99,7 +99,8 @@ def _read_header(reader: Iterator[list[str]], source: CsvSource) -> list[str]:
     wanted = _COLUMNS[source.task]
     if missing := [name for name in wanted if name not in header]:
         raise DataError(
-            f"{source.manifest}:1: the header lacks {', '.join(missing)}; for {source.task} it must have {','.join(wanted)}, "
+            f"{source.manifest}:1: the header lacks {', '.join(missing)}; "
+            f"for {source.task} it must have {','.join(wanted)}, "
             f"and has {_shown(header)}"
         )
     if twice := sorted({name for name in header if name and header.count(name) > 1}):

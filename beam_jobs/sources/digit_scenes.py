@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
     print(
-        f"{data_dir}: {'3,500 scenes written' if is_new else 'the scenes are there already, nothing to do'}"
+        f"{data_dir}: "
+        f"{'3,500 scenes written' if is_new else 'the scenes are there already, nothing to do'}"
     )
 
 

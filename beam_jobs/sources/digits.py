@@ -54,7 +54,8 @@ def _check_complete(folder: Path, names: list[str]) -> None:
     missing, foreign = set(names) - found, found - set(names)
     if missing or foreign:
         raise DataError(
-            f"{folder}: not empty, and not the digits: {len(missing)} files are missing, {len(foreign)} are foreign; "
+            f"{folder}: not empty, and not the digits: "
+            f"{len(missing)} files are missing, {len(foreign)} are foreign; "
             "remove the folder, or name another"
         )
 
@@ -80,7 +81,8 @@ def main() -> None:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
     print(
-        f"{folder}: {'1,797 images written' if is_new else 'the digits are there already, nothing to do'}"
+        f"{folder}: "
+        f"{'1,797 images written' if is_new else 'the digits are there already, nothing to do'}"
     )
 
 

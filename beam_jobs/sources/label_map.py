@@ -41,7 +41,8 @@ def parse_label_map(content: bytes, name: str) -> dict[int, str]:
             )
         if number in names:
             raise DataError(
-                f"{name}: the id {number} stands for both {names[number]!r} and {label!r}; give each class its own"
+                f"{name}: the id {number} stands for both {names[number]!r} and {label!r}; "
+                "give each class its own"
             )
         names[number] = label
     if not names:

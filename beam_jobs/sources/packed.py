@@ -48,7 +48,8 @@ def add_containers(
                     collector.add(make(container, offset, key, _parsed(content)), key)
         except OSError as error:
             raise MachineError(
-                f"{container.key} could not be read: {error.strerror}; it was there when the run started, so retry"
+                f"{container.key} could not be read: {error.strerror}; "
+                "it was there when the run started, so retry"
             ) from error
 
 

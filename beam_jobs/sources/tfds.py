@@ -40,7 +40,8 @@ _OWN_FEATURE = re.compile(r"tensorflow_datasets\.core\.features\.[A-Za-z_.]+")
 
 
 def read_records(source: TfdsSource, listing: Listing) -> Found:
-    """Raises DataError: the data set is not prepared, lacks a split, or is of an unsupported kind."""
+    """Raises DataError: the data set is not prepared, lacks a split, or is of an unsupported
+    kind."""
     check_features(listing, source.builder.partition(".")[0])
     builder = _prepared_builder(source, listing.folder)
     schema = _schema_of(builder)
@@ -68,7 +69,8 @@ def check_features(listing: Listing, own_package: str) -> None:
             for name in _class_names_in(_read_json(file, listing)):
                 if not _OWN_FEATURE.fullmatch(name) and not name.startswith(f"{own_package}."):
                     raise DataError(
-                        f"{listing.folder / file.key}: the feature {name[:100]!r} is not one of TensorFlow Datasets' own; "
+                        f"{listing.folder / file.key}: the feature {name[:100]!r} "
+                        "is not one of TensorFlow Datasets' own; "
                         "prepare the data set again without it"
                     )
 
@@ -76,7 +78,8 @@ def check_features(listing: Listing, own_package: str) -> None:
 def _read_json(file: RawFile, listing: Listing) -> Any:
     if file.num_bytes > _MAX_FEATURES_BYTES:
         raise DataError(
-            f"{listing.folder / file.key}: has {file.num_bytes} bytes, allowed are {_MAX_FEATURES_BYTES}"
+            f"{listing.folder / file.key}: has {file.num_bytes} bytes, "
+            f"allowed are {_MAX_FEATURES_BYTES}"
         )
     try:
         return json.loads(read_raw(file, listing.folder))
@@ -108,18 +111,19 @@ def _prepared_builder(source: TfdsSource, folder: Path) -> Any:
     except Exception as error:  # a builder is foreign code
         first_line = next(iter(str(error).splitlines()), "")
         raise DataError(
-            f"TensorFlow Datasets has no {source.builder} in {folder.parent}: {type(error).__name__}: {first_line}; prepare it, "
-            "or correct preprocess.source.builder"
+            f"TensorFlow Datasets has no {source.builder} in {folder.parent}: "
+            f"{type(error).__name__}: {first_line}; "
+            "prepare it, or correct preprocess.source.builder"
         ) from error
     if not is_prepared:
         raise DataError(
-            f"{source.builder} is not prepared in {folder.parent}: call download_and_prepare of the builder once; "
-            "this job downloads nothing"
+            f"{source.builder} is not prepared in {folder.parent}: "
+            "call download_and_prepare of the builder once; this job downloads nothing"
         )
     if builder.info.file_format.value != "tfrecord":
         raise DataError(
-            f"{builder.data_dir}: prepared as {builder.info.file_format.value}, and only tfrecord is read; prepare it with "
-            "file_format='tfrecord'"
+            f"{builder.data_dir}: prepared as {builder.info.file_format.value}, "
+            "and only tfrecord is read; prepare it with file_format='tfrecord'"
         )
     return builder
 
@@ -141,14 +145,16 @@ def _containers(builder: Any, part: TfdsPart, files: Files, listing: Listing) ->
     """The files of one of the builder's splits."""
     if part.name not in builder.info.splits:
         raise DataError(
-            f"{builder.info.full_name} has no split {part.name}; {nearest(part.name, builder.info.splits)}"
+            f"{builder.info.full_name} has no split {part.name}; "
+            f"{nearest(part.name, builder.info.splits)}"
         )
     for path in builder.info.splits[part.name].filepaths:
         key = files.key(".", str(Path(path).absolute().relative_to(listing.folder)))
         container = files.get(key)
         if container is None:
             raise DataError(
-                f"{path}: missing, though {builder.info.full_name} says that it has it; prepare the data set again"
+                f"{path}: missing, though {builder.info.full_name} says that it has it; "
+                "prepare the data set again"
             )
         yield container
 
@@ -176,12 +182,14 @@ def _schema_of(builder: Any) -> _Schema:
     label = objects.get(_LABEL) if has_objects else features.get(_LABEL)
     if not isinstance(features.get(_IMAGE), kinds.Image) or not isinstance(label, kinds.ClassLabel):
         raise DataError(
-            f"{builder.info.full_name}: needs the features image (Image), and label (ClassLabel) or objects with bbox and label; "
+            f"{builder.info.full_name}: needs the features image (Image), "
+            "and label (ClassLabel) or objects with bbox and label; "
             f"it has {', '.join(features)}"
         )
     if has_objects and getattr(objects["bbox"].bbox_format, "value", "REL_YXYX") != "REL_YXYX":
         raise DataError(
-            f"{builder.info.full_name}: its boxes are {objects['bbox'].bbox_format.value}; only REL_YXYX, the default, is read"
+            f"{builder.info.full_name}: its boxes are {objects['bbox'].bbox_format.value}; "
+            "only REL_YXYX, the default, is read"
         )
     return _Schema(label.names, has_objects)
 

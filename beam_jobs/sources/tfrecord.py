@@ -52,11 +52,13 @@ def _containers(source: TfrecordSource, listing: Listing) -> list[tuple[RawFile,
         files = [file for file in listing.files if fnmatchcase(file.key, part.files)]
         if not files:
             raise DataError(
-                f"{listing.folder}: no file matches {part.files}; it is named by preprocess.source.parts.{index}.files"
+                f"{listing.folder}: no file matches {part.files}; "
+                f"it is named by preprocess.source.parts.{index}.files"
             )
         if twice := [file.key for file in files if file.key in found]:
             raise DataError(
-                f"{listing.folder}: {twice[0]} belongs to two parts; correct preprocess.source.parts.{index}.files, now {part.files}"
+                f"{listing.folder}: {twice[0]} belongs to two parts; "
+                f"correct preprocess.source.parts.{index}.files, now {part.files}"
             )
         found |= {file.key: (file, part.split) for file in files}
     return [found[key] for key in sorted(found)]
@@ -139,7 +141,8 @@ def _labels(features: Features, text: str, number: str, count: int, names: Names
     if unknown := [value for value in numbers if value not in names]:
         raise Reject(
             "unknown_class",
-            f"the class {unknown[0]} has no name: not in {text}, and not in preprocess.source.label_map",
+            f"the class {unknown[0]} has no name: "
+            f"not in {text}, and not in preprocess.source.label_map",
         )
     return [names[value] for value in numbers]
 

@@ -36,7 +36,8 @@ def read_records(source: VocSource, listing: Listing) -> Found:
     images, annotations = _by_name(listing, _IMAGES), _by_name(listing, _ANNOTATIONS, ".xml")
     if not images or not annotations:
         raise DataError(
-            f"{listing.folder}: a VOC source has the folders JPEGImages and Annotations with files in them; "
+            f"{listing.folder}: a VOC source has the folders JPEGImages and Annotations "
+            "with files in them; "
             "correct preprocess.source.path"
         )
     lists = _read_lists(source.image_sets, listing)
@@ -67,7 +68,8 @@ def read_records(source: VocSource, listing: Listing) -> Found:
             if not is_listed:
                 raise Reject(
                     "unlisted",
-                    f"{name} is in none of the lists in {_LISTS}; add it to one, or see preprocess.source.unlisted",
+                    f"{name} is in none of the lists in {_LISTS}; "
+                    "add it to one, or see preprocess.source.unlisted",
                 )
             split = _only(lists[name]) if lists is not None else None
             collector.add(_make_record(reader, candidates, annotation, split), name)

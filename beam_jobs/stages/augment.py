@@ -62,7 +62,8 @@ class Augment:
             or self.crop
         ):
             raise ValueError(
-                "needs at least one of flip_horizontal, flip_vertical, rotate90, brightness, contrast, crop: "
+                "needs at least one of "
+                "flip_horizontal, flip_vertical, rotate90, brightness, contrast, crop: "
                 "copies that are all the same teach nothing"
             )
         return self

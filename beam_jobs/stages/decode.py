@@ -116,7 +116,8 @@ def _decode(data: bytes, header: _Header, parameters: Decode) -> tuple[np.ndarra
     if image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
         raise Reject(
             "corrupt",
-            f"the header says {header.width}x{header.height} pixels, the data {image.shape[1]}x{image.shape[0]}",
+            f"the header says {header.width}x{header.height} pixels, "
+            f"the data {image.shape[1]}x{image.shape[0]}",
         )
     return image, is_kept
 
@@ -167,7 +168,8 @@ def _read_jpeg_header(data: bytes) -> _Header:
     if (num_scans := data.count(b"\xff\xda")) > _MAX_SCANS:
         raise Reject(
             "too_costly",
-            f"a JPEG of {num_scans} scans, each of which is a pass over all pixels; allowed are {_MAX_SCANS}",
+            f"a JPEG of {num_scans} scans, each of which is a pass over all pixels; "
+            f"allowed are {_MAX_SCANS}",
         )
     pixels_at, has_exif = _jpeg_layout(data)
     is_upright = not has_exif or _orientation(data) == 1

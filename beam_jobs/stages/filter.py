@@ -39,7 +39,8 @@ class Filter:
     def _fits(self) -> Filter:
         if all(getattr(self, field.name) is None for field in dataclasses.fields(self)):
             raise ValueError(
-                f"needs at least one of {', '.join(field.name for field in dataclasses.fields(self))}"
+                "needs at least one of "
+                f"{', '.join(field.name for field in dataclasses.fields(self))}"
             )
         for name in ("side", "area", "aspect"):
             low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")

@@ -31,15 +31,16 @@ def load_stage(name: str) -> Stage | None:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # foreign code may raise anything
         raise ConfigError(
-            f"the module {module_name} can't be imported: {type(error).__name__}: {error}; is its package installed, or its folder in "
-            "PYTHONPATH, for Airflow and for the job?"
+            f"the module {module_name} can't be imported: {type(error).__name__}: {error}; "
+            "is its package installed, or its folder in PYTHONPATH, for Airflow and for the job?"
         ) from error
     found = getattr(module, attribute, None)
     if isinstance(found, Stage):
         return found
     if not inspect.isfunction(found):
         raise ConfigError(
-            f"the module {module_name} has no function {attribute!r}; a stage is named as `module:function`"
+            f"the module {module_name} has no function {attribute!r}; "
+            "a stage is named as `module:function`"
         )
     return Stage(_parameters_of(found, path), found)
 
@@ -53,7 +54,8 @@ def _parameters_of(function: Any, path: str) -> Any:
         parameters = None
     if not hasattr(parameters, "__pydantic_config__"):
         raise ConfigError(
-            f"{path} must take an Example and its parameters, `def stage(example: Example, parameters: MyParameters)`, "
+            f"{path} must take an Example and its parameters, "
+            "`def stage(example: Example, parameters: MyParameters)`, "
             "where MyParameters is a class with the decorator @parameters of beam_jobs.stages.stage"
         )
     return parameters

@@ -60,7 +60,8 @@ def settle_boxes(
     elif frame is not None and frame not in (stored, upright):
         raise Reject(
             "size_mismatch",
-            f"annotated as {frame[1]:g}x{frame[0]:g}, but the image has {stored[1]}x{stored[0]} pixels",
+            f"annotated as {frame[1]:g}x{frame[0]:g}, "
+            f"but the image has {stored[1]}x{stored[0]} pixels",
         )
     if orientation in _TURNS and frame in (None, FRACTIONS, stored):
         boxes = [_turned(box, stored, orientation) for box in boxes]

@@ -34,7 +34,8 @@ class Resize:
 
 
 def resize(example: Example, parameters: Resize) -> Example:
-    """Averages over areas to shrink, which avoids aliasing, and interpolates linearly to enlarge."""
+    """Averages over areas to shrink, which avoids aliasing, and interpolates linearly to
+    enlarge."""
     height, width, _ = example.shape
     if (height, width) == (parameters.height, parameters.width):
         return example

@@ -254,7 +254,10 @@ def _fault_of(examples: list[Any]) -> str | None:
             or image.shape[2] not in (1, 3)
             or not image.size
         ):
-            return f"an image of {getattr(image, 'dtype', type(image).__name__)} {list(getattr(image, 'shape', ()))}"
+            return (
+                f"an image of {getattr(image, 'dtype', type(image).__name__)} "
+                f"{list(getattr(image, 'shape', ()))}"
+            )
     if len(examples) > 1 and len({example.key for example in examples}) < len(examples):
         return "two examples with one key"
     return None

@@ -36,7 +36,8 @@ class Tile:
     def _fits(self) -> Tile:
         if self.overlap >= min(self.height, self.width):
             raise ValueError(
-                f"overlap must be less than the shorter side of a tile ({min(self.height, self.width)}), got {self.overlap}"
+                "overlap must be less than the shorter side of a tile "
+                f"({min(self.height, self.width)}), got {self.overlap}"
             )
         return self
 

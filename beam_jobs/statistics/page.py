@@ -90,7 +90,10 @@ def _findings(data: PageData) -> Iterator[tuple[bool, str]]:
         total = sum(figures.num_examples.values()) + figures.num_rejected
         yield (
             False,
-            f"{figures.num_rejected:,} of {_many(total, 'record is', 'records are')} in quarantine.",
+            (
+                f"{figures.num_rejected:,} of {_many(total, 'record is', 'records are')} "
+                "in quarantine."
+            ),
         )
     else:
         yield True, "No record was kept out."
@@ -98,12 +101,18 @@ def _findings(data: PageData) -> Iterator[tuple[bool, str]]:
     if across := duplicates.num_groups_across_splits:
         yield (
             False,
-            f"{_many(across, 'image is', 'images are')} in more than one split, so a test may ask what was trained.",
+            (
+                f"{_many(across, 'image is', 'images are')} in more than one split, "
+                "so a test may ask what was trained."
+            ),
         )
     elif duplicates.num_groups:
         yield (
             False,
-            f"{_many(duplicates.num_superfluous, 'file is a copy', 'files are copies')} of others in their split.",
+            (
+                f"{_many(duplicates.num_superfluous, 'file is a copy', 'files are copies')} "
+                "of others in their split."
+            ),
         )
     else:
         yield True, "No two files are the same."
@@ -114,14 +123,20 @@ def _findings(data: PageData) -> Iterator[tuple[bool, str]]:
     ) < total:
         yield (
             True,
-            f"Brightness is known of {seen:,} of {_many(total, 'example', 'examples')}: no stage needed the pixels of the others.",
+            (
+                f"Brightness is known of {seen:,} of {_many(total, 'example', 'examples')}: "
+                "no stage needed the pixels of the others."
+            ),
         )
     if missing.get(NO_LABEL):
         yield False, f"{_many(missing[NO_LABEL], 'example has', 'examples have')} no label."
     if missing.get(NO_BOXES):
         yield (
             True,
-            f"{_many(missing[NO_BOXES], 'example has', 'examples have')} no box: nothing but background.",
+            (
+                f"{_many(missing[NO_BOXES], 'example has', 'examples have')} no box: "
+                "nothing but background."
+            ),
         )
 
 
@@ -138,7 +153,10 @@ def _findings_of_comparison(data: PageData) -> Iterator[tuple[bool, str]]:
     for violation in comparison.schema_violations:
         yield (
             False,
-            f"Not as in {whose}: {violation.text}{'' if violation.fails else ' (allowed by the config)'}.",
+            (
+                f"Not as in {whose}: {violation.text}"
+                f"{'' if violation.fails else ' (allowed by the config)'}."
+            ),
         )
     if not comparison.schema_violations:
         yield True, f"The schema is that of {whose}."

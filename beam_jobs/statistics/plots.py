@@ -89,7 +89,8 @@ def _range_of(feature: str, index: int) -> str:
 def _bar(index: int, share: float, name: str, x: Axis, y: Axis) -> Markup:
     top = min(y(100 * share), y(0) - 1.5)  # a filled bin is always visible
     return Markup(
-        '<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="1.5"><title>{}: {:.2f} %</title></rect>'
+        '<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="1.5">'
+        "<title>{}: {:.2f} %</title></rect>"
     ).format(x(index) + 0.75, top, x(1) - x(0) - 1.5, y(0) - top, name, 100 * share)
 
 

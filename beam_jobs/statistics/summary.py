@@ -17,7 +17,8 @@ from pipeline_ops.config.model_catalogue import Task
 
 
 class RejectedRecord(BaseModel, frozen=True):
-    """A record that was kept out: the stage, the reason for counting, and the detail for a person."""
+    """A record that was kept out: the stage, the reason for counting, and the detail for a
+    person."""
 
     key: str
     stage: str

@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from pipeline_ops.errors import TrainyardError
 from pipeline_ops.storage.digest import digest_of
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +60,16 @@ def digest_code(paths: Iterable[str], root: Path = CODE_ROOT) -> dict[str, str]:
 
     The digest of a Python file is over its syntax tree, so a comment or a line break changes
     nothing. The digest of a template is over its bytes.
+
+    Raises:
+      TrainyardError: a path does not exist, so the list of sources or the installation is wrong.
     """
+    paths = list(paths)
+    if missing := [path for path in paths if not (root / path).exists()]:
+        raise TrainyardError(
+            f"{root / missing[0]} is a source of this job and does not exist. "
+            "Install Trainyard again."
+        )
     files = [file for path in paths for file in _source_files(root / path)]
     return {
         str(file.relative_to(root)): _digest_source(file, file.stat().st_mtime_ns)

@@ -70,8 +70,8 @@ class Layout:
         fingerprint = uri.rpartition(f"/{NAME}")[0].rpartition("/")[2]
         if not _FINGERPRINT.fullmatch(fingerprint) or uri != str(self.manifest(job, fingerprint)):
             raise DataError(
-                f"{uri[:300]!r} is not a manifest of the job {job} of the pipeline {self.pipeline} below {self.root}; "
-                f"clear the task that has left it, and it runs again"
+                f"{uri[:300]!r} is not a manifest of the job {job} of the pipeline {self.pipeline} "
+                f"below {self.root}; clear the task that has left it, and it runs again"
             )
         return uri
 

@@ -195,7 +195,8 @@ def _read_remote(uri: str) -> bytes:
 
     if uri.partition("://")[0] not in STORES or "::" in uri:
         raise ConfigError(
-            f"{uri[:200]!r} is no place of an artifact; artifacts lie in a folder or in a store: {', '.join(STORES)}"
+            f"{uri[:200]!r} is no place of an artifact; artifacts lie in a folder or in a store: "
+            f"{', '.join(STORES)}"
         )
     try:
         with fsspec.open(uri, "rb") as file:
@@ -204,7 +205,8 @@ def _read_remote(uri: str) -> bytes:
         raise
     except Exception as error:  # every store has its own kinds of errors
         raise MachineError(
-            f"{uri} can't be read: {type(error).__name__}: {error}; check the store and this host's credentials"
+            f"{uri} can't be read: {type(error).__name__}: {error}; "
+            "check the store and this host's credentials"
         ) from error
 
 
@@ -240,7 +242,8 @@ def read_input(entry: Input) -> Manifest:
     manifest = read_manifest(entry.uri)
     if manifest.digest != entry.digest:
         raise DataError(
-            f"{entry.uri}: its digest is {manifest.digest}, but was {entry.digest} when this job was planned; start a new run"
+            f"{entry.uri}: its digest is {manifest.digest}, but was {entry.digest} when this job "
+            "was planned; start a new run"
         )
     return manifest
 

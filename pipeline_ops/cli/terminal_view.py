@@ -148,7 +148,8 @@ def print_result(console: Console, summary: Mapping[str, Any], run: RunView) -> 
     _print_gate(console, summary)
     if summary["model"]["version"] is not None:
         console.print(
-            f"Model     {summary['model']['name']} version {summary['model']['version']}: {summary['model']['uri']}",
+            f"Model     {summary['model']['name']} version {summary['model']['version']}: "
+            f"{summary['model']['uri']}",
             soft_wrap=True,
         )
     if summary["report"]:

@@ -29,7 +29,8 @@ def hold(file: Path, patience_seconds: float) -> int:
     while not _lock(descriptor, fcntl.LOCK_SH):
         if time.monotonic() > deadline:
             raise MachineError(
-                f"an embedded Airflow has been ending for {patience_seconds:.0f} s ({file.parent}); look for its processes, and retry"
+                f"an embedded Airflow has been ending for {patience_seconds:.0f} s "
+                f"({file.parent}); look for its processes, and retry"
             )
         time.sleep(_POLL_SECONDS)
     return descriptor

@@ -30,7 +30,8 @@ def check_class(path: str, arguments: Collection[str]) -> None:
     source = _find(module)
     if source is None:
         raise ValueError(
-            f"there is no module {module}; install what it belongs to where Airflow runs, or put its folder into PYTHONPATH"
+            f"there is no module {module}; install what it belongs to where Airflow runs, "
+            "or put its folder into PYTHONPATH"
         )
     if source.suffix == ".py":
         _check_source(source, name, frozenset(arguments))
@@ -43,7 +44,8 @@ def _check_source(source: Path, name: str, arguments: frozenset[str]) -> None:
     if name not in bound and not {"*", "__getattr__"} & bound.keys():
         classes = [found for found, node in bound.items() if isinstance(node, ast.ClassDef)]
         raise ValueError(
-            f"{source} has no {name}; {nearest(name, classes) if classes else 'it defines no class'}"
+            f"{source} has no {name}; "
+            f"{nearest(name, classes) if classes else 'it defines no class'}"
         )
     if isinstance(bound.get(name), ast.ClassDef):
         _check_call(name, bound[name], arguments)
@@ -64,7 +66,8 @@ def _check_call(name: str, found: ast.ClassDef, given: frozenset[str]) -> None:
     known = {argument.arg for argument in (*positional, *own.kwonlyargs)}
     if own.kwarg is None and (unknown := sorted(given - known)):
         raise ValueError(
-            f"{name} has no argument {unknown[0]!r}; {nearest(unknown[0], known) if known else 'it takes none'}"
+            f"{name} has no argument {unknown[0]!r}; "
+            f"{nearest(unknown[0], known) if known else 'it takes none'}"
         )
     required = {argument.arg for argument in positional[: len(positional) - len(own.defaults)]}
     required |= {

@@ -40,8 +40,8 @@ def check_cron(value: str) -> str:
         return value
     if len(value.split()) != len(_FIELDS) or len(value) > _MAX_LENGTH:
         raise ValueError(
-            f"must be five fields (minute hour day month weekday), such as '0 3 * * *', or one of {', '.join(PRESETS)}; "
-            f"got {value[:_MAX_LENGTH]!r}"
+            "must be five fields (minute hour day month weekday), such as '0 3 * * *', "
+            f"or one of {', '.join(PRESETS)}; got {value[:_MAX_LENGTH]!r}"
         )
     with contextlib.suppress(ImportError):
         _check_fields(value.split())
@@ -54,7 +54,8 @@ def _check_fields(fields: list[str]) -> None:
         alone[number] = fields[number]
         if _RANDOM.search(fields[number]) or not _is_valid(alone):
             raise ValueError(
-                f"the {name} {fields[number]!r} of {' '.join(fields)!r} is not valid; it is {allowed}, or * for each"
+                f"the {name} {fields[number]!r} of {' '.join(fields)!r} is not valid; "
+                f"it is {allowed}, or * for each"
             )
     if not _is_valid(fields, comes=True):
         raise ValueError(

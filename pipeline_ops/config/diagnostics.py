@@ -36,8 +36,8 @@ class Divergence(Section):
     def _fits(self) -> Divergence:
         if (self.action == "lower_learning_rate") != (self.factor is not None):
             raise ValueError(
-                f"on_divergence.factor is what lower_learning_rate multiplies the rate with, say 0.5; got {self.factor} with the "
-                f"action {self.action}"
+                "on_divergence.factor is what lower_learning_rate multiplies the rate with, "
+                f"say 0.5; got {self.factor} with the action {self.action}"
             )
         return self
 

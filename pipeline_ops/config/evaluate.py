@@ -62,7 +62,8 @@ class Rule(Section):
     def _bounded(self) -> Rule:
         if all(bound is None for bound in (self.at_least, self.at_most, *self._comparisons)):
             raise ValueError(
-                "a rule needs at_least, not_worse_than_champion_by_more_than, better_than_champion_by_more_than, or at_most"
+                "a rule needs at_least, not_worse_than_champion_by_more_than, "
+                "better_than_champion_by_more_than, or at_most"
             )
         for name in (
             "at_least",
@@ -77,8 +78,8 @@ class Rule(Section):
         wrong = "at_least" if self.metric in LOWER_IS_BETTER else "at_most"
         if getattr(self, wrong) is not None:
             raise ValueError(
-                f"of {self.metric}, {'less' if wrong == 'at_least' else 'more'} is better: bound it with "
-                f"{'at_most' if wrong == 'at_least' else 'at_least'}, got {wrong}"
+                f"of {self.metric}, {'less' if wrong == 'at_least' else 'more'} is better: "
+                f"bound it with {'at_most' if wrong == 'at_least' else 'at_least'}, got {wrong}"
             )
         return self
 
@@ -95,11 +96,13 @@ class Rule(Section):
             )
         if self.confidence is not None and self.metric not in _RESAMPLED:
             raise ValueError(
-                f"confidence needs a metric that is made of counts ({', '.join(sorted(_RESAMPLED))}), got {self.metric}"
+                "confidence needs a metric that is made of counts "
+                f"({', '.join(sorted(_RESAMPLED))}), got {self.metric}"
             )
         if self.within_noise == "passes" and self.confidence is None:
             raise ValueError(
-                "within_noise says what happens below the confidence, and this rule has no confidence"
+                "within_noise says what happens below the confidence, "
+                "and this rule has no confidence"
             )
         return self
 
@@ -107,7 +110,8 @@ class Rule(Section):
     def _of_something(self) -> Rule:
         if (self.metric in get_args(ClassMetric)) != (self.of_class is not None):
             raise ValueError(
-                f"of_class is for the metrics of a class ({', '.join(get_args(ClassMetric))}), and they need it; got "
+                f"of_class is for the metrics of a class ({', '.join(get_args(ClassMetric))}), and "
+                "they need it; got "
                 f"{self.metric} {'with' if self.of_class is not None else 'without'} it"
             )
         if self.of_slice is not None and self.metric not in get_args(CountedMetric):
@@ -199,7 +203,8 @@ class Evaluate(TaskSection):
         for rule in self.gate:
             if rule.of_slice is not None and rule.of_slice.partition("=")[0] not in titles:
                 raise ValueError(
-                    f"gate: of_slice {rule.of_slice!r} names no slice; evaluate.slices has {', '.join(titles) or 'none'}"
+                    f"gate: of_slice {rule.of_slice!r} names no slice; "
+                    f"evaluate.slices has {', '.join(titles) or 'none'}"
                 )
         return self
 

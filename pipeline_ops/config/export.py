@@ -74,7 +74,8 @@ class Export(TaskSection):
         refuse_credentials(value or "")
         if value is not None and is_remote(value) and value.partition("://")[0] not in STORES:
             raise ValueError(
-                f"must be a folder, or begin with {' or '.join(f'{store}://' for store in STORES)}, got {value}; "
+                "must be a folder, "
+                f"or begin with {' or '.join(f'{store}://' for store in STORES)}, got {value}; "
                 "other stores were not shown to refuse the second of two conditional puts"
             )
         return value

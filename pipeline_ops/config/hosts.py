@@ -51,7 +51,8 @@ class Hosts(Section):
             raise ValueError("first_port and last_port must be given together")
         if self.ports and self.ports[0] > self.ports[1]:
             raise ValueError(
-                f"first_port must not be above last_port, got {self.first_port} and {self.last_port}"
+                "first_port must not be above last_port, got "
+                f"{self.first_port} and {self.last_port}"
             )
         return self
 
@@ -83,14 +84,18 @@ class Hosts(Section):
         is_alone = train.most_workers == 1 and train.strategy != "parameter_server"
         if self.num_hosts > 1 and not is_alone and self.network != "trusted":
             raise ConfigError(
-                f"{place}: train.hosts: {train.hosts} has {self.num_hosts} hosts, and their workers would talk over a network that is not "
-                f"said to be trusted: unencrypted, and in part without credentials. Write `network: trusted` into hosts/{train.hosts}.yaml "
+                f"{place}: train.hosts: {train.hosts} has {self.num_hosts} hosts, "
+                "and their workers would talk over a network that is not said to be trusted: "
+                "unencrypted, and in part without credentials. "
+                f"Write `network: trusted` into hosts/{train.hosts}.yaml "
                 "if only trusted people reach the hosts' ports, or train on one host"
             )
         if self.capacity < train.fewest_workers:
             raise ConfigError(
-                f"{place}: train.hosts: {train.hosts} has room for {self.capacity} workers, and the gang has at least "
-                f"{train.fewest_workers} (train.{'min_workers' if train.min_workers else 'workers'}); add hosts or lower it"
+                f"{place}: train.hosts: {train.hosts} has room for {self.capacity} workers, "
+                f"and the gang has at least {train.fewest_workers} "
+                f"(train.{'min_workers' if train.min_workers else 'workers'}); "
+                "add hosts or lower it"
             )
 
 
@@ -237,7 +242,8 @@ def load_hosts(folder: Path, name: str) -> Hosts:
     """
     if not re.fullmatch(HOSTS_NAME, name):
         raise ConfigError(
-            f"train.hosts: {name!r} must be the name of a file in {folder}, without a folder and without .yaml"
+            f"train.hosts: {name!r} must be the name of a file in {folder}, "
+            "without a folder and without .yaml"
         )
     file = folder / f"{name}.yaml"
     if not file.exists():
@@ -250,8 +256,8 @@ def load_hosts(folder: Path, name: str) -> Hosts:
     launcher = text.values.get("launcher")
     if launcher not in _KINDS:
         raise ConfigError(
-            f"{text.place(['launcher'])}: launcher must be one of {', '.join(_KINDS)}, got {launcher!r}; "
-            f"{nearest(str(launcher), _KINDS)}"
+            f"{text.place(['launcher'])}: launcher must be one of {', '.join(_KINDS)}, "
+            f"got {launcher!r}; {nearest(str(launcher), _KINDS)}"
         )
     return checked(_KINDS[launcher], text)
 

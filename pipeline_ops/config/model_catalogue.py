@@ -141,7 +141,8 @@ def check_model(name: str) -> str:
         return check_function(name)
     if name not in CATALOGUE:
         raise ValueError(
-            f"there is no model {name!r}; {nearest(name, CATALOGUE)}, and a model of your own is named as my_package.my_module:build"
+            f"there is no model {name!r}; {nearest(name, CATALOGUE)}, and a model of your own is "
+            "named as my_package.my_module:build"
         )
     return name
 

@@ -54,7 +54,8 @@ def check_notifiers(notifiers: Sequence[Notify], file: Path) -> None:
             check_class(notify.notifier, notify.arguments)
         except ValueError as problem:
             problems.append(
-                f"{place_in(file, ('notify', index, 'notifier'))}: notify.{index}.notifier: {problem}"
+                f"{place_in(file, ('notify', index, 'notifier'))}: "
+                f"notify.{index}.notifier: {problem}"
             )
     if problems:
         raise ConfigError("\n".join(problems))

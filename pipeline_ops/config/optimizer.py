@@ -54,7 +54,8 @@ class Piecewise(LearningRateSchedule):
     def _fits(self) -> Piecewise:
         if len(self.boundaries_steps) != len(self.factors):
             raise ValueError(
-                f"there must be as many factors as boundaries_steps ({len(self.boundaries_steps)}), got {len(self.factors)}"
+                "there must be as many factors as boundaries_steps "
+                f"({len(self.boundaries_steps)}), got {len(self.factors)}"
             )
         if any(
             later <= earlier
@@ -93,7 +94,8 @@ class Clip(Section):
         ]
         if len(given) != 1:
             raise ValueError(
-                f"exactly one of global_norm, norm and value must be given, got {' and '.join(given) or 'none'}"
+                "exactly one of global_norm, norm and value must be given, "
+                f"got {' and '.join(given) or 'none'}"
             )
         return self
 

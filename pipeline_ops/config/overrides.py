@@ -93,11 +93,13 @@ def _find(author: PipelineConfig, key: Any) -> ConfigField:
     if leaf is not None:
         opening = "" if leaf.fixed or leaf.kind != "scalar" else ", or open it there with per_run"
         raise ValueError(
-            f"only the author of the pipeline sets it{f': {leaf.fixed}' if leaf.fixed else ''}; {_change_in(author)}{opening}"
+            f"only the author of the pipeline sets it{f': {leaf.fixed}' if leaf.fixed else ''}; "
+            f"{_change_in(author)}{opening}"
         )
     if _holds_several(leaves, re.sub(r"\.-?\d+(?=\.|$)", "[]", key)):
         raise ValueError(
-            f"only the author of the pipeline sets it, because it is no single value; {_change_in(author)}"
+            "only the author of the pipeline sets it, because it is no single value; "
+            f"{_change_in(author)}"
         )
     raise ValueError(f"unknown key; {nearest(key, settable_keys(author))}")
 
@@ -117,7 +119,8 @@ def _check_scalar(leaf: ConfigField, value: Any) -> None:
         raise ValueError("must not be null; leave it out for the value of the YAML")
     if not isinstance(value, Scalar):
         raise ValueError(
-            f"must be a single value, got a {'list' if isinstance(value, list) else type(value).__name__}"
+            "must be a single value, "
+            f"got a {'list' if isinstance(value, list) else type(value).__name__}"
         )
     if isinstance(value, str) and (len(value) > _MAX_TEXT or _UNPRINTABLE.search(value)):
         raise ValueError(f"must be a text of at most {_MAX_TEXT} printable characters")

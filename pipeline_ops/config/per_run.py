@@ -38,9 +38,9 @@ def check_opened(leaves: Mapping[str, ConfigField], opened: Mapping[str, Sequenc
             known = [name for name, leaf in leaves.items() if _can_be_opened(leaf)]
             raise ValueError(f"{key}: there is no such value; {nearest(key, known)}")
         if not _can_be_opened(leaf):
-            reason = (
-                leaf.fixed
-                or f"it is {'a list' if leaf.kind == 'list' else 'a mapping'}, and a run sets single values only"
+            reason = leaf.fixed or (
+                f"it is {'a list' if leaf.kind == 'list' else 'a mapping'}, "
+                "and a run sets single values only"
             )
             raise ValueError(f"{key}: it cannot be opened to runs: {reason}; remove this line")
         for value in values:

@@ -52,7 +52,8 @@ class Storage(Section):
     def _local(cls, value: str) -> str:
         if "://" in refuse_credentials(value):
             raise ValueError(
-                f"storage.root must be a local folder, got {value}; object stores are not supported yet"
+                f"storage.root must be a local folder, got {value}; "
+                "object stores are not supported yet"
             )
         return value
 
@@ -114,7 +115,8 @@ class PipelineConfig(Section):
         if is_told != (self.deadline_seconds is not None):
             raise FieldError(
                 "notify" if is_told else "deadline_seconds",
-                "deadline_seconds and an entry of notify with the event late belong together, got one without the other",
+                "deadline_seconds and an entry of notify with the event late belong together, "
+                "got one without the other",
             )
         return self
 
@@ -125,13 +127,14 @@ class PipelineConfig(Section):
         ):
             raise FieldError(
                 "preprocess.source.path",
-                f"is {self.preprocess.source.path}, and only runs that the clock starts have a data interval: "
-                "give schedule a cron expression, and nothing else",
+                f"is {self.preprocess.source.path}, and only runs that the clock starts have a "
+                "data interval: give schedule a cron expression, and nothing else",
             )
         if self.preprocess.source.has_interval and schedule.timezone != "UTC":
             raise FieldError(
                 "schedule.timezone",
-                f"must be UTC for the data intervals of preprocess.source.path, got {schedule.timezone}",
+                "must be UTC for the data intervals of preprocess.source.path, "
+                f"got {schedule.timezone}",
             )
 
     def _refuse_for_detection(self) -> None:
@@ -145,12 +148,14 @@ class PipelineConfig(Section):
             ):
                 raise FieldError(
                     key,
-                    f"{rule.metric} is not for {task_of(self.train.model)}, which the model {self.train.model} is for",
+                    f"{rule.metric} is not for {task_of(self.train.model)}, "
+                    f"which the model {self.train.model} is for",
                 )
             if is_detector and rule.confidence is not None:
                 raise FieldError(
                     key,
-                    f"{rule.metric}: a confidence is for classifiers, whose examples can be drawn again",
+                    f"{rule.metric}: a confidence is for classifiers, "
+                    "whose examples can be drawn again",
                 )
         if is_detector and self.evaluate.slices:
             raise FieldError(
@@ -160,8 +165,8 @@ class PipelineConfig(Section):
         if is_detector and "tflite_int8" in self.export.formats:
             raise FieldError(
                 "export.formats",
-                "tflite_int8 is for classifiers: in eight bits, the edges of a box have no place to be exact; got it "
-                f"with the detector {self.train.model}, which can be tflite",
+                "tflite_int8 is for classifiers: in eight bits, the edges of a box have no place "
+                f"to be exact; got it with the detector {self.train.model}, which can be tflite",
             )
 
     @property

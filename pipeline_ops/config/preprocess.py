@@ -62,7 +62,8 @@ class Split(Section):
             )
         if self.group_regex is not None and (fault := _fault_of_regex(self.group_regex)):
             raise ValueError(
-                f"group_regex must be a regular expression with one pair of brackets, such as '^(patient[0-9]+)_', {fault}"
+                "group_regex must be a regular expression with one pair of brackets, "
+                f"such as '^(patient[0-9]+)_', {fault}"
             )
         return self
 
@@ -159,11 +160,13 @@ class BeamRunner(Section):
     def _fits(self) -> BeamRunner:
         if self.mode == "in_memory" and self.workers > 1:
             raise ValueError(
-                f"mode in_memory has exactly 1 worker, got workers: {self.workers}; use multi_threading or multi_processing"
+                f"mode in_memory has exactly 1 worker, got workers: {self.workers}; "
+                "use multi_threading or multi_processing"
             )
         if self.name == "embedded" and self.options:
             raise ValueError(
-                f"options ({', '.join(self.options)}) are for the other runners; embedded has mode and workers"
+                f"options ({', '.join(self.options)}) are for the other runners; "
+                "embedded has mode and workers"
             )
         if self.name != "embedded" and (self.mode, self.workers) != ("multi_processing", 0):
             raise ValueError(

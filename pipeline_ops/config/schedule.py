@@ -43,7 +43,8 @@ class AssetName(Section):
             value.isspace() or value in _NOT_ALLOWED or value.startswith("airflow:")
         ):
             raise ValueError(
-                f"{value!r} cannot name an asset: it is blank, or reserved by Airflow; choose another name"
+                f"{value!r} cannot name an asset: it is blank, or reserved by Airflow; "
+                "choose another name"
             )
         if value is not None:
             urlsplit(value)

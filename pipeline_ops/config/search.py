@@ -59,7 +59,8 @@ class Search(Section):
         for key, values in value.items():
             if not key.startswith("train."):
                 raise ValueError(
-                    f"parameters are dotted keys of train, as train.optimizer.learning_rate; got {key}"
+                    "parameters are dotted keys of train, "
+                    f"as train.optimizer.learning_rate; got {key}"
                 )
             if isinstance(values, list) and not values:
                 raise ValueError(f"parameters.{key} has no values")
@@ -69,11 +70,13 @@ class Search(Section):
     def _fits(self) -> Search:
         if (self.method == "random") != (self.trials is not None):
             raise ValueError(
-                f"trials is how many combinations random draws, and needed there; got {self.trials} with {self.method}"
+                "trials is how many combinations random draws, and needed there; "
+                f"got {self.trials} with {self.method}"
             )
         ranges = [key for key, values in self.parameters.items() if isinstance(values, Range)]
         if self.method == "grid" and ranges:
             raise ValueError(
-                f"a grid has lists of values, got a range for {', '.join(ranges)}; list the values, or use method: random"
+                f"a grid has lists of values, got a range for {', '.join(ranges)}; "
+                "list the values, or use method: random"
             )
         return self

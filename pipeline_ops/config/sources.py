@@ -56,12 +56,13 @@ class Source(Section):
         for _, field, spec, conversion in string.Formatter().parse(value):
             if field is not None and (conversion or not _INTERVAL_FORMAT.fullmatch(spec)):
                 raise ValueError(
-                    f"{{{field}}} takes a format of strftime such as %Y-%m-%d, got {spec or conversion!r}"
+                    f"{{{field}}} takes a format of strftime such as %Y-%m-%d, "
+                    f"got {spec or conversion!r}"
                 )
         if unknown := _fields_of(value) - {"start", "end"}:
             raise ValueError(
-                "only the start and the end of a run's data interval can stand in brackets, such as {start:%Y-%m-%d}, "
-                f"got {min(unknown)!r}"
+                "only the start and the end of a run's data interval can stand in brackets, "
+                f"such as {{start:%Y-%m-%d}}, got {min(unknown)!r}"
             )
         return value
 
@@ -71,7 +72,8 @@ class Source(Section):
         refuse_credentials(value)
         if "://" in value and not is_known(value):
             raise ValueError(
-                f"must be a local folder, or a URI of an object store such as s3://bucket/folder, got {value}"
+                "must be a local folder, or a URI of an object store "
+                f"such as s3://bucket/folder, got {value}"
             )
         return value
 

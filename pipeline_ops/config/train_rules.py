@@ -30,20 +30,24 @@ def refuse_impossible(train: TrainOptions) -> None:
 def _refuse_workers(train: TrainOptions) -> None:
     if not train.fewest_workers <= train.workers <= train.most_workers:
         raise ValueError(
-            f"min_workers ({train.fewest_workers}), workers ({train.workers}) and max_workers ({train.most_workers}) must not go down"
+            f"min_workers ({train.fewest_workers}), workers ({train.workers}) and "
+            f"max_workers ({train.most_workers}) must not go down"
         )
     if train.strategy not in _SEVERAL_WORKERS and train.most_workers != 1:
         raise ValueError(
-            f"strategy {train.strategy} has exactly 1 worker, got workers: {train.most_workers}; use multi_worker_mirrored"
+            f"strategy {train.strategy} has exactly 1 worker, got workers: {train.most_workers}; "
+            "use multi_worker_mirrored"
         )
     if train.strategy in ("one_device", "parameter_server") and train.devices_per_worker != 1:
         raise ValueError(
-            f"strategy {train.strategy} uses 1 device of each worker, got devices_per_worker: {train.devices_per_worker}; "
+            f"strategy {train.strategy} uses 1 device of each worker, "
+            f"got devices_per_worker: {train.devices_per_worker}; "
             "use mirrored or multi_worker_mirrored"
         )
     if train.strategy in ("mirrored", *_LAYERS) and train.devices_per_worker == 1:
         raise ValueError(
-            f"strategy {train.strategy} is for several devices, got devices_per_worker: 1; use one_device"
+            f"strategy {train.strategy} is for several devices, "
+            "got devices_per_worker: 1; use one_device"
         )
 
 
@@ -77,13 +81,14 @@ def _refuse_batch(train: TrainOptions) -> None:
     )
     if train.global_batch < replicas * train.micro_batches:
         raise ValueError(
-            f"global_batch must be at least workers x devices_per_worker x micro_batches ({replicas * train.micro_batches}), "
-            f"got {train.global_batch}"
+            "global_batch must be at least workers x devices_per_worker x micro_batches "
+            f"({replicas * train.micro_batches}), got {train.global_batch}"
         )
     if train.strategy == "tpu" and train.global_batch % (replicas * train.micro_batches):
         raise ValueError(
-            f"global_batch must be a multiple of devices_per_worker x micro_batches ({replicas * train.micro_batches}) for tpu, whose "
-            f"shapes are fixed when a step is compiled; got {train.global_batch}"
+            "global_batch must be a multiple of devices_per_worker x micro_batches "
+            f"({replicas * train.micro_batches}) for tpu, whose shapes are fixed when a step is "
+            f"compiled; got {train.global_batch}"
         )
 
 
@@ -96,13 +101,13 @@ def _refuse_normalization(train: TrainOptions) -> None:
         )
     if train.model_parameters.get("frozen_batch_normalization"):
         raise ValueError(
-            "synchronized_batch_normalization: with model_parameters.frozen_batch_normalization there are no statistics to synchronise; "
-            "use one of the two"
+            "synchronized_batch_normalization: with model_parameters.frozen_batch_normalization "
+            "there are no statistics to synchronise; use one of the two"
         )
     if train.strategy == "parameter_server":
         raise ValueError(
-            "synchronized_batch_normalization: the workers of parameter_server don't wait for one another, so there is nothing to "
-            "synchronise; each step normalises over its whole batch"
+            "synchronized_batch_normalization: the workers of parameter_server don't wait for one "
+            "another, so there is nothing to synchronise; each step normalises over its whole batch"
         )
 
 
@@ -111,21 +116,23 @@ def _refuse_xla(train: TrainOptions) -> None:
         return
     if train.strategy in ("parameter_server", *_LAYERS):
         raise ValueError(
-            f"xla: {train.xla} compiles for one device, and under {train.strategy} a step's variables are on several; use xla: none"
+            f"xla: {train.xla} compiles for one device, and under {train.strategy} a step's "
+            "variables are on several; use xla: none"
         )
     if train.synchronized_batch_normalization and train.strategy not in ("one_device", "tpu"):
         raise ValueError(
-            f"xla: {train.xla} can't compile the exchange between replicas that synchronized_batch_normalization makes in the forward "
-            "pass; use one of the two"
+            f"xla: {train.xla} can't compile the exchange between replicas that "
+            "synchronized_batch_normalization makes in the forward pass; use one of the two"
         )
     if train.xla == "step" and train.strategy not in ("one_device", "tpu"):
         raise ValueError(
-            f"xla: step is for one_device and tpu: under {train.strategy} a step exchanges gradients between replicas, which XLA can't "
-            "compile here; use xla: gradients"
+            f"xla: step is for one_device and tpu: under {train.strategy} a step exchanges "
+            "gradients between replicas, which XLA can't compile here; use xla: gradients"
         )
     if train.xla == "gradients" and train.strategy == "tpu":
         raise ValueError(
-            "xla: gradients has no meaning for tpu, where the whole step is always compiled; leave xla out"
+            "xla: gradients has no meaning for tpu, where the whole step is always compiled; "
+            "leave xla out"
         )
 
 
@@ -134,7 +141,8 @@ def _refuse_parameter_servers(train: TrainOptions) -> None:
         return
     if train.precision == "float16":
         raise ValueError(
-            "precision: float16 is not for parameter_server: its loss scale would be changed by all workers at once; use bfloat16"
+            "precision: float16 is not for parameter_server: its loss scale would be changed by "
+            "all workers at once; use bfloat16"
         )
 
 
@@ -143,12 +151,13 @@ def _refuse_sharding(train: TrainOptions) -> None:
         return
     if train.precision == "float16":
         raise ValueError(
-            "precision: float16 is not for sharded_layers, whose optimizer has no loss scale; use bfloat16"
+            "precision: float16 is not for sharded_layers, whose optimizer has no loss scale; "
+            "use bfloat16"
         )
     if train.micro_batches > 1:
         raise ValueError(
-            "micro_batches is not for sharded_layers: DTensor has to know all shapes when a step is compiled, and micro-batches are cut "
-            "while it runs"
+            "micro_batches is not for sharded_layers: DTensor has to know all shapes when a step "
+            "is compiled, and micro-batches are cut while it runs"
         )
 
 
@@ -158,7 +167,8 @@ def _refuse_labels(train: TrainOptions) -> None:
     for name in ("class_weights", "label_smoothing"):
         if getattr(train, name):
             raise ValueError(
-                f"{name} belongs to the cross-entropy; with a loss of your own ({train.loss}), put it in there"
+                f"{name} belongs to the cross-entropy; "
+                f"with a loss of your own ({train.loss}), put it in there"
             )
 
 
@@ -166,7 +176,8 @@ def _refuse_for_detection(train: TrainOptions) -> None:
     if task_of(train.model) != "detection":
         if train.input.augment.mosaic:
             raise ValueError(
-                f"input.augment.mosaic: four images have four labels, and {train.model} gives one; it is for detectors"
+                f"input.augment.mosaic: four images have four labels, and {train.model} gives one; "
+                "it is for detectors"
             )
         augment = train.input.augment
         if (
@@ -186,8 +197,8 @@ def _refuse_for_detection(train: TrainOptions) -> None:
             else "whose loop does not divide by the number of boxes"
         )
         raise ValueError(
-            f"the detector {train.model} does not train under {train.strategy}, {why}; use one_device, mirrored or "
-            "multi_worker_mirrored"
+            f"the detector {train.model} does not train under {train.strategy}, {why}; "
+            "use one_device, mirrored or multi_worker_mirrored"
         )
 
 
@@ -197,7 +208,8 @@ def _refuse_parameters(train: TrainOptions) -> None:
     parameters = CATALOGUE[train.model].parameters
     if unknown := sorted(set(train.model_parameters) - set(parameters)):
         raise ValueError(
-            f"the model {train.model} has no parameter {', '.join(unknown)}; it has {', '.join(parameters) or 'none'}"
+            f"the model {train.model} has no parameter {', '.join(unknown)}; "
+            f"it has {', '.join(parameters) or 'none'}"
         )
 
 

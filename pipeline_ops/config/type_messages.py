@@ -37,7 +37,10 @@ def describe_type(problem: Mapping[str, Any]) -> str:
             value, [name.strip("'") for name in re.split(r", | or ", context["expected"])]
         )
     if kind == "string_pattern_mismatch":
-        return f"must match the pattern {context['pattern']}, got {shown(value)}{_suggestion(value, context['pattern'])}"
+        return (
+            f"must match the pattern {context['pattern']}, "
+            f"got {shown(value)}{_suggestion(value, context['pattern'])}"
+        )
     if kind in _KINDS:
         hint = (
             f"; is a space missing after the colon in {shown(value)}?"

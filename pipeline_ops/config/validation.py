@@ -43,7 +43,10 @@ def _describe(model: type[Section], text: ConfigText, problem: Mapping[str, Any]
                 [*location, "type"],
                 [tag.strip(" '") for tag in problem["ctx"]["expected_tags"].split(",")],
             )
-            rule = f"unknown type {shown(problem['ctx']['tag'])}; {nearest(problem['ctx']['tag'], known)}"
+            rule = (
+                f"unknown type {shown(problem['ctx']['tag'])}; "
+                f"{nearest(problem['ctx']['tag'], known)}"
+            )
         case "union_tag_not_found":
             location, rule = [*location, "type"], "required, but not given"
         case "value_error":

@@ -79,11 +79,13 @@ class ConfigText:
                     inner = where[part] = {}
             except (IndexError, TypeError):
                 raise ConfigError(
-                    f"override {dotted}: there is no {'.'.join(map(str, location[: depth + 1]))} in {self.file}"
+                    f"override {dotted}: "
+                    f"there is no {'.'.join(map(str, location[: depth + 1]))} in {self.file}"
                 ) from None
             if not isinstance(inner, (dict, list)):
                 raise ConfigError(
-                    f"override {dotted}: {'.'.join(map(str, location[: depth + 1]))} is a value, not a section"
+                    f"override {dotted}: {'.'.join(map(str, location[: depth + 1]))} "
+                    "is a value, not a section"
                 )
             where = inner
         try:

@@ -142,7 +142,8 @@ def _import_library() -> ModuleType:
         import faster_coco_eval
     except ImportError as error:
         raise ConfigError(
-            f"COCO figures need the package faster-coco-eval ({error}); install trainyard[detection]"
+            f"COCO figures need the package faster-coco-eval ({error}); "
+            "install trainyard[detection]"
         ) from None
     return faster_coco_eval
 
@@ -157,8 +158,10 @@ def _refuse_impossible(
     if bad.any():
         i = int(np.flatnonzero(bad)[0])
         raise DataError(
-            f"{what} {i}: image {boxes.images[i]} of {num_images}, class {boxes.classes[i]} of {num_classes}, box "
-            f"{boxes.boxes[i].tolist()}: a box has finite corners and a score, and an image and a class that there are"
+            f"{what} {i}: image {boxes.images[i]} of {num_images}, "
+            f"class {boxes.classes[i]} of {num_classes}, "
+            f"box {boxes.boxes[i].tolist()}: a box has finite corners and a score, "
+            "and an image and a class that there are"
         )
 
 

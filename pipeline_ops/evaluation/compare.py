@@ -66,7 +66,8 @@ def read_run(folder: Path) -> ComparedRun:
     metrics = read_json(Path(records["evaluate"].manifest).parent / METRICS)
     if not metrics or not metrics.get("precision_at_recall"):
         raise DataError(
-            f"{records['evaluate'].manifest}: there is no {METRICS} beside it, or one of another version; run the evaluation again"
+            f"{records['evaluate'].manifest}: there is no {METRICS} beside it, "
+            "or one of another version; run the evaluation again"
         )
     return ComparedRun(
         name=folder.name,
@@ -132,7 +133,9 @@ def fact_rows(first: ComparedRun, second: ComparedRun) -> list[tuple[str, str, s
             "Epochs": str(len(training.history)),
             "Restarts": str(training.restarts),
             "Training": f"{training.seconds:.1f} s",
-            "Size of the model": f"{run.evaluation.challenger.measures.get('model_bytes', 0):,.0f} bytes",
+            "Size of the model": (
+                f"{run.evaluation.challenger.measures.get('model_bytes', 0):,.0f} bytes"
+            ),
         }
 
     ours, theirs = facts(second), facts(first)

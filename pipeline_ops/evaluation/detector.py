@@ -140,7 +140,8 @@ def _read(inputs: Inputs) -> list[TrueBoxes]:
     )
     if len(scenes) != inputs.dataset.num_test_examples:
         raise DataError(
-            f"{inputs.dataset.uri}: the test shards hold {len(scenes)} examples, the manifest says {inputs.dataset.num_test_examples}"
+            f"{inputs.dataset.uri}: the test shards hold {len(scenes)} examples, "
+            f"the manifest says {inputs.dataset.num_test_examples}"
         )
     return scenes
 

@@ -102,7 +102,8 @@ def _class_subjects(rule: Rule, whole: Group) -> Iterator[Subject]:
     names = [figures.name for figures in whole.challenger.classes]
     if rule.of_class != "*" and rule.of_class not in names:
         raise ConfigError(
-            f"evaluate.gate: of_class: there is no class {rule.of_class!r}; {nearest(rule.of_class, names)}"
+            f"evaluate.gate: of_class: there is no class {rule.of_class!r}; "
+            f"{nearest(rule.of_class, names)}"
         )
     for index, figures in enumerate(whole.challenger.classes):
         if rule.of_class in ("*", figures.name):
@@ -169,7 +170,8 @@ def _judge_subject(rule: Rule, subject: Subject, evidence: Evidence) -> Iterator
     elif rule.metric not in get_args(Measure) and subject.num_examples < rule.min_examples:
         yield say.verdict(
             True,
-            f"is not judged: {subject.num_examples} test example{'s' if subject.num_examples != 1 else ''}, "
+            f"is not judged: {subject.num_examples} "
+            f"test example{'s' if subject.num_examples != 1 else ''}, "
             f"and the rule is for {rule.min_examples} or more",
         )
     elif subject.value is None:
@@ -228,8 +230,8 @@ def _judge_plainly(
     if kind == "gain":
         return say.verdict(
             gain > margin + _NOISE,
-            f"{value} {where}; {'more' if rule.metric not in LOWER_IS_BETTER else 'less'} by over {allowed} "
-            "is asked",
+            f"{value} {where}; {'more' if rule.metric not in LOWER_IS_BETTER else 'less'} "
+            f"by over {allowed} is asked",
             bound=margin,
         )
     limit = (
@@ -269,8 +271,9 @@ def _judge_surely(
     )
     value, champion = _apart(subject.value, subject.champion, rule.metric)
     text = (
-        f"{value} to the champion's {champion}: the difference is at least {_signed(low)} and at most {_signed(high)}, each with "
-        f"{100 * rule.confidence:g} % confidence; {asked}: {verdict}"
+        f"{value} to the champion's {champion}: "
+        f"the difference is at least {_signed(low)} and at most {_signed(high)}, "
+        f"each with {100 * rule.confidence:g} % confidence; {asked}: {verdict}"
     )
     return say.verdict(
         is_sure or (is_noise and rule.within_noise == "passes"),

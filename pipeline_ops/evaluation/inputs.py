@@ -161,7 +161,8 @@ def _refuse_other_tests(dataset: Dataset, request: Request) -> None:
     pinned, found = request.fingerprint.inputs[TEST_SPLIT], split_digest(dataset.manifest, "test")
     if found != pinned:
         raise DataError(
-            f"{dataset.uri}: the digest of its test split is {found}, but {pinned} is pinned in this evaluation's request; "
+            f"{dataset.uri}: the digest of its test split is {found}, "
+            f"but {pinned} is pinned in this evaluation's request; "
             "start a new run"
         )
 
@@ -169,7 +170,8 @@ def _refuse_other_tests(dataset: Dataset, request: Request) -> None:
 def _refuse_unfit(dataset: Dataset, challenger: Challenger) -> None:
     if challenger.manifest.inputs["preprocess"].digest != dataset.manifest.digest:
         raise DataError(
-            f"{challenger.uri}: the challenger was trained on another data set than {dataset.uri}, and may have seen its test examples"
+            f"{challenger.uri}: the challenger was trained on another data set than {dataset.uri}, "
+            "and may have seen its test examples"
         )
     if not dataset.num_test_examples:
         raise DataError(

@@ -49,8 +49,10 @@ def find_leaks(dataset: Dataset, champion: Champion | None, allowed: int) -> Lea
             for place in list(leaked.values())[:_NAMED]
         )
         raise DataError(
-            f"{dataset.uri}: {len(leaked)} test image{'s are' if len(leaked) != 1 else ' is'} in the training split, too "
-            f"(evaluate.allowed_leaks: {allowed}): {pairs}{', ...' if len(leaked) > _NAMED else ''}; "
+            f"{dataset.uri}: {len(leaked)} test image{'s are' if len(leaked) != 1 else ' is'} "
+            "in the training split, too "
+            f"(evaluate.allowed_leaks: {allowed}): "
+            f"{pairs}{', ...' if len(leaked) > _NAMED else ''}; "
             "set preprocess.duplicates to remove_exact"
         )
     theirs = _index_of_champion(champion) if champion else None

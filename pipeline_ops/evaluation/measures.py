@@ -47,7 +47,8 @@ def read_drift(statistics_file: Path) -> list[dict[str, Any]] | None:
         return None if comparison is None else list(comparison["drift"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{statistics_file}: can't be read ({error}); remove the data set that it is in, and start a new run"
+            f"{statistics_file}: can't be read ({error}); "
+            "remove the data set that it is in, and start a new run"
         ) from None
 
 

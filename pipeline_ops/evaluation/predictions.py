@@ -259,5 +259,6 @@ def _refuse_unknown_labels(batch: EncodedBatch, num_classes: int) -> None:
     unknown = np.flatnonzero((batch.labels < 0) | (batch.labels >= num_classes))
     if unknown.size:
         raise DataError(
-            f"test example {batch.keys[unknown[0]]}: its label is {batch.labels[unknown[0]]}, but there are {num_classes} classes"
+            f"test example {batch.keys[unknown[0]]}: "
+            f"its label is {batch.labels[unknown[0]]}, but there are {num_classes} classes"
         )

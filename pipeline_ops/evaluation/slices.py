@@ -47,11 +47,13 @@ def join_values(
         distinct = set(values.tolist())
         if part.by not in _BUILT_IN and distinct == {NOTHING}:
             raise DataError(
-                f"evaluate.slices: no test example has the feature {part.by!r}; correct `by`, or store it with the examples"
+                f"evaluate.slices: no test example has the feature {part.by!r}; "
+                "correct `by`, or store it with the examples"
             )
         if len(distinct) > _MAX_VALUES:
             raise DataError(
-                f"evaluate.slices: {part.title} has {len(distinct)} values, and {_MAX_VALUES} can be looked at one by one; "
+                f"evaluate.slices: {part.title} has {len(distinct)} values, "
+                f"and {_MAX_VALUES} can be looked at one by one; "
                 "give it edges, or folder_depth"
             )
         found[part.title] = values
@@ -85,7 +87,8 @@ def _name(value: str | bytes | float | None, part: Slice) -> str:
         return value if isinstance(value, str) else f"{value:g}"
     if isinstance(value, str):
         raise DataError(
-            f"evaluate.slices: {part.title} has edges, but {value!r} is no number; leave the edges out"
+            f"evaluate.slices: {part.title} has edges, but {value!r} is no number; "
+            "leave the edges out"
         )
     return _range(value, part.edges)
 

@@ -82,7 +82,8 @@ def share_chart(
     )
     drawn = [
         Markup(
-            '<rect class="bin" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>'
+            '<rect class="bin" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">'
+            "<title>{}</title></rect>"
         ).format(x(low) + 0.5, y(height), x(high) - x(low) - 1.0, max(1.0, y(0) - y(height)), says)
         for low, high, height, says in bars
     ]
@@ -162,7 +163,8 @@ def _curve(line: Line, x: Axis, y: Axis) -> Markup:
 def _dots(line: Line, x: Axis, y: Axis) -> Markup:
     return Markup("").join(
         Markup(
-            '<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="2.5"><title>{}, epoch {:g}: {:.5g}</title></circle>'
+            '<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="2.5">'
+            "<title>{}, epoch {:g}: {:.5g}</title></circle>"
         ).format(line.style, x(px), y(py), line.name, px, py)
         for px, py in line.points
     )

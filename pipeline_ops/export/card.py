@@ -119,8 +119,12 @@ def _markdown(card: Mapping[str, Any]) -> str:
         "## Data",
         _data_table(data) if data else "The data set is gone; its digest is in the lineage below.",
         "## Training",
-        f"`{training['model']}`, {training['num_parameters']:,} parameters, input {' x '.join(map(str, training['input']))}, "
-        f"{training['steps']:,} steps under `{training['strategy']}` with {training['workers']} worker(s).",
+        (
+            f"`{training['model']}`, {training['num_parameters']:,} parameters, "
+            f"input {' x '.join(map(str, training['input']))}, "
+            f"{training['steps']:,} steps under `{training['strategy']}` "
+            f"with {training['workers']} worker(s)."
+        ),
         "## Evaluation",
         f"On {evaluation['num_examples']:,} test examples, against {against}.",
         _table(

@@ -180,7 +180,8 @@ def compare(
     """
     if references.shape != answers.shape or not len(references):
         raise DataError(
-            f"{REFERENCE_OUTPUTS} has the shape {references.shape}, {REFERENCE_EXAMPLES} gives {answers.shape}; train again"
+            f"{REFERENCE_OUTPUTS} has the shape {references.shape}, "
+            f"{REFERENCE_EXAMPLES} gives {answers.shape}; train again"
         )
     agreement = (
         _agreement_of_detections(references, answers, rule)
@@ -192,9 +193,11 @@ def compare(
         and agreement.top1_agreement >= rule.top1_agreement
     ):  # refuses NaN, too
         raise DataError(
-            f"{what} is not the model that was trained: on {agreement.num_checked} test images a number differs by "
-            f"{agreement.max_difference:.3g}, where {rule.keys[0]} allows {rule.tolerance:g}, and {agreement.top1_agreement:.1%} of the "
-            f"answers are the same, where {rule.keys[1]} asks for {rule.top1_agreement:.1%}; nothing was published"
+            f"{what} is not the model that was trained: "
+            f"on {agreement.num_checked} test images a number differs "
+            f"by {agreement.max_difference:.3g}, where {rule.keys[0]} allows {rule.tolerance:g}, "
+            f"and {agreement.top1_agreement:.1%} of the answers are the same, "
+            f"where {rule.keys[1]} asks for {rule.top1_agreement:.1%}; nothing was published"
         )
     return agreement
 

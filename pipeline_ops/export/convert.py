@@ -140,7 +140,8 @@ def _representative(arguments: argparse.Namespace) -> Iterator[np.ndarray]:
     )
     if missing := [path for path in paths if not Path(path).exists()]:
         raise DataError(
-            f"{missing[0]} is gone, and export.int8 needs training examples; run preprocess again, or take tflite_int8 out"
+            f"{missing[0]} is gone, and export.int8 needs training examples; "
+            "run preprocess again, or take tflite_int8 out"
         )
     model = ServedModel(arguments.folder, "the SavedModel", arguments.classes)
     batches = (
@@ -165,7 +166,8 @@ def _converting_to(format_name: str) -> Iterator[None]:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise ConfigError(
-            f"export.formats: the model can't be converted to {format_name}: {reason}; take the format out"
+            f"export.formats: the model can't be converted to {format_name}: {reason}; "
+            "take the format out"
         ) from error
 
 

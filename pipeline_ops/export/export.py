@@ -225,7 +225,8 @@ def _fill(
     }
     if any(found.get(path) != checksums for path, checksums in trained.items()):
         raise DataError(
-            f"{challenger.folder}: the SavedModel was changed while it was being published; nothing was published"
+            f"{challenger.folder}: the SavedModel was changed while it was being published; "
+            "nothing was published"
         )
     write_manifest(
         folder,
@@ -273,7 +274,8 @@ def _contents(config: Export) -> str:
 
 def _describe(checked: FormatFigures) -> str:
     return (
-        f"{checked.name}: {checked.num_checked} images checked, largest difference {checked.max_difference:.2g}, {checked.num_bytes:,} bytes, "
+        f"{checked.name}: {checked.num_checked} images checked, "
+        f"largest difference {checked.max_difference:.2g}, {checked.num_bytes:,} bytes, "
         f"{1000 * checked.latency_seconds:.2g} ms an image"
     )
 
@@ -296,13 +298,17 @@ def _promote(
     ]
     if before and champion and champion.number not in same:
         return (
-            f"version {before[-1]} was in service before and was replaced by version {champion.number}; "
+            f"version {before[-1]} was in service before "
+            f"and was replaced by version {champion.number}; "
             "a person may put it in service again, a run does not"
         )
     expected = (
         champion.number if champion and champion.number in same else evaluation.champion_version
     )  # the same model in another form
-    reason = f"run {request.run_id} of {request.pipeline}: {'; '.join(rule.text for rule in evaluation.rules)}"
+    reason = (
+        f"run {request.run_id} of {request.pipeline}: "
+        f"{'; '.join(rule.text for rule in evaluation.rules)}"
+    )
     registry.promote(version.number, reason, expected=expected)
     return f"version {version.number} is in service"
 

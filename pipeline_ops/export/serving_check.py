@@ -74,7 +74,8 @@ def _ask(address: str, body: dict[str, Any]) -> dict[str, Any]:
             return json.load(reply)
     except urllib.error.HTTPError as error:
         raise DataError(
-            f"a server refuses the reference examples: {error.read().decode(errors='replace')}; nothing was published"
+            f"a server refuses the reference examples: {error.read().decode(errors='replace')}; "
+            "nothing was published"
         ) from None
     except OSError as error:
         raise MachineError(f"the server for the last check did not answer: {error}") from error

@@ -67,8 +67,8 @@ def record_offsets(path: Path) -> np.ndarray:
             )
     if offset != size:
         raise MachineError(
-            f"{path} is cut off or no TFRecord file: a record that begins at byte {offsets[-1]} goes beyond the end; "
-            "clear the task preprocess, and it is made again"
+            f"{path} is cut off or no TFRecord file: a record that begins at byte {offsets[-1]} "
+            "goes beyond the end; clear the task preprocess, and it is made again"
         )
     return np.array(offsets, np.int64)
 

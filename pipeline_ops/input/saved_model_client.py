@@ -136,7 +136,8 @@ class ServedModel:
         self._signature = self.loaded.signatures.get(_SIGNATURE)
         if self._signature is None or not self._has_the_right_names(outputs):
             raise DataError(
-                f"{folder}: {name} must have the signature {_SIGNATURE} from {_INPUT} to {' and '.join(outputs)}"
+                f"{folder}: {name} must have the signature {_SIGNATURE} from {_INPUT} to "
+                f"{' and '.join(outputs)}"
             )
 
     def _has_the_right_names(self, outputs: Sequence[str]) -> bool:
@@ -155,12 +156,14 @@ class ServedModel:
             answer = self._signature(**{_INPUT: tf.constant(batch.images)})
         except tf.errors.OpError as error:
             raise DataError(
-                f"{self._name} failed on the examples {batch.keys[0]} to {batch.keys[-1]}: {reason_of(error)}"
+                f"{self._name} failed on the examples "
+                f"{batch.keys[0]} to {batch.keys[-1]}: {reason_of(error)}"
             ) from error
         probabilities, classes = (answer[name].numpy() for name in _OUTPUTS)
         if probabilities.shape != (len(batch.keys), self._num_classes):
             raise DataError(
-                f"{self._name} answers with the shape {probabilities.shape}, expected {(len(batch.keys), self._num_classes)}: "
+                f"{self._name} answers with the shape {probabilities.shape}, "
+                f"expected {(len(batch.keys), self._num_classes)}: "
                 "a probability for each class of the data set"
             )
         return probabilities, classes

@@ -169,7 +169,8 @@ def open_source(
     )
     if wanted_mib > config.cache_limit_mib:
         say(
-            f"decoded images are not cached: they need {wanted_mib:.0f} MiB, and train.input.cache_limit_mib is {config.cache_limit_mib}"
+            f"decoded images are not cached: they need {wanted_mib:.0f} MiB, "
+            f"and train.input.cache_limit_mib is {config.cache_limit_mib}"
         )
         return EncodedSource(split, parse, cache)
     return (

@@ -94,7 +94,8 @@ class StoredJob(BaseModel):
             return cls.model_validate(value)
         except ValidationError as error:
             raise DataError(
-                f"{STORE_KEY} in Airflow's task state store is not a job of Trainyard: {describe(error)}"
+                f"{STORE_KEY} in Airflow's task state store is not a job of Trainyard: "
+                f"{describe(error)}"
             ) from None
 
 

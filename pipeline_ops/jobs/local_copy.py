@@ -116,7 +116,8 @@ def _stage(uri: str, manifest: Manifest, folder: Path, say: Callable[[str], None
     shards = [file for file in manifest.files if file.path.endswith(".tfrecord")]
     wanted = sum(file.num_bytes for file in manifest.files)
     say(
-        f"copying {len(shards)} shards, {wanted / 2**20:.1f} MiB in {len(manifest.files)} files, from {_parent(uri)} to this host's disk"
+        f"copying {len(shards)} shards, {wanted / 2**20:.1f} MiB in {len(manifest.files)} files, "
+        f"from {_parent(uri)} to this host's disk"
     )
     for file in manifest.files:
         _copy(uri, file, folder / file.path)
@@ -133,8 +134,8 @@ def _copy(uri: str, file: ManifestFile, target: Path) -> None:
     write_blocks(summing.through(blocks), target)
     if not file.has_content(found := summing.result):
         raise MachineError(
-            f"{source} has {found.num_bytes} bytes with the checksum {found.crc32c}, the manifest says {file.num_bytes} with "
-            f"{file.crc32c}; {_MEND}"
+            f"{source} has {found.num_bytes} bytes with the checksum {found.crc32c}, "
+            f"the manifest says {file.num_bytes} with {file.crc32c}; {_MEND}"
         )
 
 
@@ -164,7 +165,8 @@ def _remote_blocks(source: str) -> Iterator[bytes]:
         ) from None
     except Exception as error:
         raise MachineError(
-            f"{source} can't be read: {type(error).__name__}: {error}; check the store and this host's credentials"
+            f"{source} can't be read: {type(error).__name__}: {error}; "
+            "check the store and this host's credentials"
         ) from error
 
 

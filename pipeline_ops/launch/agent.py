@@ -169,7 +169,8 @@ class Agent:
                 self._alive, told = set(), now
             if now - heard > self._spec.silence_seconds:
                 print(
-                    f"the launcher has been silent for {now - heard:.0f} s; ending everything on {self._spec.host}",
+                    f"the launcher has been silent for {now - heard:.0f} s; "
+                    f"ending everything on {self._spec.host}",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -268,8 +269,10 @@ def hold_host(spec: AgentSpec) -> Scratch:
                     os.kill(holder["process"]["pid"], signal.SIGKILL)
         if time.monotonic() > deadline:
             raise BlockingIOError(
-                f"a gang for the same artifact runs there already, started by {holder.get('run', 'another launcher')} with the "
-                f"agent {holder.get('process', {}).get('pid', 'unknown')} ({holder_file.parent} is locked); wait for it, or end it"
+                "a gang for the same artifact runs there already, started by "
+                f"{holder.get('run', 'another launcher')} with the agent "
+                f"{holder.get('process', {}).get('pid', 'unknown')} "
+                f"({holder_file.parent} is locked); wait for it, or end it"
             )
         time.sleep(0.05)
     write_json(holder_file, {"run": spec.run, "process": ProcessIdentity.of(os.getpid()).to_json()})

@@ -132,8 +132,9 @@ class Gang:
     def _back_off(self, failure: Failure, wait_seconds: float | None) -> None:
         if wait_seconds is None:
             raise MachineError(
-                f"{failure.message}\nThe gang was restarted {self.restarts} times; train.max_restarts is {self.config.max_restarts}, "
-                "counted from the last checkpoint that a restart has got past."
+                f"{failure.message}\nThe gang was restarted {self.restarts} times; "
+                f"train.max_restarts is {self.config.max_restarts}, counted from the last "
+                "checkpoint that a restart has got past."
             )
         self.restarts += 1
         message = f"{failure.message}; restart {self.restarts}" + (
@@ -196,8 +197,9 @@ class Gang:
             if now - began > self.config.start_timeout_seconds:
                 room = sum(place.workers for place in self.fleet.ready)
                 raise MachineError(
-                    f"after {now - began:.0f} s (train.start_timeout_seconds) the hosts have room for {room} workers, and at least "
-                    f"{self.config.fewest_workers} are needed: {problems or 'no host has answered'}"
+                    f"after {now - began:.0f} s (train.start_timeout_seconds) the hosts have room "
+                    f"for {room} workers, and at least {self.config.fewest_workers} are needed: "
+                    f"{problems or 'no host has answered'}"
                 )
 
     def _start(self) -> WorkerMonitor:
@@ -304,7 +306,8 @@ class Gang:
             self._grows = True
             self._tell(
                 "grow",
-                f"there is room for {possible} workers and not {size} now; the gang saves its state and goes on larger",
+                f"there is room for {possible} workers and not {size} now; "
+                "the gang saves its state and goes on larger",
             )
             self._signal_chief(signal.SIGTERM)
 

@@ -173,7 +173,8 @@ class HostPool:
     def _note(self, host: ConnectedHost, event: Event) -> list[tuple[str, Event]]:
         match event.event:
             case "hello":
-                host.fenced_until = 0.0  # the agent has the host's lock, so nothing of an earlier gang is left there
+                # The agent has the host's lock, so nothing of an earlier gang is left there.
+                host.fenced_until = 0.0
                 host.report = event.host
                 if problem := self._difference(event.host):
                     self._lose(host, problem, needs_person=True)
@@ -198,7 +199,10 @@ class HostPool:
     def _difference(self, report: HostReport) -> str:
         """Returns the result of `compare`, or a message that a running job's code has changed."""
         if report.code != self._own.code and code_digest() != self._own.code:
-            return "the code of this project was changed since the job began; clear the task, and it is planned anew with the code that is there"
+            return (
+                "the code of this project was changed since the job began; "
+                "clear the task, and it is planned anew with the code that is there"
+            )
         return compare(self._own, report, self._token)
 
     def _look_after(self, host: ConnectedHost, link: AgentConnection) -> None:
@@ -209,17 +213,20 @@ class HostPool:
         elif host.report and now - link.heard > self._silence_seconds:
             self._lose(
                 host,
-                f"nothing was heard of it for {now - link.heard:.0f} s (train.heartbeat_timeout_seconds)",
+                f"nothing was heard of it for {now - link.heard:.0f} s "
+                "(train.heartbeat_timeout_seconds)",
             )
         elif host.is_ready and now - host.beaten > self._silence_seconds:
             self._lose(
                 host,
-                f"its preloaded process has given no sign of life for {now - host.beaten:.0f} s (train.heartbeat_timeout_seconds)",
+                f"its preloaded process has given no sign of life for {now - host.beaten:.0f} s "
+                "(train.heartbeat_timeout_seconds)",
             )
         elif not host.is_ready and now - link.started > self._start_seconds:
             self._lose(
                 host,
-                f"it was not ready within {self._start_seconds:.0f} s (train.start_timeout_seconds)",
+                f"it was not ready within {self._start_seconds:.0f} s "
+                "(train.start_timeout_seconds)",
             )
 
     def _lose(self, host: ConnectedHost, problem: str, needs_person: bool = False) -> None:
@@ -231,15 +238,24 @@ class HostPool:
         host.retry_at = time.monotonic() + (0.0 if host.is_ready else _RETRY_SECONDS)
         host.link = host.report = None
         host.is_ready, host.needs_person = False, needs_person
-        host.problem = f"host {host.place.name}: {problem}; its log is {self._folder / f'host-{host.place.name}.log'}"
+        host.problem = (
+            f"host {host.place.name}: {problem}; its log is "
+            f"{self._folder / f'host-{host.place.name}.log'}"
+        )
 
 
 def compare(own: HostReport, other: HostReport, token: str) -> str:
     """Returns why a host cannot train with this one, and what to do; empty if it can."""
     if other.token != token:
-        return "it does not see the storage root: a file that was written here is not there; mount the same file system at the same path"
+        return (
+            "it does not see the storage root: a file that was written here is not there; "
+            "mount the same file system at the same path"
+        )
     if other.code != own.code:
-        return f"it has other code than this host (digest {other.code} and not {own.code}); bring its copy of the project up to date"
+        return (
+            f"it has other code than this host (digest {other.code} and not {own.code}); "
+            "bring its copy of the project up to date"
+        )
     mine, theirs = {"Python": own.python} | own.versions, {"Python": other.python} | other.versions
     differing = [
         f"{name} {theirs.get(name, 'missing')} and not {mine.get(name, 'missing')}"

@@ -42,10 +42,12 @@ def leave_network() -> None:
         _start_loopback()
     except OSError as error:
         raise ConfigError(
-            f"the kernel refuses the gang a network namespace ({error.strerror}), and without one TensorFlow's servers would be open "
-            "to everyone who reaches this host. Allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
-            "kernel.apparmor_restrict_unprivileged_userns=0, or the container's seccomp profile), or write `network: trusted` into a "
-            "hosts file that train.hosts names, if only trusted people reach this host's ports"
+            f"the kernel refuses the gang a network namespace ({error.strerror}), "
+            "and without one TensorFlow's servers would be open to everyone who reaches this host. "
+            "Allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
+            "kernel.apparmor_restrict_unprivileged_userns=0, or the container's seccomp profile), "
+            "or write `network: trusted` into a hosts file that train.hosts names, "
+            "if only trusted people reach this host's ports"
         ) from error
 
 

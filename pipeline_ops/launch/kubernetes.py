@@ -66,8 +66,8 @@ class KubernetesLauncher:
                 check()
                 if time.monotonic() > deadline:
                     raise MachineError(
-                        f"of {self._hosts.pods} pods of the job {self._name}, {len(pods)} run after {_POD_SECONDS} s; "
-                        f"see kubectl describe job {self._name}"
+                        f"of {self._hosts.pods} pods of the job {self._name}, {len(pods)} run "
+                        f"after {_POD_SECONDS} s; see kubectl describe job {self._name}"
                     )
                 time.sleep(_POLL_SECONDS)
         except MachineError:
@@ -153,7 +153,8 @@ class KubernetesLauncher:
             )
         except FileNotFoundError:
             raise ConfigError(
-                "kubectl is not installed on this machine, and the hosts file says launcher: kubernetes"
+                "kubectl is not installed on this machine, "
+                "and the hosts file says launcher: kubernetes"
             ) from None
         except subprocess.TimeoutExpired:
             raise MachineError(

@@ -130,7 +130,8 @@ def seats_of(config: Train, places: Sequence[Host], workers: int) -> list[Worker
         free = [place for place in places if taken[place.name] < place.workers]
         if not free:
             raise ValueError(
-                f"{workers} workers need as many places, and the hosts have {sum(place.workers for place in places)}"
+                f"{workers} workers need as many places, and the hosts have "
+                f"{sum(place.workers for place in places)}"
             )
         taken[min(free, key=lambda place: taken[place.name]).name] += 1
     hosts = [place.name for place in places for _ in range(taken[place.name])]

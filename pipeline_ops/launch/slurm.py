@@ -56,14 +56,15 @@ class SlurmLauncher:
                 reason = _ask("squeue", "--noheader", f"--jobs={self._job}", "--format=%R")
                 self.release()
                 raise MachineError(
-                    f"Slurm has not started the job {self._name} within {self._hosts.queue_timeout_seconds} s "
+                    f"Slurm has not started the job {self._name} within "
+                    f"{self._hosts.queue_timeout_seconds} s "
                     f"(queue_timeout_seconds in the hosts file): {reason}"
                 )
             time.sleep(_POLL_SECONDS)
         if state != "RUNNING":
             raise MachineError(
-                f"the Slurm job {self._job} ({self._name}) ended as {state or 'unknown'} before it was used; "
-                f"its output is {self._run / 'slurm.log'}"
+                f"the Slurm job {self._job} ({self._name}) ended as {state or 'unknown'} before it "
+                f"was used; its output is {self._run / 'slurm.log'}"
             )
         nodes = _ask(
             "scontrol",

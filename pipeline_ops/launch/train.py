@@ -125,7 +125,10 @@ def make_launcher(hosts: Hosts | None, job: Job) -> Launcher:
         case SlurmHosts():
             return SlurmLauncher(hosts, f"trainyard-{job.request.pipeline}", job.attempt.folder)
         case KubernetesHosts():
-            name = f"trainyard-{job.request.pipeline.replace('_', '-')[:30]}-{digest_of(str(job.attempt.folder))[:8]}"
+            name = (
+                f"trainyard-{job.request.pipeline.replace('_', '-')[:30]}"
+                f"-{digest_of(str(job.attempt.folder))[:8]}"
+            )
             return KubernetesLauncher(
                 hosts, name, str(job.attempt.folder), job.request.deadline_seconds
             )
@@ -189,7 +192,8 @@ def write_candidate(job: Job, fleet: HostPool, stop: Stop, folder: Path) -> None
         outcome = job.attempt.read(Status, status)
         if outcome is None:
             raise MachineError(
-                f"the process that writes the candidate ended with {code} and left no {status.name}; its log is {log}"
+                f"the process that writes the candidate ended with {code} and left no "
+                f"{status.name}; its log is {log}"
             )
         raise _error_of(outcome, str(log))
 
@@ -236,7 +240,8 @@ def figures_of(job: Job, config: Train, gang: Gang, seconds: float) -> TrainingF
     digests = [(job.work / worker_digest_name(worker)).read_text() for worker in range(workers)]
     if len(set(digests)) != 1:
         raise TrainyardError(
-            f"the workers ended with different weights: {', '.join(digests)}; this is a bug of Trainyard"
+            f"the workers ended with different weights: {', '.join(digests)}; "
+            "this is a bug of Trainyard"
         )
     dataset = DatasetFigures.model_validate(
         read_manifest(job.request.inputs["preprocess"].uri).figures

@@ -170,7 +170,8 @@ class WorkerMonitor:
         who = f"{name} on {self._hosts[name]}"
         if code < 0:
             return Failure(
-                f"{who} was killed by signal {-code} ({signal.Signals(-code).name}) at step {step}; its log is {log}"
+                f"{who} was killed by signal {-code} ({signal.Signals(-code).name}) "
+                f"at step {step}; its log is {log}"
             )
         file = status_file(self._attempt, name)
         try:
@@ -183,7 +184,8 @@ class WorkerMonitor:
             )
         if status.exit_code == ExitCode.SUCCESS:
             return Failure(
-                f"{who} ended at step {step}, though it should have served until the end; its log is {log}"
+                f"{who} ended at step {step}, though it should have served until the end; "
+                f"its log is {log}"
             )
         return Failure(
             f"{who} failed at step {step}: {status.message}; its log is {log}", status.exit_code
@@ -204,8 +206,9 @@ class WorkerMonitor:
             silent[0],
         )
         return Failure(
-            f"{name} on {self._hosts[name]} has given no sign of life for {now - self._last_beat[name]:.0f} s "
-            f"(train.heartbeat_timeout_seconds is {self._config.heartbeat_timeout_seconds}): it is stopped, or its machine hangs; "
+            f"{name} on {self._hosts[name]} has given no sign of life for "
+            f"{now - self._last_beat[name]:.0f} s (train.heartbeat_timeout_seconds is "
+            f"{self._config.heartbeat_timeout_seconds}): it is stopped, or its machine hangs; "
             f"its log is {self._attempt.worker_log(name)}"
         )
 
@@ -214,7 +217,8 @@ class WorkerMonitor:
         late = [name for name in self.unfinished if name not in self._last_step]
         if late and now - self._started > self._config.start_timeout_seconds:
             return Failure(
-                f"no step within {self._config.start_timeout_seconds} s (train.start_timeout_seconds): "
+                f"no step within {self._config.start_timeout_seconds} s "
+                "(train.start_timeout_seconds): "
                 + ", ".join(
                     f"{name} on {self._hosts[name]} {self._last_phase.get(name, 'has not come')}"
                     for name in self.living
@@ -226,8 +230,8 @@ class WorkerMonitor:
             silent = now - self._last_progress[name]
             if name in self._last_step and silent > self._config.step_timeout_seconds:
                 return Failure(
-                    f"{who} has reported nothing for {silent:.0f} s (train.step_timeout_seconds is {self._config.step_timeout_seconds}); "
-                    f"its log is {log}"
+                    f"{who} has reported nothing for {silent:.0f} s (train.step_timeout_seconds is "
+                    f"{self._config.step_timeout_seconds}); its log is {log}"
                 )
         return None
 

@@ -56,7 +56,8 @@ def build_model(
         ) from error
     if not getattr(model, "built", False):
         raise ConfigError(
-            f"train.model: {config.model} must return a Keras model that is built, got {model!r}; begin with keras.Input(image_shape)"
+            f"train.model: {config.model} must return a Keras model that is built, got {model!r}; "
+            "begin with keras.Input(image_shape)"
         )
     if task_of(config.model) == "classification":
         validate_outputs(model, config.model, num_classes)
@@ -96,7 +97,8 @@ def _synchronize(config: Train, model: keras.Model) -> None:
     ]
     if not normalizations:
         raise ConfigError(
-            f"train.synchronized_batch_normalization: the model {config.model} has no keras.layers.BatchNormalization"
+            f"train.synchronized_batch_normalization: the model {config.model} has no "
+            "keras.layers.BatchNormalization"
         )
     for layer in normalizations:
         layer.synchronized = True

@@ -37,8 +37,9 @@ def build(image_shape: tuple[int, int, int], num_classes: int, width: int = 16) 
     height, width_pixels, _ = image_shape
     if height % _DEEPEST_STRIDE or width_pixels % _DEEPEST_STRIDE:
         raise ConfigError(
-            f"center_detector: height and width of the images must be multiples of {_DEEPEST_STRIDE}, got {height}x{width_pixels}; "
-            "set them in preprocess.stages, with resize"
+            "center_detector: height and width of the images must be multiples of "
+            f"{_DEEPEST_STRIDE}, got {height}x{width_pixels}; set them in preprocess.stages, "
+            "with resize"
         )
     if width < 8 or width % 8:
         raise ConfigError(f"train.model_parameters.width must be a multiple of 8, got {width}")

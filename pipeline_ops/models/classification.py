@@ -101,6 +101,7 @@ def per_example(name: str, function: PerExample, labels: tf.Tensor, logits: tf.T
     values = tf.convert_to_tensor(function(labels, logits))
     if values.shape.rank != 1:
         raise ConfigError(
-            f"{name}: must return a value for each example, a tensor of rank 1, got shape {values.shape}; don't average over the batch"
+            f"{name}: must return a value for each example, a tensor of rank 1, "
+            f"got shape {values.shape}; don't average over the batch"
         )
     return tf.cast(values, tf.float32)

@@ -19,7 +19,8 @@ from pipeline_ops.config.yaml_source import nearest
 from pipeline_ops.errors import ConfigError
 
 _CURE_PER_EXAMPLE = (
-    "Write a function of labels and logits that returns a value for each example: def loss(labels, logits): return "
+    "Write a function of labels and logits that returns a value for each example: "
+    "def loss(labels, logits): return "
     "keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)"
 )
 
@@ -47,12 +48,14 @@ def load_per_example(path: str, key: str, folder: Path) -> Callable[..., Any]:
     kind = found if isinstance(found, type) else type(found)
     if issubclass(kind, (keras.losses.Loss, keras.metrics.Metric)):
         raise ConfigError(
-            f"{key}: {path} is {_described(found)} of Keras, which reduces a batch to one number. {_CURE_PER_EXAMPLE}"
+            f"{key}: {path} is {_described(found)} of Keras, "
+            f"which reduces a batch to one number. {_CURE_PER_EXAMPLE}"
         )
     is_of_keras = (getattr(found, "__module__", None) or "").partition(".")[0] == "keras"
     if is_of_keras and "from_logits" in inspect.signature(found).parameters:
         raise ConfigError(
-            f"{key}: {path} takes probabilities, and the outputs of a model are logits. {_CURE_PER_EXAMPLE}"
+            f"{key}: {path} takes probabilities, "
+            f"and the outputs of a model are logits. {_CURE_PER_EXAMPLE}"
         )
     return load_function(path, key, folder)
 
@@ -75,8 +78,9 @@ def load_object(path: str, key: str, folder: Path) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:  # user code may raise anything
         raise ConfigError(
-            f"{key}: the module {module_name} can't be imported: {type(error).__name__}: {error}; is its package installed for the "
-            f"job, or its folder in PYTHONPATH, or is it beside the config in {folder}?"
+            f"{key}: the module {module_name} can't be imported: {type(error).__name__}: {error}; "
+            "is its package installed for the job, or its folder in PYTHONPATH, "
+            f"or is it beside the config in {folder}?"
         ) from error
     if not hasattr(module, attribute):
         known = [
@@ -85,7 +89,8 @@ def load_object(path: str, key: str, folder: Path) -> Any:
             if getattr(value, "__module__", None) == module_name
         ]
         raise ConfigError(
-            f"{key}: the module {module_name} has no function {attribute!r}; {nearest(attribute, known)}"
+            f"{key}: the module {module_name} has no function {attribute!r}; "
+            f"{nearest(attribute, known)}"
         )
     return getattr(module, attribute)
 

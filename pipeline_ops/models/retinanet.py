@@ -119,7 +119,8 @@ def make_head(
         )
     if max_boxes is not None and max_boxes < 1:
         raise ConfigError(
-            f"train.model_parameters.max_boxes must be at least 1, got {max_boxes}; leave it out for as many as there are"
+            f"train.model_parameters.max_boxes must be at least 1, got {max_boxes}; "
+            "leave it out for as many as there are"
         )
     return AnchorHead(image_shape[:2], num_classes, anchor_scale, box_loss, max_boxes)
 
@@ -130,12 +131,13 @@ def _check(
     height, width_pixels, _ = image_shape
     if height % _DEEPEST_STRIDE or width_pixels % _DEEPEST_STRIDE:
         raise ConfigError(
-            f"retinanet: height and width of the images must be multiples of {_DEEPEST_STRIDE}, got {height}x{width_pixels}; "
-            "set them in preprocess.stages, with resize"
+            f"retinanet: height and width of the images must be multiples of {_DEEPEST_STRIDE}, "
+            f"got {height}x{width_pixels}; set them in preprocess.stages, with resize"
         )
     if backbone not in ENDPOINTS:
         raise ConfigError(
-            f"train.model_parameters.backbone: there is no backbone {backbone!r}; {nearest(backbone, ENDPOINTS)}"
+            f"train.model_parameters.backbone: there is no backbone {backbone!r}; "
+            f"{nearest(backbone, ENDPOINTS)}"
         )
     if width < _GROUP or width % _GROUP:
         raise ConfigError(

@@ -57,7 +57,8 @@ def _prepare() -> None:
         ops.Tensor = tf.Tensor
     except ImportError as error:
         raise ConfigError(
-            f"a TF-Slim model needs the packages tf-slim and tf-keras ({error}); install trainyard with the extra slim"
+            f"a TF-Slim model needs the packages tf-slim and tf-keras ({error}); "
+            "install trainyard with the extra slim"
         ) from error
 
 

@@ -64,7 +64,8 @@ def read_records(config: ConfigReader) -> RecordInputs:
     train = _paths(train_reader)
     if not train:
         raise ConfigError(
-            "pipeline.config: train_input_reader.tf_record_input_reader.input_path is missing; other readers have no counterpart"
+            "pipeline.config: train_input_reader.tf_record_input_reader.input_path is missing; "
+            "other readers have no counterpart"
         )
     test = [path for reader in test_readers for path in _paths(reader)]
     train_reader.take_equal("shuffle", True)
@@ -80,7 +81,8 @@ def read_records(config: ConfigReader) -> RecordInputs:
     )
     if len(label_maps) > 1:
         raise ConfigError(
-            f"pipeline.config: the readers have different label maps ({', '.join(label_maps)}); a data set of ours has one"
+            f"pipeline.config: the readers have different label maps ({', '.join(label_maps)}); "
+            "a data set of ours has one"
         )
     folder = _common_folder([*train, *test, *map(_absolute, label_maps)])
     relative = lambda path: os.path.relpath(path, folder)  # noqa: E731
@@ -136,18 +138,21 @@ def image_size(
             kind.take_equal("pad_to_max_dimension", True)
             size, mode = (side, side), "letterbox"
             config.note(
-                f"{kind.path('max_dimension')}: images keep their proportions inside of a square of {side} pixels, with bars on both "
-                "sides; the API pads at the bottom and the right, or not at all. The served model stretches what it is sent"
+                f"{kind.path('max_dimension')}: images keep their proportions inside of a square "
+                f"of {side} pixels, with bars on both sides; the API pads at the bottom and the "
+                "right, or not at all. The served model stretches what it is sent"
             )
         case _:
             size, mode, kind = (_UNKNOWN_SIZE, _UNKNOWN_SIZE), "stretch", resizer
             config.note(
-                f"{model.path('image_resizer')}: none that has a counterpart; images are stretched to {_UNKNOWN_SIZE}x{_UNKNOWN_SIZE}"
+                f"{model.path('image_resizer')}: none that has a counterpart; "
+                f"images are stretched to {_UNKNOWN_SIZE}x{_UNKNOWN_SIZE}"
             )
     rounded = tuple(-(-side // multiple) * multiple for side in size)
     if rounded != size:
         config.note(
-            f"{model.path('image_resizer')}: {size[0]}x{size[1]} becomes {rounded[0]}x{rounded[1]}: our model takes multiples of {multiple}"
+            f"{model.path('image_resizer')}: {size[0]}x{size[1]} becomes "
+            f"{rounded[0]}x{rounded[1]}: our model takes multiples of {multiple}"
         )
     return rounded, mode, 1 if kind.take("convert_to_grayscale", bool, False) else 3
 
@@ -191,8 +196,8 @@ def _absolute(path: str) -> str:
     """Returns an absolute path. Relative paths start in the working directory, as with the API."""
     if "://" in path:
         raise ConfigError(
-            f"pipeline.config: {path}: TFRecords and label maps are read from local folders only; copy or mount them, and "
-            "change the path"
+            f"pipeline.config: {path}: TFRecords and label maps are read from local folders only; "
+            "copy or mount them, and change the path"
         )
     return os.path.abspath(os.path.expanduser(path))
 
@@ -207,8 +212,8 @@ def _common_folder(paths: Sequence[str]) -> str:
         folder = os.path.dirname(folder)
     if folder in (os.path.abspath(os.sep), os.path.expanduser("~")):
         raise ConfigError(
-            f"pipeline.config: records and label map have no folder in common but {folder}; move or link them into one: "
-            f"{', '.join(paths)}"
+            f"pipeline.config: records and label map have no folder in common but {folder}; "
+            f"move or link them into one: {', '.join(paths)}"
         )
     return folder
 
@@ -224,6 +229,7 @@ def _class_names(path: str) -> list[str]:
         names = parse_label_map(Path(path).read_bytes(), path)
     except OSError as error:
         raise ConfigError(
-            f"pipeline.config: label_map_path: {path} can't be read: {error.strerror}; correct the path"
+            f"pipeline.config: label_map_path: {path} can't be read: {error.strerror}; "
+            "correct the path"
         ) from error
     return list(dict.fromkeys(names[number] for number in sorted(names)))

@@ -30,21 +30,25 @@ def nearest_model(config: ConfigReader) -> tuple[ConfigReader, str, dict[str, An
     kind = models.one_of("ssd", "faster_rcnn", "center_net")
     if kind is None:
         raise ConfigError(
-            "pipeline.config: model must be ssd, faster_rcnn or center_net; nothing in the catalogue is near any other"
+            "pipeline.config: model must be ssd, faster_rcnn or center_net; "
+            "nothing in the catalogue is near any other"
         )
     model = models.message(kind)
     if kind == "center_net":
         config.note(
-            "model.center_net becomes center_detector: also without anchors, but with a small network of its own, a hundredth of the size"
+            "model.center_net becomes center_detector: also without anchors, "
+            "but with a small network of its own, a hundredth of the size"
         )
         return model, "center_detector", {"width": 32}
     if kind == "faster_rcnn":
         config.note(
-            "model.faster_rcnn becomes retinanet, the nearest: it has one stage, and no second look at proposals"
+            "model.faster_rcnn becomes retinanet, the nearest: it has one stage, "
+            "and no second look at proposals"
         )
     else:
         config.note(
-            "model.ssd becomes retinanet: anchors of the same kind, levels 3 to 7, focal loss; with group normalisation in its heads"
+            "model.ssd becomes retinanet: anchors of the same kind, levels 3 to 7, focal loss; "
+            "with group normalisation in its heads"
         )
     parameters: dict[str, Any] = {"normalization": "group"} | _backbone(config, model)
     if kind == "ssd":
@@ -65,7 +69,8 @@ def check_num_classes(
     count = model.take("num_classes", int, None)
     if count is not None and class_names is not None and count != len(class_names):
         config.note(
-            f"{model.path('num_classes')} is {count}, and the label map names {len(class_names)}: our model has as many as are named"
+            f"{model.path('num_classes')} is {count}, and the label map names {len(class_names)}: "
+            "our model has as many as are named"
         )
 
 
@@ -75,7 +80,8 @@ def _backbone(config: ConfigReader, model: ConfigReader) -> dict[str, Any]:
     found = next((name for key, name in _BACKBONES.items() if key in kind), None)
     if found is None or not any(name in kind for name in _SAME):
         config.note(
-            f"{extractor.path('type')}: {kind or 'none'} becomes the backbone {found or 'ResNet50'}, the nearest"
+            f"{extractor.path('type')}: {kind or 'none'} becomes the backbone "
+            f"{found or 'ResNet50'}, the nearest"
         )
     parameters: dict[str, Any] = {"backbone": found or "ResNet50"}
     if found == "MobileNetV2" and extractor.has("depth_multiplier"):
@@ -86,8 +92,8 @@ def _backbone(config: ConfigReader, model: ConfigReader) -> dict[str, Any]:
         parameters["frozen_batch_normalization"] = model.take("freeze_batchnorm", bool, False)
         if parameters["frozen_batch_normalization"]:
             config.note(
-                f"{model.path('freeze_batchnorm')}: frozen statistics are worth something only with the weights of a backbone that was "
-                "trained: give train.warm_start"
+                f"{model.path('freeze_batchnorm')}: frozen statistics are worth something only "
+                "with the weights of a backbone that was trained: give train.warm_start"
             )
     return parameters
 
@@ -110,8 +116,8 @@ def _head(config: ConfigReader, model: ConfigReader) -> dict[str, Any]:
         parameters["anchor_scale"] = anchors.take("anchor_scale", float, 4.0)
     if predictor.message("conv_hyperparams").has("regularizer"):
         config.note(
-            f"{predictor.message('conv_hyperparams').path('regularizer')}: weight decay is a key of our optimizer, "
-            "train.optimizer.weight_decay; it was left at 0"
+            f"{predictor.message('conv_hyperparams').path('regularizer')}: weight decay is a key "
+            "of our optimizer, train.optimizer.weight_decay; it was left at 0"
         )
     return parameters
 

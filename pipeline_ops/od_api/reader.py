@@ -170,6 +170,7 @@ class ConfigReader:
                 bool: "true or false",
             }
             raise ConfigError(
-                f"{self._file}:{field.line}:{field.column}: {self.path(field.name)} must be {names[kind]}, got {field.value!r}"
+                f"{self._file}:{field.line}:{field.column}: {self.path(field.name)} must be "
+                f"{names[kind]}, got {field.value!r}"
             )
         return value

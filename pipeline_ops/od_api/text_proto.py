@@ -28,7 +28,8 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _ESCAPE = re.compile(
-    r"\\(?:(?P<octal>[0-7]{1,3})|[xX](?P<hex>[0-9a-fA-F]{1,2})|u(?P<short>[0-9a-fA-F]{4})|U(?P<long>[0-9a-fA-F]{8})"
+    r"\\(?:(?P<octal>[0-7]{1,3})|[xX](?P<hex>[0-9a-fA-F]{1,2})"
+    r"|u(?P<short>[0-9a-fA-F]{4})|U(?P<long>[0-9a-fA-F]{8})"
     r"|(?P<one>.))",
     re.DOTALL,
 )
@@ -153,7 +154,8 @@ class _Parser:
             values = [self._scalar()]
         else:
             raise self._error(
-                f"expected a colon or a bracket after {name}, got {self._next.text or 'the end of the file'!r}",
+                f"expected a colon or a bracket after {name}, got "
+                f"{self._next.text or 'the end of the file'!r}",
                 self._next.position,
             )
         line, column = self._place(start.position)

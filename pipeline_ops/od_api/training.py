@@ -42,12 +42,14 @@ def training(config: ConfigReader, num_examples: int | None, share: float) -> di
         made["input"] = {"augment": changes}
     if section.has("fine_tune_checkpoint"):
         config.note(
-            f"{section.path('fine_tune_checkpoint')}: a checkpoint holds the API's variables, which are not ours; give train.warm_start a "
-            "SavedModel or a file of weights of our model, or of its backbone as keras.applications publishes it"
+            f"{section.path('fine_tune_checkpoint')}: a checkpoint holds the API's variables, "
+            "which are not ours; give train.warm_start a SavedModel or a file of weights of our "
+            "model, or of its backbone as keras.applications publishes it"
         )
     if config.has("graph_rewriter"):
         config.note(
-            "graph_rewriter: quantisation while training has no counterpart; export.formats has TFLite with eight bits"
+            "graph_rewriter: quantisation while training has no counterpart; "
+            "export.formats has TFLite with eight bits"
         )
     return made
 
@@ -62,18 +64,20 @@ def _epochs(
 ) -> int:
     if not steps:
         config.note(
-            f"{section.path('num_steps')} is 0 or missing, which means for ever; it became 10 epochs"
+            f"{section.path('num_steps')} is 0 or missing, which means for ever; "
+            "it became 10 epochs"
         )
         return 10
     if not num_examples:
         raise ConfigError(
-            f"{section.place('num_steps')} is {steps}, and ours are epochs: no file of records is there to be counted; correct the "
-            "paths of train_input_reader, or say how many there are: --num-examples N"
+            f"{section.place('num_steps')} is {steps}, and ours are epochs: "
+            "no file of records is there to be counted; correct the paths of train_input_reader, "
+            "or say how many there are: --num-examples N"
         )
     epochs = max(1, math.ceil(steps * batch / (num_examples * share)))
     config.note(
-        f"{section.path('num_steps')}: {steps} steps of {batch} are {epochs} epochs of {round(num_examples * share)} examples, the last one "
-        "made whole"
+        f"{section.path('num_steps')}: {steps} steps of {batch} are {epochs} epochs of "
+        f"{round(num_examples * share)} examples, the last one made whole"
     )
     return epochs
 
@@ -83,7 +87,8 @@ def _optimizer(config: ConfigReader, section: ConfigReader, steps: int) -> dict[
     kind = optimizer.one_of(*_OPTIMIZERS)
     if kind is None:
         config.note(
-            f"{section.path('optimizer')}: none that has a counterpart; it became adam with our learning rate"
+            f"{section.path('optimizer')}: none that has a counterpart; "
+            "it became adam with our learning rate"
         )
         return {"name": "adam"}
     inner = optimizer.message(kind)
@@ -92,7 +97,8 @@ def _optimizer(config: ConfigReader, section: ConfigReader, steps: int) -> dict[
         made["momentum"] = inner.take("momentum_optimizer_value", float, 0.9)
     if kind == "rms_prop_optimizer":
         config.note(
-            f"{optimizer.path(kind)}: becomes adam, the nearest; a learning rate that is right for one is seldom right for the other"
+            f"{optimizer.path(kind)}: becomes adam, the nearest; "
+            "a learning rate that is right for one is seldom right for the other"
         )
     made |= _learning_rate(config, inner.message("learning_rate"), steps)
     clip = section.take("gradient_clipping_by_norm", float, 0.0)
@@ -102,7 +108,8 @@ def _optimizer(config: ConfigReader, section: ConfigReader, steps: int) -> dict[
         made["average_weights"] = optimizer.take("moving_average_decay", float, 0.9999)
         if not optimizer.has("use_moving_average"):
             config.note(
-                f"{optimizer.path('use_moving_average')} is true where a file does not say it, so train.optimizer.average_weights is on"
+                f"{optimizer.path('use_moving_average')} is true where a file does not say it, "
+                "so train.optimizer.average_weights is on"
             )
     return made
 
@@ -116,7 +123,8 @@ def _learning_rate(config: ConfigReader, rate: ConfigReader, steps: int) -> dict
     )
     if kind is None:
         config.note(
-            f"train_config.optimizer: no learning rate that has a counterpart; it became a constant {_DEFAULT_RATE}"
+            "train_config.optimizer: no learning rate that has a counterpart; "
+            f"it became a constant {_DEFAULT_RATE}"
         )
         return {"learning_rate": _DEFAULT_RATE}
     inner = rate.message(kind)

@@ -92,8 +92,9 @@ def _ask(config: PipelineConfig, figures: EvaluationFigures, report: str) -> tup
     rules = "\n".join(rule.text.replace("```", "'''") for rule in figures.rules)
     return (
         f"Publish a new version of {config.export.model}?",
-        f"The challenger of the pipeline {config.pipeline} has passed the gate on {figures.num_examples} test images. {champion}\n\n"
-        f"```\n{rules}\n```\n\nMore is in [the report]({report}). {_without_answer(config.evaluate.approval)}\n",
+        f"The challenger of the pipeline {config.pipeline} has passed the gate on "
+        f"{figures.num_examples} test images. {champion}\n\n```\n{rules}\n```\n\n"
+        f"More is in [the report]({report}). {_without_answer(config.evaluate.approval)}\n",
     )
 
 

@@ -101,6 +101,7 @@ def _describe(pipeline: Pipeline, message: str) -> str:
     """Describes the problem. The message is indented, so that it is not read as Markdown."""
     indented = "\n".join(f"    {line}" for line in message.splitlines())
     return (
-        f"# {pipeline.name} is broken\n\nIts config cannot be used, so no run can start. Its history is kept, and it comes back by "
-        f"itself when the file is mended.\n\n{indented}\n\nCheck the file with\n\n    trainyard validate {pipeline.file}\n"
+        f"# {pipeline.name} is broken\n\nIts config cannot be used, so no run can start. "
+        "Its history is kept, and it comes back by itself when the file is mended.\n\n"
+        f"{indented}\n\nCheck the file with\n\n    trainyard validate {pipeline.file}\n"
     )

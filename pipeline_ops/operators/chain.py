@@ -95,8 +95,8 @@ class ExportOperator(JobOperator):
     ) -> None:
         if config.evaluate.approval is not None and APPROVE not in self.upstream_task_ids:
             raise AirflowFailException(
-                "evaluate.approval was set for this run only, and the DAG has no task that asks; set it in "
-                f"{self.config_file}"
+                "evaluate.approval was set for this run only, and the DAG has no task that asks; "
+                f"set it in {self.config_file}"
             )
         skip_unless_passed(config, context, manifests["evaluate"])
 

@@ -106,8 +106,8 @@ def _check_executors(config: PipelineConfig) -> None:
     for job, executor in wanted.items():
         if executor not in known:
             raise ConfigError(
-                f"{place_in(config.file, (job, 'executor'))}: {job}.executor: this Airflow has no executor "
-                f"{executor!r}; {nearest(executor, known)}"
+                f"{place_in(config.file, (job, 'executor'))}: {job}.executor: "
+                f"this Airflow has no executor {executor!r}; {nearest(executor, known)}"
             )
 
 

@@ -41,11 +41,12 @@ def _manifest_of(layout: Layout, run_id: str, task: str, handed: Any) -> str:
     recorded = recorded_manifest(layout, run_id, task, task)
     if not handed or recorded is None:
         raise DataError(
-            f"{task} has left no manifest, so it was marked a success before it had ended; clear it, and it runs again"
+            f"{task} has left no manifest, so it was marked a success before it had ended; "
+            "clear it, and it runs again"
         )
     if handed != recorded:
         raise DataError(
-            f"the XCom of {task} is {str(handed)[:_SHOWN]!r}, but the task has left {recorded}: the XCom was edited; "
-            f"clear {task}, and it runs again"
+            f"the XCom of {task} is {str(handed)[:_SHOWN]!r}, but the task has left {recorded}: "
+            f"the XCom was edited; clear {task}, and it runs again"
         )
     return recorded

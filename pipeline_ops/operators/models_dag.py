@@ -42,7 +42,10 @@ def make_models_dag(configs: Sequence[PipelineConfig], dag_id: str = DAG_ID) -> 
             type="string",
             enum=[ROLL_BACK, PROMOTE],
             title="Action",
-            description="roll back puts the champion before the present one back in service; promote puts any version there",
+            description=(
+                "roll back puts the champion before the present one back in service; "
+                "promote puts any version there"
+            ),
         ),
         "version": Param(
             None,
@@ -109,7 +112,8 @@ def _move(registry: Registry, action: str, version: int | None, reason: str) -> 
         return registry.roll_back(reason).number
     if version is None:
         raise ConfigError(
-            f"{PROMOTE}: give the number of the version; there are {', '.join(str(v.number) for v in registry.versions()) or 'none'}"
+            f"{PROMOTE}: give the number of the version; there are "
+            f"{', '.join(str(v.number) for v in registry.versions()) or 'none'}"
         )
     registry.promote(version, reason)
     return version

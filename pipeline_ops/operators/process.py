@@ -140,10 +140,14 @@ class JobHandle:
     def _exit_message(self) -> str:
         log, process = self.attempt.log, self.process
         if process is None:
-            return f"the job in {self.attempt.folder} was not started, or {self.attempt.process.name} there is damaged"
+            return (
+                f"the job in {self.attempt.folder} was not started, "
+                f"or {self.attempt.process.name} there is damaged"
+            )
         tail = self._log_tail()
         return (
-            f"the job process {process.pid} on {process.host} ended without a status, so it was killed or its host went down; "
+            f"the job process {process.pid} on {process.host} ended without a status, "
+            "so it was killed or its host went down; "
             f"its log is {log}" + (f" and ends with:\n{tail}" if tail else "")
         )
 

@@ -94,8 +94,8 @@ def explain(file: Path, error: BaseException) -> str:
         return str(error)
     _log.error("%s cannot be used", file, exc_info=error)
     return (
-        f"{file}:1: cannot be made into a DAG: {type(error).__name__}: {str(error)[:1000]}; change what the message names. "
-        "The log of the DAG processor shows where it was raised"
+        f"{file}:1: cannot be made into a DAG: {type(error).__name__}: {str(error)[:1000]}; "
+        "change what the message names. The log of the DAG processor shows where it was raised"
     )
 
 
@@ -129,7 +129,10 @@ def _checked_claim(
     such a file, all of them are broken.
     """
     if pipeline.name in reserved:
-        problem = f"pipeline: {pipeline.name} is the name of a DAG of Trainyard's own; choose another name"
+        problem = (
+            f"pipeline: {pipeline.name} is the name of a DAG of Trainyard's own; "
+            "choose another name"
+        )
         return dataclasses.replace(
             pipeline.broken(f"{place_in(pipeline.file, ['pipeline'])}: {problem}"), name=""
         )
@@ -141,8 +144,8 @@ def _checked_claim(
         return pipeline
     others = ", ".join([str(file) for file in same if file != pipeline.file][:_MAX_OTHERS])
     problem = (
-        f"{place_in(pipeline.file, ['pipeline'])}: pipeline: the name {pipeline.name} stands in {others}, too; "
-        "give each pipeline a name of its own"
+        f"{place_in(pipeline.file, ['pipeline'])}: pipeline: the name {pipeline.name} stands in "
+        f"{others}, too; give each pipeline a name of its own"
     )
     is_first = not owners and pipeline.file == same[0]
     everything = "\n".join(filter(None, [pipeline.problem, problem]))

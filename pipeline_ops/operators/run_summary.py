@@ -120,7 +120,8 @@ def drifted(manifest: str, limits: Drift) -> Sequence[RuleVerdict]:
 def _rule_of(distance: dict, limits: Drift) -> RuleVerdict:
     js, linf = distance["jensen_shannon"], distance["l_infinity"]
     text = (
-        f"{distance['feature']} has drifted: Jensen-Shannon {js:.3f} (at most {limits.js_above:g}), "
+        f"{distance['feature']} has drifted: "
+        f"Jensen-Shannon {js:.3f} (at most {limits.js_above:g}), "
         f"L-infinity {linf:.3f} (at most {limits.linf_above:g})"
     )
     return RuleVerdict(

@@ -99,7 +99,8 @@ class TrialOperator(TrainOperator):
         number = self.trial.get("number") if isinstance(self.trial, Mapping) else None
         if getattr(context["ti"], "map_index", number) != number:
             raise AirflowFailException(
-                f"the XCom of search gives this task the trial {number!r}, which is another task's; clear the task search"
+                f"the XCom of search gives this task the trial {number!r}, "
+                "which is another task's; clear the task search"
             )
         trial = next((trial for trial in plan_trials(config) if trial.number == number), None)
         if trial is None:
@@ -156,7 +157,10 @@ class ChooseOperator(BaseOperator):
         for line in found.table():
             self.log.info(line)
         winner = found.winner
-        reason = f"{winner.trial.name} of {len(found.results)} has the best {found.monitor}, {winner.figure:.4f}: {winner.trial}"
+        reason = (
+            f"{winner.trial.name} of {len(found.results)} has the best {found.monitor}, "
+            f"{winner.figure:.4f}: {winner.trial}"
+        )
         write_json(layout.search_result(run_id), found.model_dump(mode="json"))
         write_record(
             layout.task_record(run_id, "train"),

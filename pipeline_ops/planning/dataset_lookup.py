@@ -28,18 +28,22 @@ def find_dataset(layout: Layout, version: str) -> Path:
     ]
     if len({manifest.digest for _, manifest in found}) != 1:
         there = "\n".join(
-            f"  {manifest.digest[:12]}  made {_when(path)}, {sum(manifest.figures['num_examples'].values())} examples"
+            (
+                f"  {manifest.digest[:12]}  made {_when(path)}, "
+                f"{sum(manifest.figures['num_examples'].values())} examples"
+            )
             for path, manifest in made[:_SHOWN]
         )
         raise ConfigError(
-            f"preprocess.dataset: {'no' if not found else 'more than one'} data set of {layout.pipeline} has a version that begins "
-            f"with {version}; "
+            f"preprocess.dataset: {'no' if not found else 'more than one'} data set of "
+            f"{layout.pipeline} has a version that begins with {version}; "
             + (f"there are, newest first:\n{there}" if made else "none has been made yet")
         )
     path, manifest = found[0]
     if damage := find_damage(path, manifest):
         raise DataError(
-            f"preprocess.dataset: the data set {version} is damaged: {damage[0]}; without preprocess.dataset it is made anew"
+            f"preprocess.dataset: the data set {version} is damaged: {damage[0]}; "
+            "without preprocess.dataset it is made anew"
         )
     return path
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pipeline_ops.artifacts.dataset import split_digest
@@ -97,6 +97,12 @@ def _code_of_source(kind: str) -> list[str]:
     return ["beam_jobs/stages/given_boxes.py", *(f"beam_jobs/sources/{name}.py" for name in names)]
 
 
+def _code_of_stages(names: Iterable[str]) -> list[str]:
+    """The files of this project's stages. `_foreign` covers those of other packages."""
+    paths = [f"beam_jobs/stages/{name}.py" for name in names]
+    return [path for path in paths if (CODE_ROOT / path).is_file()]
+
+
 def _code_of_model(model: str) -> list[str]:
     return [] if is_own(model) else CATALOGUE[model].code
 
@@ -126,7 +132,7 @@ KINDS: Mapping[str, JobKind] = {
             *_code_of_source(config.preprocess.source.type),
             "beam_jobs/stages/stage.py",
             "beam_jobs/stages/boxes.py",
-            *(f"beam_jobs/stages/{stage.name}.py" for stage in config.preprocess.stages),
+            *(_code_of_stages(stage.name for stage in config.preprocess.stages)),
         ],
     ),
     "train": JobKind(
@@ -232,8 +238,7 @@ def plan_job(
     fingerprint = Fingerprint(
         config=section.fingerprinted() | _hosts_of(job, config),
         inputs=digests,
-        code=digest_code(path for path in kind.code(config) if (CODE_ROOT / path).exists())
-        | foreign_code,
+        code=digest_code(kind.code(config)) | foreign_code,
         versions=versions_in(config.interpreter(job), _packages(job, config)) | foreign_versions,
     )
     if job == "train":

@@ -76,7 +76,8 @@ class SearchResult(BaseModel):
                 else f"failed: {_first_line(result.message)}"
             )
             lines.append(
-                f"{'*' if result.trial.number == self.best else ' '} {result.trial.name}  {figure}  {result.trial}"
+                f"{'*' if result.trial.number == self.best else ' '} {result.trial.name}  "
+                f"{figure}  {result.trial}"
             )
         return lines
 
@@ -106,7 +107,8 @@ def plan_trials(config: PipelineConfig) -> list[Trial]:
     )[::-1]
     if len(distinct) > MAX_TRIALS:
         raise ConfigError(
-            f"search: the grid has {len(distinct)} combinations, more than {MAX_TRIALS}; take fewer values, or method: random"
+            f"search: the grid has {len(distinct)} combinations, more than {MAX_TRIALS}; "
+            "take fewer values, or method: random"
         )
     return [
         Trial(number=number, parameters=parameters) for number, parameters in enumerate(distinct)

@@ -99,8 +99,8 @@ def _at(path: Path) -> Input:
     if path.is_file():
         return Input(uri=str(path), digest=_sha256_of(path))
     raise ConfigError(
-        f"train.warm_start: there is no {path}; give champion, a published one such as `version 3`, the folder of a SavedModel, or a "
-        "file of weights"
+        f"train.warm_start: there is no {path}; give champion, a published one such as "
+        "`version 3`, the folder of a SavedModel, or a file of weights"
     )
 
 

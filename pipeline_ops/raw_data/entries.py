@@ -48,7 +48,8 @@ def walk_entries(folder: bytes) -> Iterator[RawEntry]:
         path, prefix, trail = waiting.pop()
         if prefix.count(b"/") > MAX_DEPTH:
             raise DataError(
-                f"{os.fsdecode(path)}: folders are nested more than {MAX_DEPTH} deep; move the files up"
+                f"{os.fsdecode(path)}: folders are nested more than {MAX_DEPTH} deep; "
+                "move the files up"
             )
         with os.scandir(path) as entries:
             for entry in entries:
@@ -80,12 +81,14 @@ def _trail_to(entry: os.DirEntry, trail: tuple[bytes, ...], root: bytes) -> tupl
     target = os.path.realpath(entry.path)
     if not _is_below(target, root):
         raise DataError(
-            f"{os.fsdecode(entry.path)}: this link leads to {os.fsdecode(target)}, out of the folder of raw data; "
-            "move or mount the files below the folder, or name another one in preprocess.source.path"
+            f"{os.fsdecode(entry.path)}: this link leads to {os.fsdecode(target)}, "
+            "out of the folder of raw data; move or mount the files below the folder, "
+            "or name another one in preprocess.source.path"
         )
     if any(_is_below(passed, target) for passed in trail):
         raise DataError(
-            f"{os.fsdecode(entry.path)}: this link leads to {os.fsdecode(target)}, which holds the link itself; remove it"
+            f"{os.fsdecode(entry.path)}: this link leads to {os.fsdecode(target)}, "
+            "which holds the link itself; remove it"
         )
     return (*trail, target)
 

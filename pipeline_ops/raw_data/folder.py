@@ -67,8 +67,9 @@ def refuse_interval(config: PipelineConfig) -> None:
     """
     if config.preprocess.source.has_interval:
         raise ConfigError(
-            f"preprocess.source.path is {config.preprocess.source.path}, and this run has no data interval, because the clock has not "
-            "started it; give it a preprocess.source.path of its own, or start a backfill"
+            f"preprocess.source.path is {config.preprocess.source.path}, "
+            "and this run has no data interval, because the clock has not started it; "
+            "give it a preprocess.source.path of its own, or start a backfill"
         )
 
 
@@ -101,12 +102,14 @@ def validate_folder(config: PipelineConfig) -> None:
         raise DataError(f"{folder}: is empty; put the raw data there, or correct {key}")
     if source.type == "image_folder" and not any(kinds):
         raise DataError(
-            f"{folder}: its files lie in no folder; put the images of each class into a folder of its own, named as the class"
+            f"{folder}: its files lie in no folder; put the images of each class into a folder of "
+            "its own, named as the class"
         )
     for name, path in source.named_files.items():
         if not (folder / path).is_file():
             raise DataError(
-                f"{folder / path}: no such file; it is named by preprocess.source.{name} in {config.file}"
+                f"{folder / path}: no such file; "
+                f"it is named by preprocess.source.{name} in {config.file}"
             )
 
 

@@ -75,8 +75,8 @@ class Custodian:
             except Exception as error:  # any error: it must not keep the other jobs alive
                 self._report(
                     row.id,
-                    f"The job of {row.task_id} in {row.dag_id}, {row.run_id}, can't be looked after: "
-                    f"{type(error).__name__}: {error}",
+                    f"The job of {row.task_id} in {row.dag_id}, {row.run_id}, "
+                    f"can't be looked after: {type(error).__name__}: {error}",
                 )
         present = {(row.id, row.value) for row in rows}
         still_known = {attempt.folder for attempt in known.values()}

@@ -92,11 +92,13 @@ class Aliases(BaseModel):
         """
         if not NAME_PATTERN.fullmatch(alias):
             raise ConfigError(
-                f"an alias must begin with a letter, and hold small letters, digits, - and _ only, got {alias!r}"
+                "an alias must begin with a letter, and hold small letters, digits, "
+                f"- and _ only, got {alias!r}"
             )
         if alias in (CHAMPION, PREVIOUS):
             raise ConfigError(
-                f"the alias {alias} follows from what is in service; promote a version, or roll back"
+                f"the alias {alias} follows from what is in service; "
+                "promote a version, or roll back"
             )
         names = {name: number for name, number in self.names.items() if name != alias} | (
             {alias: version} if version else {}
@@ -226,7 +228,8 @@ def _parse(store: ModelStore, name: str, content: bytes | DataError) -> Aliases 
         return content
     if not _RECORD.fullmatch(name):
         return DataError(
-            f"{place}: not a record of aliases, so it is passed over: it is not named by eight digits; remove it"
+            f"{place}: not a record of aliases, so it is passed over: "
+            "it is not named by eight digits; remove it"
         )
     try:
         return parse_record(content, place)

@@ -213,8 +213,8 @@ class ObjectModelStore:
             if pending := _pending(sizes, claims).keys() & same:
                 other = claims[min(pending)].process
                 raise MachineError(
-                    f"{self.uri(min(pending))}: process {other.pid} on {other.host} is publishing the same model right now; "
-                    "wait for it, or end it, and retry"
+                    f"{self.uri(min(pending))}: process {other.pid} on {other.host} is publishing "
+                    "the same model right now; wait for it, or end it, and retry"
                 )
             number = max(at_least, 1 + max(claims, default=0), 1 + max(published, default=0))
             with contextlib.suppress(FileExistsError):
@@ -232,7 +232,8 @@ class ObjectModelStore:
         except FileExistsError:
             return
         raise ConfigError(
-            f"{self.place}: this store ignores If-None-Match, so it can't hold a registry; use another one"
+            f"{self.place}: this store ignores If-None-Match, "
+            "so it can't hold a registry; use another one"
         )
 
     def _upload(self, number: int, fill: Fill) -> None:
@@ -251,7 +252,8 @@ class ObjectModelStore:
                 self._create(f"{number}/{NAME}", content)
             except FileExistsError:
                 raise MachineError(
-                    f"{self.uri(number)}: another publisher took this one for dead, and gave its number up; try again"
+                    f"{self.uri(number)}: another publisher took this one for dead, "
+                    "and gave its number up; try again"
                 ) from None
 
     def _download(self, number: int, manifest: bytes, folder: Path) -> None:
@@ -262,7 +264,8 @@ class ObjectModelStore:
         for file in parsed.files:
             if sizes.get(f"{number}/{file.path}") != file.num_bytes:
                 raise DataError(
-                    f"{self.uri(number)}/{file.path} has another size than the manifest says; publish the model again"
+                    f"{self.uri(number)}/{file.path} has another size than the manifest says; "
+                    "publish the model again"
                 )
             target = folder / file.path
             target.parent.mkdir(parents=True, exist_ok=True)

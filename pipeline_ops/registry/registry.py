@@ -99,7 +99,8 @@ class Version:
                 write_blocks((summing := Summing()).through(blocks_of(opened)), target / file.path)
             if not file.has_content(summing.result):
                 raise DataError(
-                    f"{self.folder}/{file.path} has another checksum than the manifest says; publish the model again"
+                    f"{self.folder}/{file.path} has another checksum than the manifest says; "
+                    "publish the model again"
                 )
         write_whole(target / NAME, content)
         if signature is not None:
@@ -109,7 +110,8 @@ class Version:
         content = self.store.manifest(self.number)
         if content is None:
             raise DataError(
-                f"{self.uri}: there is no such manifest; remove the version, and run the task that makes it again"
+                f"{self.uri}: there is no such manifest; "
+                "remove the version, and run the task that makes it again"
             )
         return content
 
@@ -232,8 +234,8 @@ class Registry:
             self._existing(number, present)
             if expected is not ... and current != expected:
                 raise DataError(
-                    f"{self.place}: version {number} was chosen over {_named(expected)}, but in service is {_named(current)} by now; "
-                    "start a new run, which evaluates again"
+                    f"{self.place}: version {number} was chosen over {_named(expected)}, but in "
+                    f"service is {_named(current)} by now; start a new run, which evaluates again"
                 )
             return present if current == number else present.with_champion(number, reason)
 
@@ -249,7 +251,8 @@ class Registry:
         def decide(present: Aliases) -> Aliases:
             if PREVIOUS not in present.names:
                 raise ConfigError(
-                    f"{self.place}: there is no earlier champion to go back to; put another version in service by its number"
+                    f"{self.place}: there is no earlier champion to go back to; "
+                    "put another version in service by its number"
                 )
             self._existing(present.names[PREVIOUS], present)
             because = f"rolled back from version {present.names[CHAMPION]}" + (
@@ -306,7 +309,8 @@ class Registry:
         there = [other for other in self.store.numbers() if other not in present.retired]
         if number not in there:
             raise ConfigError(
-                f"{self.place}: there is no version {number}; there are {', '.join(map(str, there)) or 'none'}"
+                f"{self.place}: there is no version {number}; "
+                f"there are {', '.join(map(str, there)) or 'none'}"
             )
         return Version(number, self.store)
 

@@ -329,7 +329,8 @@ def _opened_lock(path: Path) -> IO[str]:
         return open(os.open(path, flags, 0o666), "a+")
     except OSError as error:
         raise MachineError(
-            f"could not open the lock file {path}: {error.strerror}; mend the disk, or remove what is in its place, then retry"
+            f"could not open the lock file {path}: {error.strerror}; "
+            "mend the disk, or remove what is in its place, then retry"
         ) from error
 
 

@@ -79,8 +79,8 @@ def refuse_credentials(place: str) -> str:
     scheme, separator, rest = place.partition("://")
     if separator and "@" in rest.partition("/")[0]:
         raise ValueError(
-            f"a {scheme}:// URI must not hold a user name or a password, which everybody who sees this file can read; "
-            "give them to the driver by its environment or its own files"
+            f"a {scheme}:// URI must not hold a user name or a password, which everybody who sees "
+            "this file can read; give them to the driver by its environment or its own files"
         )
     return place
 
@@ -108,7 +108,8 @@ def translated(place: str) -> Iterator[None]:
     except Exception as error:  # the driver's own, which is not imported here
         if "Credentials" in type(error).__name__:
             raise ConfigError(
-                f"{place}: {error}; the driver looks for them in the environment and in its own files"
+                f"{place}: {error}; the driver looks for them in the environment "
+                "and in its own files"
             ) from error
         if type(error).__module__.partition(".")[0] in _DRIVERS:
             raise _unreachable(place, error) from error

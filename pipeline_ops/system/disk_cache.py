@@ -100,7 +100,8 @@ class HostCache:
                 self._folder.mkdir(mode=0o700)
         except OSError as error:
             raise MachineError(
-                f"could not make {self._folder}: {error.strerror}; make it, or name another train.input.local_folder"
+                f"could not make {self._folder}: {error.strerror}; "
+                "make it, or name another train.input.local_folder"
             ) from error
 
     def _hold(self, name: str) -> None:
@@ -132,7 +133,8 @@ class HostCache:
                 fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
-            doomed = f".{name}.{os.getpid()}.staging"  # a name that the next maker cleans up if this process dies
+            # A name that the next maker cleans up if this process dies.
+            doomed = f".{name}.{os.getpid()}.staging"
             try:
                 os.rename(name, doomed, src_dir_fd=here, dst_dir_fd=here)
             except FileNotFoundError:  # another process was faster

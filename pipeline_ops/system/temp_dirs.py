@@ -167,7 +167,8 @@ def _make_root() -> None:
             root.mkdir(mode=0o700)
     except OSError as error:
         raise MachineError(
-            f"could not make {root}: {error.strerror}; mend the disk, or name another temporary folder by {_VARIABLE}"
+            f"could not make {root}: {error.strerror}; "
+            f"mend the disk, or name another temporary folder by {_VARIABLE}"
         ) from error
 
 
@@ -208,7 +209,8 @@ def _try_flock(lock: int) -> bool:
         place = path_of(lock)
         os.close(lock)
         raise MachineError(
-            f"could not lock {place}: {error.strerror}; name another temporary folder by {_VARIABLE}"
+            f"could not lock {place}: {error.strerror}; "
+            f"name another temporary folder by {_VARIABLE}"
         ) from error
     return True
 

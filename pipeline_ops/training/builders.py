@@ -61,7 +61,8 @@ def _class_weights(request: Request, figures: DatasetFigures) -> list[float]:
     file = Path(request.inputs["preprocess"].uri).parent / CLASS_WEIGHTS
     if not file.exists():
         raise ConfigError(
-            f"train.class_weights: the data set has none ({file.parent}); set preprocess.balance: by_class"
+            f"train.class_weights: the data set has none ({file.parent}); "
+            "set preprocess.balance: by_class"
         )
     weights = json.loads(file.read_text(encoding="utf-8"))
     return [weights[name] for name in figures.class_names]

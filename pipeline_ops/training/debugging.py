@@ -39,12 +39,12 @@ def debugging(switches: Sequence[str], board: Path, worker: str) -> Iterator[Non
             raise
         own = [place for place in _PLACE.findall(str(error)) if "packages/" not in place]
         raise ConfigError(
-            f"train.debug: numerics: {' '.join(found.group(0).split())}, made by {' > '.join(own)}; the log has all of it"
+            f"train.debug: numerics: {' '.join(found.group(0).split())}, "
+            f"made by {' > '.join(own)}; the log has all of it"
         ) from error
     finally:
-        if (
-            "dump" in switches
-        ):  # otherwise it writes the rest when the interpreter shuts down, which a worker's never does
+        # Otherwise it writes the rest when the interpreter shuts down, which a worker's never does.
+        if "dump" in switches:
             tf.debugging.experimental.disable_dump_debug_info()
 
 

@@ -50,15 +50,19 @@ def decide(config: Train, state: TrainingState, step: int, loss: float, batch: P
       ConfigError: The policy is to stop, or the budget is spent.
     """
     policy = config.on_divergence
-    what = f"the loss or the weights diverged at step {step} (loss {loss:g}, learning rate {state.learning_rate:g}); its batch is in {batch}"
+    what = (
+        f"the loss or the weights diverged at step {step} (loss {loss:g}, "
+        f"learning rate {state.learning_rate:g}); its batch is in {batch}"
+    )
     if policy.action == "stop":
         raise ConfigError(
-            f"{what}; look at it, lower train.optimizer.learning_rate, set train.optimizer.clip, or choose an action in "
-            "train.on_divergence"
+            f"{what}; look at it, lower train.optimizer.learning_rate, set train.optimizer.clip, "
+            "or choose an action in train.on_divergence"
         )
     if len(state.divergences) >= policy.max_times:
         raise ConfigError(
-            f"{what}; that was once more than train.on_divergence.max_times ({policy.max_times}) allows"
+            f"{what}; that was once more than train.on_divergence.max_times "
+            f"({policy.max_times}) allows"
         )
     if policy.action == "lower_learning_rate":
         state.learning_rate *= policy.factor

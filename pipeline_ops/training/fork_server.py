@@ -48,9 +48,10 @@ def main() -> None:
     from pipeline_ops.input.tensorflow_start import import_tensorflow
 
     import_tensorflow()
-    from pipeline_ops.training import saved_model_export, worker  # noqa: F401  (imported here once, for every fork)
+    from pipeline_ops.training import saved_model_export, worker  # noqa: F401  (once for all forks)
 
-    gc.freeze()  # keeps the collector from touching, and so copying, the memory that the forks share
+    # Keeps the collector from touching, and so copying, the memory that the forks share.
+    gc.freeze()
     ForkServer(events).serve()
 
 

@@ -77,7 +77,8 @@ class Run:
     def _refuse_chief(self, what: str) -> None:
         if not self._may_change:
             raise ConfigError(
-                f"train.callbacks: {self._path} {what}, so it has to run on all workers; take chief_only = True away"
+                f"train.callbacks: {self._path} {what}, so it has to run on all workers; "
+                "take chief_only = True away"
             )
 
 
@@ -145,19 +146,22 @@ def make_callback(path: str, config_folder: Path) -> Any:
     kind = found if isinstance(found, type) else type(found)
     if issubclass(kind, keras.callbacks.Callback):
         raise ConfigError(
-            f"train.callbacks: {path} is a callback of Keras ({kind.__name__}), whose methods are never called: this training has "
-            "a loop of its own, without model.fit. Write a class with after_epoch(self, run, epoch), or use "
-            "train.early_stopping, train.reduce_learning_rate or train.best_checkpoint"
+            f"train.callbacks: {path} is a callback of Keras ({kind.__name__}), "
+            "whose methods are never called: this training has a loop of its own, "
+            "without model.fit. Write a class with after_epoch(self, run, epoch), "
+            "or use train.early_stopping, train.reduce_learning_rate or train.best_checkpoint"
         )
     if isinstance(found, type):
         try:
             found = found()
         except Exception as error:
             raise ConfigError(
-                f"train.callbacks: {path} can't be made without arguments: {type(error).__name__}: {error}"
+                f"train.callbacks: {path} can't be made without arguments: "
+                f"{type(error).__name__}: {error}"
             ) from error
     if not callable(found) and not any(callable(getattr(found, name, None)) for name in _METHODS):
         raise ConfigError(
-            f"train.callbacks: {path} has none of the methods {', '.join(_METHODS)} and cannot be called, so it would do nothing"
+            f"train.callbacks: {path} has none of the methods {', '.join(_METHODS)} "
+            "and cannot be called, so it would do nothing"
         )
     return found

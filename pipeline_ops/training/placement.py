@@ -41,7 +41,8 @@ def variables_on_devices(placement: Mapping[str, str]) -> Iterator[None]:
         device for device in placement.values() if device.strip("/").upper() not in known
     ]:
         raise ConfigError(
-            f"train.placement: there is no device {', '.join(unknown)}; this worker has {', '.join(known)} (train.devices_per_worker)"
+            f"train.placement: there is no device {', '.join(unknown)}; "
+            f"this worker has {', '.join(known)} (train.devices_per_worker)"
         )
 
     def create(next_creator: Any, **options: Any) -> tf.Variable:
@@ -67,7 +68,8 @@ def compute_on_devices(model: keras.Model, placement: Mapping[str, str]) -> None
     names = [layer.name for layer in layers]
     if unused := [pattern for pattern in placement if not fnmatch.filter(names, pattern)]:
         raise ConfigError(
-            f"train.placement: no layer matches {', '.join(unused)}; the layers are {', '.join(names)}"
+            f"train.placement: no layer matches {', '.join(unused)}; "
+            f"the layers are {', '.join(names)}"
         )
 
 

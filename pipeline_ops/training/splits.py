@@ -32,6 +32,6 @@ def refuse_small(split: SplitShards, config: Train) -> None:
     """Raises DataError if the split has less than one global batch."""
     if split.num_examples < config.global_batch:
         raise DataError(
-            f"the train split has {split.num_examples} examples, fewer than one global_batch ({config.global_batch}); "
-            "lower train.global_batch or add data"
+            f"the train split has {split.num_examples} examples, fewer than one global_batch "
+            f"({config.global_batch}); lower train.global_batch or add data"
         )

@@ -199,7 +199,8 @@ def find_tpu(config: Train) -> tf.distribute.Strategy:
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         raise ConfigError(
-            f"train.strategy is tpu, but no TPU was found{f' under the name {config.tpu}' if config.tpu else ''}: "
+            "train.strategy is tpu, but no TPU was found"
+            f"{f' under the name {config.tpu}' if config.tpu else ''}: "
             f"{str(error).strip().splitlines()[0]}; name it in train.tpu, or take another strategy"
         ) from error
     return tf.distribute.TPUStrategy(resolver)

@@ -69,7 +69,8 @@ def read_warm_start(
 def _read_npz(path: Path) -> Named:
     if path.suffix != ".npz":
         raise ValueError(
-            f"its name must end in {WEIGHTS.rpartition('.')[2]}, h5 or keras, or it must be a SavedModel's folder"
+            f"its name must end in {WEIGHTS.rpartition('.')[2]}, h5 or keras, "
+            "or it must be a SavedModel's folder"
         )
     return [("", array) for array in read_arrays(path)]
 
@@ -91,7 +92,8 @@ def fit(source: Named, names: Sequence[str], initial: Arrays, place: str) -> War
         if len(source) != len(names):
             first = next((name for name in names if name not in by_name), names[0])
             raise ConfigError(
-                f"train.warm_start: {place} has {len(source)} weights and the model {len(names)}; there is none of the name {first}"
+                f"train.warm_start: {place} has {len(source)} weights and the model {len(names)}; "
+                f"there is none of the name {first}"
             )
         by_name = dict(zip(names, (array for _, array in source), strict=True))
     fitting = {
@@ -102,7 +104,8 @@ def fit(source: Named, names: Sequence[str], initial: Arrays, place: str) -> War
         differs_in_classes = name in head and by_name[name].shape[:-1] == array.shape[:-1]
         if not fitting[name] and not differs_in_classes:
             raise ConfigError(
-                f"train.warm_start: the weight {name} has the shape {array.shape} in the model and {by_name[name].shape} in {place}"
+                f"train.warm_start: the weight {name} has the shape {array.shape} in the model and "
+                f"{by_name[name].shape} in {place}"
             )
     left_out = head if not all(fitting[name] for name in head) else ()
     return WarmStart(

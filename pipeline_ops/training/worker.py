@@ -88,7 +88,9 @@ def run_worker(spec: WorkerSpec, token: bytes) -> Training:
         chosen = make_strategy(config, spec, token)
         progress.report(
             "building",
-            message=f"strategy {chosen.name}{', because ' + chosen.reason if chosen.reason else ''}",
+            message=(
+                f"strategy {chosen.name}{', because ' + chosen.reason if chosen.reason else ''}"
+            ),
         )
         training = Training(spec, request, config, chosen, progress)
         training.run()
@@ -295,7 +297,8 @@ class Training:
                 self._state.step,
                 unit="steps",
                 message=(
-                    f"the loss or the weights diverged before step {error.until} (loss {error.loss:g}); step {self._state.step} again, one by one"
+                    f"the loss or the weights diverged before step {error.until} "
+                    f"(loss {error.loss:g}); step {self._state.step} again, one by one"
                 ),
             )
             return

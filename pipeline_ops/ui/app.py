@@ -226,7 +226,8 @@ def roll_back(
     previous = registry.previous()
     if previous is None:
         raise NotFound(
-            "There is no earlier champion to go back to; put another version in service by its number."
+            "There is no earlier champion to go back to; "
+            "put another version in service by its number."
         )
     registry.promote(
         previous.number,

@@ -88,7 +88,8 @@ def _draw(curve: Curve, x: Axis, y: Axis, dots: bool) -> Markup:
     marks = (
         [
             Markup(
-                '<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="3"><title>{}, {:g}: {:.5g}</title></circle>'
+                '<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="3">'
+                "<title>{}, {:g}: {:.5g}</title></circle>"
             ).format(curve.style, x(px), y(py), curve.name, px, py)
             for px, py in curve.points
         ]

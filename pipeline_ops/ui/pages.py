@@ -21,12 +21,15 @@ _HERE = Path(__file__).parent
 _FILES = _HERE / "templates"
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; frame-src 'self'; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'self'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "frame-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'self'"
 )
 """The policy for our own pages: nothing inline, nothing from elsewhere."""
 
-SANDBOX = "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+SANDBOX = (
+    "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'self'"
+)
 """The policy for a report, which the code of a job has written and is not trusted.
 
 A report has an origin of its own, no script and no request. It can neither read the session's

@@ -58,6 +58,6 @@ def _ask(python: Path, packages: tuple[str, ...]) -> tuple[tuple[str, str], ...]
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", "") or "").strip().splitlines()[-1:]
         raise ConfigError(
-            f"{python} can't be used as an interpreter: {'; '.join([*said, str(error)])}; `python` of a task must be the path of a "
-            "Python of 3.11 to 3.13"
+            f"{python} can't be used as an interpreter: {'; '.join([*said, str(error)])}; "
+            "`python` of a task must be the path of a Python of 3.11 to 3.13"
         ) from None

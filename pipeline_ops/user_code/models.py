@@ -42,8 +42,8 @@ def code_of(train: Train, folder: Path) -> dict[str, str]:
         origin = find(module, folder)
         if origin is None:
             raise ConfigError(
-                f"{key}: there is no module {module}; install its package, put its folder into PYTHONPATH for Airflow and for the "
-                f"job, or put it beside the config in {folder}"
+                f"{key}: there is no module {module}; install its package, put its folder into "
+                f"PYTHONPATH for Airflow and for the job, or put it beside the config in {folder}"
             )
         depth = module.count(".") + (origin.name == "__init__.py")
         root = origin.parents[depth]

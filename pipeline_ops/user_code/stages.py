@@ -35,7 +35,8 @@ def module_path(name: str) -> str | None:
     }
     if len(found) > 1:
         raise ConfigError(
-            f"several installed packages have a stage {name} ({', '.join(sorted(found.values()))}); name one by its module path: "
+            f"several installed packages have a stage {name} "
+            f"({', '.join(sorted(found.values()))}); name one by its module path: "
             f"{' or '.join(sorted(found))}"
         )
     return next(iter(found), None)

@@ -9,6 +9,7 @@ import os
 import pytest
 
 from pipeline_ops.artifacts.fingerprint import CODE_ROOT, Fingerprint, digest_code, versions_of
+from pipeline_ops.errors import TrainyardError
 from pipeline_ops.storage.digest import digest_of
 
 BASE = {
@@ -118,6 +119,11 @@ def test_a_folder_stands_for_its_sources_and_nothing_else(tmp_path):
 def test_code_is_named_from_the_root_so_that_its_place_is_no_difference():
     assert list(digest_code(["pipeline_ops/errors.py"])) == ["pipeline_ops/errors.py"]
     assert (CODE_ROOT / "pipeline_ops" / "errors.py").is_file()
+
+
+def test_a_source_that_is_missing_is_an_error_that_names_it():
+    with pytest.raises(TrainyardError, match="pipeline_ops/gone.py is a source of this job"):
+        digest_code(["pipeline_ops/errors.py", "pipeline_ops/gone.py"])
 
 
 def test_the_report_template_is_part_of_the_evaluation():

@@ -262,7 +262,8 @@ def test_what_only_looks_like_the_file_by_its_crc32c_is_found(tmp_path):
 
 
 def same_crc32c(content: bytes) -> bytes:
-    """Another content of eight bytes with the same checksum: the register's polynomial, once more."""
+    """Another content of eight bytes with the same checksum: the register's polynomial,
+    once more."""
     polynomial = int(f"{0x11EDC6F41:033b}"[::-1], 2)
     return bytes(a ^ b for a, b in zip(content, polynomial.to_bytes(8, "little"), strict=True))
 

@@ -51,7 +51,8 @@ CONFIG = {
 
 @pytest.fixture
 def encode() -> Callable[..., bytes]:
-    """An image file of random but repeatable content: `encode(height=8, width=8, channels=1, seed=0, kind=".png")`."""
+    """An image file of random but repeatable content:
+    `encode(height=8, width=8, channels=1, seed=0, kind=".png")`."""
 
     def encode(
         height: int = 8, width: int = 8, channels: int = 1, seed: int = 0, kind: str = ".png"

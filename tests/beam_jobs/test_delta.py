@@ -60,7 +60,8 @@ def base_after(delta: Delta) -> Base:
 
 
 def readable(base: Base, delta: Delta) -> dict[str, tuple[str, str]]:
-    """What a reader of the data set gets: content and annotation by key. Fails if something comes twice."""
+    """What a reader of the data set gets: content and annotation by key.
+    Fails if something comes twice."""
     slots = {
         (entry.shard, entry.position): (entry.key, entry.content, entry.annotation)
         for entry in base.entries.values()
@@ -152,9 +153,9 @@ def test_too_many_generations_make_everything_anew(base):
     for number in range(200, 203):
         delta = plan([record(index) for index in range(number + 1)], base, max_generations=3)
         base = base_after(delta)
-    assert (
-        delta.reason
-        == "everything anew: it would have 4 generations, more than preprocess.deltas.max_generations allows"
+    assert delta.reason == (
+        "everything anew: it would have 4 generations, "
+        "more than preprocess.deltas.max_generations allows"
     )
 
 

@@ -108,7 +108,8 @@ def test_only_changed_files_are_processed_and_shards_that_stay_are_the_same_file
 
 
 def said_of(outcome) -> tuple:
-    """All that a data set says about itself, but what is about its generations, the time and its reference."""
+    """All that a data set says about itself, but what is about its generations,
+    the time and its reference."""
     return (
         figures(outcome).model_dump(exclude={"generation", "removed", "seconds_by_stage"}),
         described(outcome),
@@ -408,9 +409,9 @@ def test_equal_images_of_two_classes_count_as_rejects(animals):
     assert outcome.exit_code is ExitCode.DATA
     assert "2 of 61 raw files are unusable, and the budget is 0" in outcome.message
     assert (
-        "cat/001.png: conflicting_labels (duplicates: equal to dog/copy.png, which is dog, while this is cat)"
-        in outcome.message
-    )
+        "cat/001.png: conflicting_labels (duplicates: equal to dog/copy.png, which is dog, "
+        "while this is cat)"
+    ) in outcome.message
 
 
 def test_images_that_contradict_one_another_are_kept_with_their_bytes(animals):
@@ -448,7 +449,8 @@ def test_a_copy_takes_the_place_of_an_original_that_is_gone(animals, read_keys):
 
 @pytest.fixture
 def scenes(pipeline):
-    """40 images of 64x64 that have a structure, in two classes, and two of them once more in another format."""
+    """40 images of 64x64 that have a structure, in two classes,
+    and two of them once more in another format."""
     import cv2
     import numpy as np
 
@@ -489,7 +491,8 @@ def test_an_image_is_hashed_once_in_the_life_of_a_data_set(scenes):
 
 @pytest.fixture
 def grown(large_animals):
-    """Images that take some seconds, after a run on the first of them; returns the plan of the next run."""
+    """Images that take some seconds, after a run on the first of them;
+    returns the plan of the next run."""
     rest = large_animals.folder / "rest"
     for label in ("cat", "dog"):
         (rest / label).mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""A job process that is killed, cancelled, met by another one, or let down by its worker or its disk."""
+"""A job process that is killed, cancelled, met by another one,
+or let down by its worker or its disk."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def num_done(attempt) -> int:
 
 @pytest.fixture
 def started(large_animals, wait_for):
-    """Starts the job and returns once the first images are done; kills at the end what is left of its group."""
+    """Starts the job and returns once the first images are done;
+    kills at the end what is left of its group."""
     groups = []
 
     def start(**overrides):
@@ -161,7 +163,8 @@ def test_a_full_disk_is_a_reason_to_retry(pipeline, encode, mode):
 
 
 def test_the_log_is_short_and_ours(animals):
-    """Beam warns of missing cloud libraries, and a worker process tells its life; neither is for the reader of a task log."""
+    """Beam warns of missing cloud libraries, and a worker process tells its life;
+    neither is for the reader of a task log."""
     process, attempt = animals.start(
         animals.plan(runner={"mode": "multi_processing", "workers": 2})
     )

@@ -143,7 +143,10 @@ def test_a_target_size_gives_as_many_shards_as_it_takes_and_never_fewer_than_ask
 def test_a_train_split_too_small_for_its_shards_is_told():
     with pytest.raises(
         DataError,
-        match="the train split has 3 records, too few for 4 shards; add images, or lower preprocess.shards",
+        match=(
+            "the train split has 3 records, too few for 4 shards; "
+            "add images, or lower preprocess.shards"
+        ),
     ):
         plan_data_set(
             {"train": records(3), "validation": records(3), "test": records(3)}, config(shards=4)
@@ -167,7 +170,10 @@ def test_one_class_is_no_classification():
     one = [record for record in records(100) if record.label == "class1"]
     with pytest.raises(
         DataError,
-        match="two classes or more, found class1; put the images of each class into a folder of its own",
+        match=(
+            "two classes or more, found class1; "
+            "put the images of each class into a folder of its own"
+        ),
     ):
         check_labels(
             planned_labels({"train": one, "validation": one, "test": one}),
@@ -186,6 +192,8 @@ def test_an_empty_split_is_named_with_what_to_do():
     labels = {"train": {"a": 5, "b": 5}, "validation": {}, "test": {"a": 1}}
     with pytest.raises(
         DataError,
-        match="the validation split has no example; add images, or raise preprocess.split.validation",
+        match=(
+            "the validation split has no example; add images, or raise preprocess.split.validation"
+        ),
     ):
         check_labels(labels, ["a", "b"], "raw")

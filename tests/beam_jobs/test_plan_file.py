@@ -1,4 +1,5 @@
-"""Plans and errors of a preprocess job are JSON: a file that was dropped there runs nothing (F10)."""
+"""Plans and errors of a preprocess job are JSON:
+a file that was dropped there runs nothing (F10)."""
 
 from __future__ import annotations
 

@@ -168,7 +168,8 @@ def test_a_split_without_examples_is_named(animals):
     outcome = animals.run(split={"train": 0.998, "validation": 0.001, "test": 0.001})
     assert outcome.exit_code is ExitCode.DATA
     assert (
-        "the validation split has no example; preprocess.split.validation is 0.001 of 60 images, which rounds to none; "
+        "the validation split has no example; "
+        "preprocess.split.validation is 0.001 of 60 images, which rounds to none; "
         "add images, or raise preprocess.split.validation"
     ) in outcome.message
 
@@ -319,7 +320,7 @@ batch = tf.io.parse_example(next(iter(tf.data.TFRecordDataset(sys.argv[1:]).batc
 for encoded, label, key in zip(batch[ENCODED].numpy(), batch[LABEL].numpy(), batch[KEY].numpy()):
     assert tf.io.decode_image(encoded, channels=3).shape == (5, 6, 3)
     print(key.decode(), label)
-"""
+"""  # noqa: E501
     printed = subprocess.run(
         [sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True
     ).stdout.split("\n")[:-1]

@@ -165,12 +165,16 @@ def test_a_class_is_lost_under_the_name_that_it_has_after_the_stages():
 
 
 def voc(label: str, xmin: int) -> bytes:
-    return f"""<annotation><object><name>{label}</name><bndbox><xmin>{xmin}</xmin><ymin>1</ymin><xmax>5</xmax><ymax>6</ymax></bndbox></object>
-        </annotation>""".encode()
+    return (
+        f"<annotation><object><name>{label}</name>"
+        f"<bndbox><xmin>{xmin}</xmin><ymin>1</ymin><xmax>5</xmax><ymax>6</ymax></bndbox>"
+        "</object>\n        </annotation>"
+    ).encode()
 
 
 def write_source(kind: str, pipeline, encode, bad_labels: set[str]) -> dict:
-    """40 images with a box of a `cell` each, and 4 with one of a `plate`; the boxes of bad labels are inverted, or their images missing."""
+    """40 images with a box of a `cell` each, and 4 with one of a `plate`; the boxes of bad labels
+    are inverted, or their images missing."""
     labels = ["cell"] * 40 + ["plate"] * 4
     rows, images, annotations = ["path,xmin,ymin,xmax,ymax,label"], [], []
     for index, label in enumerate(labels):

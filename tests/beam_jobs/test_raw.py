@@ -68,7 +68,8 @@ def test_a_file_that_is_gone_is_a_reason_to_retry(second, folder):
 
 @pytest.fixture
 def settled(folder, tmp_path):
-    """A listed file, as it is two seconds after it was written: its version tells of any further write."""
+    """A listed file, as it is two seconds after it was written:
+    its version tells of any further write."""
     (folder / "a.jpg").write_bytes(b"content")
     wait_until_settled(folder / "a.jpg")
     [file] = list_raw_files(folder, tmp_path / "listings").files

@@ -216,9 +216,9 @@ def test_an_empty_place_says_where_images_belong(animals, store):
     outcome = animals.run(source__path=f"{store.uri}/nothing")
     assert outcome.exit_code is ExitCode.DATA
     assert (
-        f"{store.uri}/nothing: there are no files; put the images of each class into a folder of its own there"
-        in outcome.message
-    )
+        f"{store.uri}/nothing: there are no files; "
+        "put the images of each class into a folder of its own there"
+    ) in outcome.message
 
 
 def test_a_store_that_does_not_answer_is_a_reason_to_retry(store, monkeypatch):
@@ -251,9 +251,9 @@ except ConfigError as error:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     ).stdout
     assert (
-        "s3://trainyard/raw: Unable to locate credentials; the driver looks for them in the environment and in its own files"
-        in said
-    )
+        "s3://trainyard/raw: Unable to locate credentials; "
+        "the driver looks for them in the environment and in its own files"
+    ) in said
 
 
 def test_a_driver_that_is_not_installed_is_named():
@@ -266,7 +266,10 @@ def test_a_driver_that_is_not_installed_is_named():
     [
         (
             {"type": "image_folder", "path": "s4://bucket/raw"},
-            "must be a local folder, or a URI of an object store such as s3://bucket/folder, got s4://bucket/raw",
+            (
+                "must be a local folder, or a URI of an object store such as s3://bucket/folder, "
+                "got s4://bucket/raw"
+            ),
         ),
         (
             {

@@ -1,4 +1,5 @@
-"""Runners beyond the embedded one. What can be run on any machine is Beam's own Python job server."""
+"""Runners beyond the embedded one.
+What can be run on any machine is Beam's own Python job server."""
 
 from __future__ import annotations
 

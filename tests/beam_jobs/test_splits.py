@@ -178,7 +178,10 @@ def test_a_group_with_two_given_splits_is_refused():
     every = [record("cat/1/a.png", split="test"), record("cat/1/b.png", split="train")]
     with pytest.raises(
         DataError,
-        match="cat/1/a.png is given the split test and cat/1/b.png the split train, but both are of the group cat/1",
+        match=(
+            "cat/1/a.png is given the split test and cat/1/b.png the split train, "
+            "but both are of the group cat/1"
+        ),
     ):
         split_records(every, BY_FOLDER)
 
@@ -186,7 +189,10 @@ def test_a_group_with_two_given_splits_is_refused():
 def test_a_given_split_that_there_is_not_is_named():
     with pytest.raises(
         DataError,
-        match="cat/1.png: the source gives it the split 'trainval'; splits are train, validation, test",
+        match=(
+            "cat/1.png: the source gives it the split 'trainval'; "
+            "splits are train, validation, test"
+        ),
     ):
         split_records([record("cat/1.png", split="trainval")], PLAIN)
 

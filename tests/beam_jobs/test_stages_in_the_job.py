@@ -1,4 +1,5 @@
-"""Stages that change how many examples and classes there are, in the real job: what the figures, the shards and the user are told."""
+"""Stages that change how many examples and classes there are, in the real job: what the figures,
+the shards and the user are told."""
 
 from __future__ import annotations
 
@@ -122,11 +123,17 @@ def test_not_a_byte_of_tiles_copies_and_jpegs_depends_on_the_runner(animals):
     [
         (
             {"filter": {"classes": ["cat", "dgo"]}},
-            "stages.1.filter: there is no class 'dgo' before this stage; the nearest valid name is 'dog'",
+            (
+                "stages.1.filter: there is no class 'dgo' before this stage; "
+                "the nearest valid name is 'dog'"
+            ),
         ),
         (
             {"clip_boxes": {}},
-            "stages.1.clip_boxes: is for detection, and the source gives labels without boxes; remove the stage",
+            (
+                "stages.1.clip_boxes: is for detection, and the source gives labels without boxes; "
+                "remove the stage"
+            ),
         ),
     ],
 )

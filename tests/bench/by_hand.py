@@ -1,7 +1,9 @@
-"""The limit: what a person would write for one machine and one purpose, with two processes and nothing to spare.
+"""The limit: what a person would write for one machine and one purpose, with two processes and
+nothing to spare.
 
-It reads, checks headers, decodes, resizes, encodes, serialises, writes TFRecords by rename, and does nothing else: no
-statistics, no checksums of inputs, no quarantine, no progress, no retry. Started by `preprocess.py`.
+It reads, checks headers, decodes, resizes, encodes, serialises, writes TFRecords by rename, and
+does nothing else: no statistics, no checksums of inputs, no quarantine, no progress, no retry.
+Started by `preprocess.py`.
 
     python tests/bench/by_hand.py RAW OUT pass|resize png|jpeg WORKERS
 """

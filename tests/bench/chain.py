@@ -1,7 +1,8 @@
-"""What the chain costs without Airflow, beside a plain script that does the same work: `make bench`.
+"""What the chain costs without Airflow, beside a plain script that does the same work:
+`make bench`.
 
-The two run in turn, several times, and what is compared is the CPU time of the whole process trees: wall time says
-little on a machine that does other things, too.
+The two run in turn, several times, and what is compared is the CPU time of the whole process trees:
+wall time says little on a machine that does other things, too.
 
     python tests/bench/chain.py [--epochs 5] [--rounds 3] [--raw .trainyard/raw/digits]
 """
@@ -37,7 +38,8 @@ class Cost:
 
 
 def measure(argv: list[str]) -> Cost:
-    """Runs a program and charges it with the CPU time of everything that it started and waited for."""
+    """Runs a program and charges it with the CPU time of everything that it started and waited
+    for."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {
         "TF_CPP_MIN_LOG_LEVEL": "3"
     }
@@ -84,14 +86,13 @@ def run_chain(root: Path, raw: Path, epochs: int) -> dict[str, Cost]:
         status = read_status(attempt)
         assert status.exit_code is ExitCode.SUCCESS, status
         manifests[job] = status.manifest
-    print(
-        f"accuracy {read_manifest(manifests['evaluate']).figures['challenger']['metrics']['accuracy']:.4f}"
-    )
+    accuracy = read_manifest(manifests["evaluate"]).figures["challenger"]["metrics"]["accuracy"]
+    print(f"accuracy {accuracy:.4f}")
     return costs
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
@@ -116,18 +117,21 @@ def main() -> None:
             )
     for job in JOBS:
         print(
-            f"{job:12} {statistics.median(c[job].wall for c in chains):6.2f} s wall {statistics.median(c[job].cpu for c in chains):6.2f} s CPU"
+            f"{job:12} {statistics.median(c[job].wall for c in chains):6.2f} s wall "
+            f"{statistics.median(c[job].cpu for c in chains):6.2f} s CPU"
         )
     ratios = [
         sum(cost.cpu for cost in chain.values()) / plain.cpu
         for chain, plain in zip(chains, plains, strict=True)
     ]
     print(
-        f"{'chain':12} {statistics.median(sum(x.wall for x in c.values()) for c in chains):6.2f} s wall "
+        f"{'chain':12} "
+        f"{statistics.median(sum(x.wall for x in c.values()) for c in chains):6.2f} s wall "
         f"{statistics.median(sum(x.cpu for x in c.values()) for c in chains):6.2f} s CPU"
     )
     print(
-        f"{'plain script':12} {statistics.median(p.wall for p in plains):6.2f} s wall {statistics.median(p.cpu for p in plains):6.2f} s CPU"
+        f"{'plain script':12} {statistics.median(p.wall for p in plains):6.2f} s wall "
+        f"{statistics.median(p.cpu for p in plains):6.2f} s CPU"
     )
     print(
         f"chain / plain script, CPU, pair by pair: {' '.join(f'{ratio:.2f}' for ratio in ratios)}"

@@ -1,10 +1,14 @@
-"""What Airflow is like with many pipelines: how long the DAG file takes to be read, and how long people wait: `make bench`.
+"""What Airflow is like with many pipelines: how long the DAG file takes to be read, and how long
+people wait: `make bench`.
 
-First without Airflow's programs: what reading the DAG file costs on top of the SDK, with 1 and with all pipelines. Then in an embedded Airflow that
-has all of them: its start, how long its DAG processor takes for the file, its memory and its CPU time with nothing to do, and of runs of one
-pipeline the time from the trigger to the first task and the gaps between tasks. The first of these runs does the work, the others find it done.
+First without Airflow's programs: what reading the DAG file costs on top of the SDK, with 1 and with
+all pipelines. Then in an embedded Airflow that has all of them: its start, how long its DAG
+processor takes for the file, its memory and its CPU time with nothing to do, and of runs of one
+pipeline the time from the trigger to the first task and the gaps between tasks. The first of these
+runs does the work, the others find it done.
 
-    python tests/bench/dags.py [--pipelines 200] [--runs 3] [--raw .trainyard/raw/digits] [--parse-only]
+    python tests/bench/dags.py [--pipelines 200] [--runs 3] [--raw .trainyard/raw/digits]
+                               [--parse-only]
 """
 
 from __future__ import annotations
@@ -45,7 +49,9 @@ from airflow.serialization.serialized_objects import DagSerialization
 loaded = time.process_time()
 for dag in dags.values():
     DagSerialization.to_dict(dag)
-print(json.dumps([sdk - start, imported - sdk, made - imported, time.process_time() - loaded, len(dags)]))
+print(json.dumps([
+    sdk - start, imported - sdk, made - imported, time.process_time() - loaded, len(dags)
+]))
 """
 _TASKS = ("preprocess", "train", "evaluate", "export")
 _RUN_SECONDS = 180.0
@@ -78,7 +84,8 @@ def write_pipelines(folder: Path, count: int, raw: Path) -> Path:
 
 
 def print_cost_of_reading(folder: Path, count: int, raw: Path) -> None:
-    """CPU time, each number the median of three fresh processes; the SDK is what a DAG file without Trainyard costs, too."""
+    """CPU time, each number the median of three fresh processes; the SDK is what a DAG file without
+    Trainyard costs, too."""
     costs = {}
     for number in (1, count):
         pipelines = write_pipelines(folder, number, raw)
@@ -97,12 +104,13 @@ def print_cost_of_reading(folder: Path, count: int, raw: Path) -> None:
         assert costs[number][4] == number + 1, "one DAG is missing"
     sdk, imports, _, _, _ = costs[count]
     print(
-        f"SDK {sdk:.2f} s CPU; on top of it: imports {imports:.2f} s (once for each file that is read)"
+        f"SDK {sdk:.2f} s CPU; on top of it: imports {imports:.2f} s "
+        "(once for each file that is read)"
     )
     for number, (_, _, made, serialized, _) in costs.items():
         print(
-            f"{number:4} pipelines: DAGs made in {made:.2f} s, {1e3 * made / number:.1f} ms each; serialized by Airflow in {serialized:.2f} s, "
-            f"{1e3 * serialized / number:.1f} ms each"
+            f"{number:4} pipelines: DAGs made in {made:.2f} s, {1e3 * made / number:.1f} ms each; "
+            f"serialized by Airflow in {serialized:.2f} s, {1e3 * serialized / number:.1f} ms each"
         )
 
 
@@ -117,7 +125,8 @@ def print_life_in_airflow(folder: Path, count: int, num_runs: int) -> None:
         healthy = time.monotonic() - begin
         dag = wait_for_dag(api, home, server, "digits-000", since=0.0)
         print(
-            f"start: API and all programs up after {healthy:.1f} s, DAGs listed after {time.monotonic() - begin:.1f} s (with a new database)"
+            f"start: API and all programs up after {healthy:.1f} s, "
+            f"DAGs listed after {time.monotonic() - begin:.1f} s (with a new database)"
         )
         api.pause("digits-000", paused=False)
         runs = [run_once(api) for _ in range(num_runs)]
@@ -125,22 +134,25 @@ def print_life_in_airflow(folder: Path, count: int, num_runs: int) -> None:
         idle = cpu_share(server.process.pid, _IDLE_SECONDS)
         shared, own = memory_mib(server.process.pid)
         print(
-            f"with nothing to do: {shared:.0f} MiB PSS, {own:.0f} MiB of them private, of {len(descendants(server.process.pid)) + 1} processes; "
-            f"{idle:.1%} of a core"
+            f"with nothing to do: {shared:.0f} MiB PSS, {own:.0f} MiB of them private, "
+            f"of {len(descendants(server.process.pid)) + 1} processes; {idle:.1%} of a core"
         )
         dag = api.dag("digits-000") or dag
         print(
-            f"the DAG processor takes {dag['last_parse_duration']:.2f} s for the file of {count} pipelines, in a fork of itself"
+            f"the DAG processor takes {dag['last_parse_duration']:.2f} s "
+            f"for the file of {count} pipelines, in a fork of itself"
         )
     for number, (first, gaps) in enumerate(runs, 1):
         print(
-            f"run {number}: first task {first:.2f} s after the trigger, gaps {' '.join(f'{gap:.2f}' for gap in gaps)} s"
+            f"run {number}: first task {first:.2f} s after the trigger, "
+            f"gaps {' '.join(f'{gap:.2f}' for gap in gaps)} s"
         )
     print(f"largest gap {max(gap for _, gaps in runs for gap in gaps):.2f} s")
 
 
 def run_once(api: AirflowApi) -> tuple[float, list[float]]:
-    """Seconds from the trigger to the start of the first task, and from the end of each to the start of the next."""
+    """Seconds from the trigger to the start of the first task, and from the end of each to the
+    start of the next."""
     triggered = time.time()
     run_id, deadline = api.trigger("digits-000", {}), time.monotonic() + _RUN_SECONDS
     while (state := api.run("digits-000", run_id)["state"]) not in ("success", "failed"):
@@ -186,7 +198,7 @@ def _cpu_seconds(root: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--pipelines", type=int, default=200)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--raw", type=Path, default=ROOT / ".trainyard" / "raw" / "digits")

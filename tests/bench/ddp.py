@@ -1,8 +1,10 @@
-"""The same CNN under PyTorch's DistributedDataParallel with gloo, one thread and one core for each process. Started by `training.py`.
+"""The same CNN under PyTorch's DistributedDataParallel with gloo, one thread and one core for each
+process. Started by `training.py`.
 
     python tests/bench/ddp.py WORKERS BATCH_PER_WORKER STEPS
 
-It needs an interpreter with PyTorch and nothing of ours. Prints steps, seconds and CPU seconds of all processes, warm-up left out.
+It needs an interpreter with PyTorch and nothing of ours. Prints steps, seconds and CPU seconds of
+all processes, warm-up left out.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What a run costs when nothing, or one file in a hundred, has changed: the work grows with the change.
+"""What a run costs when nothing, or one file in a hundred, has changed: the work grows with the
+change.
 
     python tests/bench/deltas.py [--images 12000] [--listed 1000000] [--rounds 3]
 
-Makes its own data in a temporary folder, and removes it: `--listed` tiny files, and `--images` JPEG files of about
-40 kB that the job decodes, resizes to 320x320 and encodes anew. Start-up is what a run for a single new file takes, with
-the import of Beam, its workers, the index and the links. Work is CPU time of whole processes: wall time says little on a
-machine that does other things, too.
+Makes its own data in a temporary folder, and removes it: `--listed` tiny files, and `--images` JPEG
+files of about 40 kB that the job decodes, resizes to 320x320 and encodes anew. Start-up is what a
+run for a single new file takes, with the import of Beam, its workers, the index and the links. Work
+is CPU time of whole processes: wall time says little on a machine that does other things, too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ from pipeline_ops.raw_data.listing import list_raw_files
 start, cpu = time.monotonic(), time.process_time()
 listing = list_raw_files(Path(sys.argv[1]), Path(sys.argv[2]))
 digest = listing.digest
-print(len(listing.files), time.monotonic() - start, time.process_time() - cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+print(
+    len(listing.files),
+    time.monotonic() - start,
+    time.process_time() - cpu,
+    resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+)
 """
 
 
@@ -54,7 +60,8 @@ def bench_listing(folder: Path, num_files: int) -> None:
             argv, check=True, capture_output=True, text=True
         ).stdout.split()
         print(
-            f"list {int(count):>9,} files, {what:<11} {float(seconds):7.2f} s wall {float(cpu):7.2f} s CPU {float(gigabytes):.2f} GB"
+            f"list {int(count):>9,} files, {what:<11} {float(seconds):7.2f} s wall "
+            f"{float(cpu):7.2f} s CPU {float(gigabytes):.2f} GB"
         )
     print("=> goal for 1,000,000 unchanged files: 30 s, 1 GB")
     shutil.rmtree(folder / "tiny")
@@ -151,10 +158,12 @@ def bench_changes(folder: Path, num_images: int, rounds: int) -> None:
         nothing.append(time.monotonic() - start)
     for what, costs in (("one file gone", gone), ("one file new", one), ("1 % new", small)):
         print(
-            f"{what:<18} {statistics.median(wall for wall, _ in costs):7.2f} s wall {statistics.median(cpu for _, cpu in costs):7.2f} s CPU"
+            f"{what:<18} {statistics.median(wall for wall, _ in costs):7.2f} s wall "
+            f"{statistics.median(cpu for _, cpu in costs):7.2f} s CPU"
         )
     print(
-        f"nothing changed    {statistics.median(nothing):7.2f} s wall, listing and all; goal 1 s for 12,000 images"
+        f"nothing changed    {statistics.median(nothing):7.2f} s wall, listing and all; "
+        "goal 1 s for 12,000 images"
     )
     start_up = statistics.median(cpu for _, cpu in one)
     share = (statistics.median(cpu for _, cpu in small) - start_up) / (full[1] - start_up)
@@ -162,7 +171,7 @@ def bench_changes(folder: Path, num_images: int, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--images", type=int, default=12_000)
     parser.add_argument("--listed", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,10 +1,13 @@
-"""What a detector costs and what it gets for it: the four jobs of a config, without Airflow, and mAP over the minutes of training.
+"""What a detector costs and what it gets for it: the four jobs of a config, without Airflow, and
+mAP over the minutes of training.
 
-The weights of every epoch are kept beside the training, and each of them is asked about the test split afterwards; so watching costs the
-training nothing. CPU time is that of a job's whole process tree.
+The weights of every epoch are kept beside the training, and each of them is asked about the test
+split afterwards; so watching costs the training nothing. CPU time is that of a job's whole process
+tree.
 
     python tests/bench/detection.py configs/digit_scenes.yaml
-    python tests/bench/detection.py configs/bccd.yaml --set preprocess.source.path=../../shared/data/bccd --points 12
+    python tests/bench/detection.py configs/bccd.yaml \\
+        --set preprocess.source.path=../../shared/data/bccd --points 12
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from pipeline_ops.planning.plan import JOBS, KINDS, plan_job
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("config", type=Path)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--points", type=int, default=10, help="of the curve")
@@ -48,7 +51,8 @@ def main() -> None:
 
 
 def run_jobs(config: PipelineConfig, kept: Path) -> dict[str, str]:
-    """Runs what is not there yet and prints what each job has cost; the manifests by job. `kept` gets the weights of every epoch."""
+    """Runs what is not there yet and prints what each job has cost; the manifests by job. `kept`
+    gets the weights of every epoch."""
     manifests: dict[str, str] = {}
     for job in JOBS:
         plan = plan_job(job, config, "bench", manifests)
@@ -90,8 +94,8 @@ def print_figures(config: PipelineConfig, manifests: dict[str, str]) -> None:
     evaluation = read_manifest(manifests["evaluate"]).figures
     num_images = training.steps * config.train.global_batch
     print(
-        f"training      {training.num_parameters:,} parameters, {num_images:,} images in {training.seconds:.1f} s: "
-        f"{num_images / training.seconds:.1f} a second"
+        f"training      {training.num_parameters:,} parameters, {num_images:,} images "
+        f"in {training.seconds:.1f} s: {num_images / training.seconds:.1f} a second"
     )
     print(
         "test          "
@@ -143,7 +147,8 @@ def print_curve(config: PipelineConfig, dataset: str, files: list[Path], count: 
         figures_of_epoch = f"mAP@0.5 {found.metrics['ap_50']:.4f}, mAP {found.metrics['ap']:.4f}"
         epoch = int(files[index].stem.removeprefix("best-")) + 1
         print(
-            f"{minutes:5.1f} min after the first: epoch {epoch:4}  {figures_of_epoch}  by class at 0.5: {classes}",
+            f"{minutes:5.1f} min after the first: epoch {epoch:4}  {figures_of_epoch}  "
+            f"by class at 0.5: {classes}",
             flush=True,
         )
 

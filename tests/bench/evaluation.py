@@ -1,8 +1,10 @@
 """How fast an evaluation is, beside what one would write by hand: `make bench`.
 
-Prediction: the evaluate job's own work on a SavedModel (reading, asking, all figures, slices, intervals), beside a plain `model.predict` of
-the same Keras model over a tf.data pipeline, and scikit-learn for the figures that it has. Boxes: COCO's figures from arrays, beside
-pycocotools. The programs run in turn in one process, so that what else the machine does hits both alike; medians of ratios are what counts.
+Prediction: the evaluate job's own work on a SavedModel (reading, asking, all figures, slices,
+intervals), beside a plain `model.predict` of the same Keras model over a tf.data pipeline, and
+scikit-learn for the figures that it has. Boxes: COCO's figures from arrays, beside pycocotools. The
+programs run in turn in one process, so that what else the machine does hits both alike; medians of
+ratios are what counts.
 
     python tests/bench/evaluation.py [--images 18000] [--rounds 5] [--scenes 2400]
 """
@@ -39,7 +41,8 @@ def in_turn(
     ours: Callable[[], float],
     other: Callable[[], float],
 ) -> float:
-    """Runs both once to warm up and then in turn; prints each round and returns the median ratio. Both must give the same figure."""
+    """Runs both once to warm up and then in turn; prints each round and returns the median ratio.
+    Both must give the same figure."""
     assert abs(ours() - other()) < 1e-9, "the two programs don't agree"
     ratios = []
     for number in range(rounds):
@@ -50,18 +53,21 @@ def in_turn(
             seconds.append(time.perf_counter() - begin)
         ratios.append(seconds[0] / seconds[1])
         print(
-            f"{name} {number + 1}/{rounds}: other {count / seconds[0]:8.0f} {unit}/s, ours {count / seconds[1]:8.0f} {unit}/s",
+            f"{name} {number + 1}/{rounds}: other {count / seconds[0]:8.0f} {unit}/s, "
+            f"ours {count / seconds[1]:8.0f} {unit}/s",
             flush=True,
         )
     print(
-        f"=> {name}: {statistics.median(ratios):.2f} times as fast ({' '.join(f'{ratio:.2f}' for ratio in ratios)})\n",
+        f"=> {name}: {statistics.median(ratios):.2f} times as fast "
+        f"({' '.join(f'{ratio:.2f}' for ratio in ratios)})\n",
         flush=True,
     )
     return statistics.median(ratios)
 
 
 def write_examples(path: Path, count: int) -> None:
-    """Digits of scikit-learn, 28 x 28, again and again with a little noise, so that no two are equal."""
+    """Digits of scikit-learn, 28 x 28, again and again with a little noise, so that no two are
+    equal."""
     from sklearn.datasets import load_digits
 
     tf = import_tensorflow()
@@ -94,7 +100,8 @@ def write_examples(path: Path, count: int) -> None:
 
 
 def make_model():
-    """The network of configs/digits.yaml, not trained: what its answers are takes no part in how long they take."""
+    """The network of configs/digits.yaml, not trained: what its answers are takes no part in how
+    long they take."""
     import keras
 
     from pipeline_ops.models.digits_cnn import build
@@ -135,7 +142,8 @@ def by_us(model: ServedModel, shard: str, count: int, scratch: Path) -> float:
 
 
 def by_hand(model, shard: str) -> float:
-    """The same figures, but for slices, intervals and worst mistakes, as one writes them down in a notebook. Returns the accuracy."""
+    """The same figures, but for slices, intervals and worst mistakes, as one writes them down in a
+    notebook. Returns the accuracy."""
     from sklearn.metrics import (
         accuracy_score,
         average_precision_score,
@@ -179,7 +187,8 @@ def by_hand(model, shard: str) -> float:
 
 
 def make_scenes(count: int) -> tuple[Truths, DetectionTable]:
-    """Four boxes and thirty detections to a scene, of ten classes. Four in ten detections have any class, as those of low scores do."""
+    """Four boxes and thirty detections to a scene, of ten classes. Four in ten detections have any
+    class, as those of low scores do."""
     generator = np.random.default_rng(1)
     num_truths, num_detections = 4 * count, 30 * count
 

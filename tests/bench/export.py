@@ -1,7 +1,9 @@
-"""What each format of a published model costs, how large it is, and how far it is from the trained model: `make bench`.
+"""What each format of a published model costs, how large it is, and how far it is from the trained
+model: `make bench`.
 
-A small network is trained once; then the export job runs with the SavedModel alone, with each other format beside it,
-and with all. What a format costs is the difference to the SavedModel alone. Latencies are those that the job measures.
+A small network is trained once; then the export job runs with the SavedModel alone, with each other
+format beside it, and with all. What a format costs is the difference to the SavedModel alone.
+Latencies are those that the job measures.
 
     python tests/bench/export.py [--epochs 5] [--rounds 3] [--raw .trainyard/raw/digits]
 """
@@ -56,7 +58,7 @@ def run_job(job: str, config: PipelineConfig, run: int, manifests: dict[str, str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
@@ -104,13 +106,18 @@ def report(costs: dict[str, list[Cost]], found: dict[str, list[FormatFigures]]) 
         more = (
             ""
             if name == "saved_model"
-            else f"  (+{wall[name] - wall['saved_model']:.2f} s wall, +{cpu[name] - cpu['saved_model']:.2f} s CPU)"
+            else (
+                f"  (+{wall[name] - wall['saved_model']:.2f} s wall, "
+                f"+{cpu[name] - cpu['saved_model']:.2f} s CPU)"
+            )
         )
         print(f"export of {name:12} {wall[name]:6.2f} s wall {cpu[name]:6.2f} s CPU{more}")
     for name, each in found.items():
         print(
-            f"{name:12} {each[0].num_bytes:9,} bytes, {1000 * statistics.median(f.latency_seconds for f in each):7.3f} ms an image, "
-            f"difference {max(f.max_difference for f in each):.2g}, top-1 agreement {min(f.top1_agreement for f in each):.1%} "
+            f"{name:12} {each[0].num_bytes:9,} bytes, "
+            f"{1000 * statistics.median(f.latency_seconds for f in each):7.3f} ms an image, "
+            f"difference {max(f.max_difference for f in each):.2g}, "
+            f"top-1 agreement {min(f.top1_agreement for f in each):.1%} "
             f"of {each[0].num_checked}, made in {statistics.median(f.seconds for f in each):.2f} s"
         )
 

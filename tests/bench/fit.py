@@ -1,8 +1,10 @@
-"""What a user would write by hand: Keras's `fit` in one process, on the shards that ours trains on. Started by `training.py`.
+"""What a user would write by hand: Keras's `fit` in one process, on the shards that ours trains on.
+Started by `training.py`.
 
     python tests/bench/fit.py MANIFEST cnn|dense GLOBAL_BATCH EPOCHS
 
-Prints the seconds and the CPU seconds between the end of the first and of the last epoch, and how many steps that was.
+Prints the seconds and the CPU seconds between the end of the first and of the last epoch, and how
+many steps that was.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The networks that are timed, as a user's own package would have them: `train.model: nets:build_dense`."""
+"""The networks that are timed, as a user's own package would have them:
+`train.model: nets:build_dense`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Makes JPEG files that cost as much to read, decode and store as real photographs: 25 to 60 KB, never twice the same.
+"""Makes JPEG files that cost as much to read, decode and store as real photographs: 25 to 60 KB,
+never twice the same.
 
-Image `i` follows from `i` alone: a crop of one of the two photographs that come with scikit-learn, with some objects
-drawn over it and noise, without which JPEG would compress it too well and decoding would look cheap.
+Image `i` follows from `i` alone: a crop of one of the two photographs that come with scikit-learn,
+with some objects drawn over it and noise, without which JPEG would compress it too well and
+decoding would look cheap.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ NUM_CLASSES = 20
 
 
 def make_photographs(folder: Path, count: int, processes: int = 2) -> Path:
-    """Writes `<folder>/class_XX/img_NNNNNN.jpg`, those that are not there yet, and returns the folder."""
+    """Writes `<folder>/class_XX/img_NNNNNN.jpg`, those that are not there yet, and returns the
+    folder."""
     for label in range(NUM_CLASSES):
         (folder / f"class_{label:02d}").mkdir(parents=True, exist_ok=True)
     missing = [index for index in range(count) if not path_of(folder, index).exists()]

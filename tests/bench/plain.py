@@ -1,4 +1,5 @@
-"""The lower bound to compare with: one script in one process does the same work, with nothing of what a pipeline is for.
+"""The lower bound to compare with: one script in one process does the same work, with nothing of
+what a pipeline is for.
 
 python tests/bench/plain.py RAW_FOLDER OUT_FOLDER EPOCHS
 """

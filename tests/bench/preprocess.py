@@ -1,8 +1,10 @@
-"""How fast the preprocess job is, beside a program that was written by hand for one purpose: `make bench`.
+"""How fast the preprocess job is, beside a program that was written by hand for one purpose:
+`make bench`.
 
-The programs run in turn, so that what else the machine does hits all alike, and medians of ratios are what counts. Beside
-the hand-written program (`by_hand.py`) stand the writers of TensorFlow Datasets (`tfds_writers.py`). What they write goes to memory
-(`/dev/shm`) where there is such a place: programs are compared, and not how a disk catches up with the one before.
+The programs run in turn, so that what else the machine does hits all alike, and medians of ratios
+are what counts. Beside the hand-written program (`by_hand.py`) stand the writers of TensorFlow
+Datasets (`tfds_writers.py`). What they write goes to memory (`/dev/shm`) where there is such a
+place: programs are compared, and not how a disk catches up with the one before.
 
     python tests/bench/preprocess.py [--cache FOLDER] [--images 12000] [--rounds 5] [--tfds 2000]
 """
@@ -45,7 +47,8 @@ PASS_THROUGH = [
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one program. `running` leaves out imports and planning, `whole` is from start to end of the process.
+    """Of one program. `running` leaves out imports and planning, `whole` is from start to end of
+    the process.
 
     `peak_mb` is that of its largest process.
     """
@@ -58,13 +61,15 @@ class Cost:
 
     def __str__(self) -> str:
         return (
-            f"{self.images / self.running:7.0f} images/s running, {self.images / self.whole:7.0f} as a whole process, "
+            f"{self.images / self.running:7.0f} images/s running, "
+            f"{self.images / self.whole:7.0f} as a whole process, "
             f"{self.cpu / self.images * 1e3:6.2f} ms CPU/image, {self.peak_mb:5.0f} MB"
         )
 
 
 def start(argv: list[str], log: Path) -> tuple[float, float, float]:
-    """Runs a program to its end: wall seconds, CPU seconds, and peak memory in MB of the largest of its processes."""
+    """Runs a program to its end: wall seconds, CPU seconds, and peak memory in MB of the largest of
+    its processes."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment |= {
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -78,7 +83,8 @@ def start(argv: list[str], log: Path) -> tuple[float, float, float]:
         _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(
-            f"{' '.join(argv)} ended with {os.waitstatus_to_exitcode(status)}:\n{log.read_text()[-3000:]}"
+            f"{' '.join(argv)} ended with {os.waitstatus_to_exitcode(status)}:\n"
+            f"{log.read_text()[-3000:]}"
         )
     return time.monotonic() - begin, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
@@ -94,7 +100,8 @@ def run_other(program: str, raw: Path, folder: Path, *arguments: object) -> Cost
 
 
 def run_ours(raw: Path, folder: Path, stages: list, workers: int) -> Cost:
-    """The job as the operator starts it. It runs from the moment when Beam is imported to the last shard."""
+    """The job as the operator starts it. It runs from the moment when Beam is imported to the last
+    shard."""
     config_file = folder / "bench.yaml"
     config_file.write_text(
         yaml.safe_dump(
@@ -147,14 +154,16 @@ def in_turn(name: str, rounds: int, ours, other, goals: str) -> None:
     running = [ours.images / ours.running / (other.images / other.running) for other, ours in pairs]
     whole = [ours.images / ours.whole / (other.images / other.whole) for other, ours in pairs]
     print(
-        f"=> {name}: {statistics.median(running):.2f} running, {statistics.median(whole):.2f} with start-up; goal {goals} "
+        f"=> {name}: {statistics.median(running):.2f} running, "
+        f"{statistics.median(whole):.2f} with start-up; goal {goals} "
         f"(running, pair by pair: {' '.join(f'{ratio:.2f}' for ratio in running)})\n",
         flush=True,
     )
 
 
 def link_subset(source: Path, target: Path, indexes: list[int], count: int) -> Path:
-    """A folder of `count` links to some of the images, each under several names where they do not suffice."""
+    """A folder of `count` links to some of the images, each under several names where they do not
+    suffice."""
     for number in range(count):
         place = path_of(target, number)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -169,13 +178,14 @@ def compare_memory(small: Path, large: Path, workers: int) -> None:
         with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
             peaks.append(run_ours(raw, Path(folder), RESIZE, workers))
     print(
-        f"=> peak memory: {peaks[0].peak_mb:.0f} MB for {peaks[0].images} images, {peaks[1].peak_mb:.0f} MB for {peaks[1].images}\n",
+        f"=> peak memory: {peaks[0].peak_mb:.0f} MB for {peaks[0].images} images, "
+        f"{peaks[1].peak_mb:.0f} MB for {peaks[1].images}\n",
         flush=True,
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument(
         "--cache", type=Path, default=Path(".trainyard/bench"), help="where the images are kept"
     )

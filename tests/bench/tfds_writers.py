@@ -1,8 +1,10 @@
-"""What a user would take in place of Trainyard: a builder of TensorFlow Datasets, with its generator writer or with Beam, in either mode of it.
+"""What a user would take in place of Trainyard: a builder of TensorFlow Datasets, with its
+generator writer or with Beam, in either mode of it.
 
 Both decode, resize and encode as `by_hand.py` does. Started by `preprocess.py`.
 
-    python tests/bench/tfds_writers.py RAW OUT generator|multi_threading|multi_processing jpeg|png NUM_IMAGES
+    python tests/bench/tfds_writers.py RAW OUT generator|multi_threading|multi_processing
+                                       jpeg|png NUM_IMAGES
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""What training costs: starting, going on after a kill, stepping, scaling; saving and reading are in `training_state.py`. Part of `make bench`.
+"""What training costs: starting, going on after a kill, stepping, scaling; saving and reading are
+in `training_state.py`. Part of `make bench`.
 
-What is compared runs in turn, so that what else the machine does hits both alike, and medians of ratios are what counts. Ours
-is always the train job as the operator starts it, read off its progress files; beside it stand Keras's `fit` in one process
-(`fit.py`) and PyTorch's DistributedDataParallel (`ddp.py`, where an interpreter with PyTorch is named).
+What is compared runs in turn, so that what else the machine does hits both alike, and medians of
+ratios are what counts. Ours is always the train job as the operator starts it, read off its
+progress files; beside it stand Keras's `fit` in one process (`fit.py`) and PyTorch's
+DistributedDataParallel (`ddp.py`, where an interpreter with PyTorch is named).
 
-    python tests/bench/training.py [--cache FOLDER] [--rounds 5] [--torch PYTHON] [--only start kill fit scale]
+    python tests/bench/training.py [--cache FOLDER] [--rounds 5] [--torch PYTHON]
+                                   [--only start kill fit scale]
 """
 
 from __future__ import annotations
@@ -48,11 +51,12 @@ QUIET = {
 MODELS = {"cnn": "nets:build_cnn", "dense": "nets:build_dense"}
 
 
-# The data ------------------------------------------------------------------------------------------------------------
+# The data -----------------------------------------------------------------------------------------
 
 
 def make_images(folder: Path) -> Path:
-    """scikit-learn's digits as 28x28 PNG files, each shifted and noisy in its own way; made once."""
+    """scikit-learn's digits as 28x28 PNG files, each shifted and noisy in its own way; made
+    once."""
     if not (folder.parent / f"{folder.name}.made").exists():
         digits = load_digits()
         for number in range(NUM_IMAGES):
@@ -208,7 +212,8 @@ class Training:
         return pids
 
     def pin(self) -> None:
-        """Each worker to a core of its own, as `ddp.py` does, or Slurm, or a container with a set of CPUs."""
+        """Each worker to a core of its own, as `ddp.py` does, or Slurm, or a container with a set
+        of CPUs."""
         cores = sorted(os.sched_getaffinity(0))
         for number, (_, pid) in enumerate(sorted(self.worker_pids().items())):
             for thread in psutil.Process(pid).threads():
@@ -268,7 +273,8 @@ def config_of(net: str, workers: int, global_batch: int, epochs: int) -> dict:
 
 
 def rate_with_validation(bench: Bench, net: str, global_batch: int, epochs: int) -> Rate:
-    """Of one worker, between the end of the first and of the last epoch but one: the last one ends the workers."""
+    """Of one worker, between the end of the first and of the last epoch but one: the last one ends
+    the workers."""
     with bench.training(config_of(net, 1, global_batch, epochs + 1)) as training:
         first = training.wait_for(ends_epoch(1))
         start_cpu = training.cpu_seconds()
@@ -281,8 +287,8 @@ def rate_with_validation(bench: Bench, net: str, global_batch: int, epochs: int)
 def rate_of_steps(
     bench: Bench, workers: int, global_batch: int, epochs: int, cores: Sequence[int] = ()
 ) -> Rate:
-    """Of the CNN's steps alone, with a core for each worker: from the second epoch on a part in the middle of each, so that nothing is in it but
-    steps, as with `ddp.py`."""
+    """Of the CNN's steps alone, with a core for each worker: from the second epoch on a part in the
+    middle of each, so that nothing is in it but steps, as with `ddp.py`."""
     num_steps = int(0.6 * NUM_IMAGES / global_batch)
     steps, seconds, cpu_seconds = 0, 0.0, 0.0
     with bench.training(config_of("cnn", workers, global_batch, epochs), cores) as training:
@@ -313,11 +319,12 @@ def said_by(argv: Sequence[object]) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# What is measured ----------------------------------------------------------------------------------------------------
+# What is measured ---------------------------------------------------------------------------------
 
 
 def measure_start(bench: Bench, rounds: int) -> None:
-    """The first step of a worker that was forked, and of one whose process imports TensorFlow first."""
+    """The first step of a worker that was forked, and of one whose process imports TensorFlow
+    first."""
     forked, fresh = [], []
     for _ in range(rounds):
         with bench.training(
@@ -327,14 +334,16 @@ def measure_start(bench: Bench, rounds: int) -> None:
             joined = training.wait_for(lambda moment: moment.phase == "joining").time
             forked.append(training.wait_for(is_step).time - joined)
     print(
-        f"=> first step: {statistics.median(forked):.2f} s after the fork, {statistics.median(fresh):.2f} s after the start of a fresh process "
+        f"=> first step: {statistics.median(forked):.2f} s after the fork, "
+        f"{statistics.median(fresh):.2f} s after the start of a fresh process "
         f"({statistics.median(f / g for f, g in zip(forked, fresh, strict=True)):.2f} of it)\n",
         flush=True,
     )
 
 
 def measure_kill(bench: Bench, rounds: int) -> None:
-    """`kill -9` of one of two workers of the digits CNN: seconds to the first step that had not been done before."""
+    """`kill -9` of one of two workers of the digits CNN: seconds to the first step that had not
+    been done before."""
     seconds = []
     for _ in range(rounds):
         config = QUIET | {
@@ -353,7 +362,8 @@ def measure_kill(bench: Bench, rounds: int) -> None:
                 )
             )
     print(
-        f"=> kill -9 to the next new step: {statistics.median(seconds):.2f} s ({' '.join(f'{s:.2f}' for s in seconds)})\n",
+        f"=> kill -9 to the next new step: {statistics.median(seconds):.2f} s "
+        f"({' '.join(f'{s:.2f}' for s in seconds)})\n",
         flush=True,
     )
 
@@ -398,14 +408,16 @@ def measure_scaling(bench: Bench, rounds: int, torch: Path | None) -> None:
                 print(f"  {name} {label}: {rate}", flush=True)
     for name, place in (("ours", 0), ("DDP", 1)):
         if rounds_of := [sides[place] for sides in measured if sides[place]]:
+            weak = spread(two.per_second / small.per_second for small, _, two in rounds_of)
+            strong = spread(two.per_second / large.per_second for _, large, two in rounds_of)
             print(
-                f"=> {name}: weak scaling {spread(two.per_second / small.per_second for small, _, two in rounds_of)}, "
-                f"strong scaling {spread(two.per_second / large.per_second for _, large, two in rounds_of)} of two workers",
+                f"=> {name}: weak scaling {weak}, strong scaling {strong} of two workers",
                 flush=True,
             )
     if torch:
         print(
-            f"=> CPU per step of two workers: {spread(ours[2].cpu_ms / theirs[2].cpu_ms for ours, theirs in measured)} of DDP's\n",
+            "=> CPU per step of two workers: "
+            f"{spread(ours[2].cpu_ms / theirs[2].cpu_ms for ours, theirs in measured)} of DDP's\n",
             flush=True,
         )
     else:
@@ -421,7 +433,7 @@ def spread(ratios: Iterable[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument(
         "--cache",
         type=Path,

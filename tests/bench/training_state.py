@@ -4,9 +4,11 @@
 
 Both by the code that workers run, alternated in one run, median of several rounds:
 
-- blocking time of a checkpoint (copy, and waiting for the one before) against a save that returns when the file is on the disk, for
-  the digits CNN and for a model of six million parameters, each with Adam's two slots;
-- batches a second of the input pipeline alone against steps a second of the loop alone, on batches that are there already.
+- blocking time of a checkpoint (copy, and waiting for the one before) against a save that returns
+  when the file is on the disk, for the digits CNN and for a model of six million parameters, each
+  with Adam's two slots;
+- batches a second of the input pipeline alone against steps a second of the loop alone, on batches
+  that are there already.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def batches_in_memory():
 
 
 def checkpoint_seconds(loop: SynchronousLoop, folder: Path) -> tuple[float, float]:
-    """Medians of what the training waits for: a save in the background, and one that is on the disk when it returns."""
+    """Medians of what the training waits for: a save in the background, and one that is on the disk
+    when it returns."""
     checkpoints, batches, step = Checkpoints(folder), batches_in_memory(), itertools.count(1)
     background, synchronous = [], []
     for number in range(2 * ROUNDS + 2):
@@ -73,7 +76,9 @@ def checkpoint_seconds(loop: SynchronousLoop, folder: Path) -> tuple[float, floa
             synchronous.append(time.perf_counter() - begin)
         else:
             background.append(time.perf_counter() - begin)
-            checkpoints.wait()  # so that the next one does not pay for it twice: an interval between checkpoints is longer than a write
+            # So that the next one does not pay for it twice: an interval between checkpoints is
+            # longer than a write.
+            checkpoints.wait()
     return statistics.median(background[1:]), statistics.median(synchronous[1:])
 
 
@@ -139,7 +144,8 @@ def main() -> None:
             (place := Path(folder) / name).mkdir()
             background, synchronous = checkpoint_seconds(make_loop(**model), place)
             print(
-                f"checkpoint  {name:<17} blocks {background * 1e3:8.2f} ms   synchronous {synchronous * 1e3:8.2f} ms   "
+                f"checkpoint  {name:<17} blocks {background * 1e3:8.2f} ms   "
+                f"synchronous {synchronous * 1e3:8.2f} ms   "
                 f"ratio {background / synchronous:.2f}  (at most 0.2)"
             )
         split = write_digits(Path(folder))
@@ -151,7 +157,8 @@ def main() -> None:
                 batches, steps = halves(split, cached, **model)
                 kind = "cached (default)" if cached else "decoded"
                 print(
-                    f"input       {name:<17} {kind:<16} {batches:8.0f} batches/s   {steps:8.0f} steps/s   "
+                    f"input       {name:<17} {kind:<16} {batches:8.0f} batches/s   "
+                    f"{steps:8.0f} steps/s   "
                     f"ratio {batches / steps:.2f}  (at least 1)"
                 )
 

@@ -1,4 +1,5 @@
-"""What the tests of the command line share: finished runs made by hand, and a look for processes that survived."""
+"""What the tests of the command line share: finished runs made by hand,
+and a look for processes that survived."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _TAG = "TRAINYARD_TEST_TAG"
 
 @pytest.fixture
 def config_file(tmp_path) -> Path:
-    """A copy of configs/digits.yaml in a folder of its own, with two raw files and a storage root beside it."""
+    """A copy of configs/digits.yaml in a folder of its own,
+    with two raw files and a storage root beside it."""
     values = yaml.safe_load(DIGITS.read_text())
     values["storage"]["root"], values["preprocess"]["source"]["path"] = "root", "raw"
     values["train"] |= {"epochs": 15, "global_batch": 64, "workers": 2}
@@ -36,7 +38,8 @@ def config_file(tmp_path) -> Path:
 
 @pytest.fixture
 def make_artifact(config_file) -> Callable[..., str]:
-    """Makes what a job would leave, under the fingerprint that the plan asks for; returns the URI of the manifest."""
+    """Makes what a job would leave, under the fingerprint that the plan asks for;
+    returns the URI of the manifest."""
     return lambda job, manifests, **figures: by_hand.make_artifact(
         load_config(config_file), job, manifests, **figures
     )
@@ -59,7 +62,8 @@ class Survivors:
         return os.environ | {_TAG: self._tag}
 
     def look(self) -> list[psutil.Process]:
-        """Those that live now; also those found by an earlier look, whatever they call themselves since."""
+        """Those that live now; also those found by an earlier look,
+        whatever they call themselves since."""
         for process in psutil.process_iter():
             if self._is_ours(process):
                 self._seen[process.pid] = process

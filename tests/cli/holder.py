@@ -1,4 +1,5 @@
-"""A command as short as can be: holds the embedded Airflow until its standard input ends. Used by the tests beside it.
+"""A command as short as can be: holds the embedded Airflow until its standard input ends.
+Used by the tests beside it.
 
 python holder.py [--schedules] <home> <config>...
 """

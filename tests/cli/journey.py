@@ -1,4 +1,5 @@
-"""The steps of a person who retrains a model with nothing but a browser, on the digits. Each leaves a picture."""
+"""The steps of a person who retrains a model with nothing but a browser, on the digits.
+Each leaves a picture."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
 
 
 def assert_refused(person: Person, form, api: AirflowApi) -> None:
-    """A value that is out of range stays as it was typed, is refused with the rule, and starts nothing."""
+    """A value that is out of range stays as it was typed, is refused with the rule,
+    and starts nothing."""
     form.locator("[name='element_train.epochs']").wait_for()
     person.look("form")
     epochs = person.fill(form, "Run Parameters", "train.epochs", "0")
@@ -25,7 +27,8 @@ def assert_refused(person: Person, form, api: AirflowApi) -> None:
 
 
 def fill_in(person: Person, form, dataset: str) -> None:
-    """More epochs than the YAML has, all of them, from a published model and on a data set that was made before."""
+    """More epochs than the YAML has, all of them,
+    from a published model and on a data set that was made before."""
     person.fill(form, "Run Parameters", "train.epochs", "30")
     person.look("form-train")
     person.fill(form, "Train: early stopping", "train.early_stopping.patience_epochs", "30")
@@ -35,7 +38,8 @@ def fill_in(person: Person, form, dataset: str) -> None:
 
 
 def watch(person: Person) -> None:
-    """The page of the progress goes on by itself: the number of steps grows while one looks at it."""
+    """The page of the progress goes on by itself:
+    the number of steps grows while one looks at it."""
     train, seen = person.open_tab("Progress").locator("section#train"), set()
 
     def grows() -> bool:

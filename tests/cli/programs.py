@@ -1,4 +1,5 @@
-"""A real Airflow whose programs are started one by one, and killed one by one; and the runs of a pipeline in it.
+"""A real Airflow whose programs are started one by one, and killed one by one;
+and the runs of a pipeline in it.
 
 The embedded Airflow's supervisor would end all when one has died.
 """
@@ -43,7 +44,8 @@ SOON = {
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3",
     "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
 }
-"""Minutes in seconds. Not fewer: the programs of a busy machine are silent for ten, and are then taken for dead."""
+"""Minutes in seconds. Not fewer: the programs of a busy machine are silent for ten,
+and are then taken for dead."""
 _CELERY_WORKER = {
     "worker": ("celery", "worker", "--skip-serve-logs", "--without-mingle", "--without-gossip")
 }
@@ -54,7 +56,8 @@ _STOP_SECONDS = 60
 
 
 class Programs:
-    """The programs of one Airflow, each with a tree of processes that can be killed and started again.
+    """The programs of one Airflow,
+    each with a tree of processes that can be killed and started again.
 
     Args:
       folder: holds all that this Airflow and its jobs write.
@@ -119,7 +122,8 @@ class Programs:
 
     @contextlib.contextmanager
     def elsewhere(self, name: str) -> Iterator[None]:
-        """As if a program's host were lost: it is killed, and runs on one of another name for as long as the block does."""
+        """As if a program's host were lost: it is killed,
+        and runs on one of another name for as long as the block does."""
         self.kill(name)
         self.start(name, wrapper=_ELSEWHERE)
         try:
@@ -128,7 +132,8 @@ class Programs:
             self.kill(name)
 
     def kill(self, *names: str) -> None:
-        """By signal 9, with every process below them; a job is not below them any more, or is spared, as by the crash of one of them."""
+        """By signal 9, with every process below them; a job is not below them any more, or is
+        spared, as by the crash of one of them."""
         self.send(signal.SIGKILL, *names)
         for name in names:
             self._programs.pop(name).wait()
@@ -143,8 +148,9 @@ class Programs:
         assert not (left := left_below(self.folder)), left
 
     def stop(self, *names: str) -> None:
-        """As a deployment does: SIGTERM, and signal 9 to what has not heard of it. Now and then Airflow's scheduler has not: it raises SystemExit
-        where it stands, and where that is in a weak reference's callback, Python prints it and goes on."""
+        """As a deployment does: SIGTERM, and signal 9 to what has not heard of it. Now and then
+        Airflow's scheduler has not: it raises SystemExit where it stands, and where that is in a
+        weak reference's callback, Python prints it and goes on."""
         for name in names:
             self._programs[name].terminate()
         psutil.wait_procs([self._programs[name] for name in names], timeout=_STOP_SECONDS)
@@ -162,7 +168,8 @@ class Programs:
                     process.send_signal(number)
 
     def restart(self, *names: str) -> None:
-        """Starts those of them again that don't run, wakes those that a signal has stopped, and waits until Airflow is whole."""
+        """Starts those of them again that don't run, wakes those that a signal has stopped,
+        and waits until Airflow is whole."""
         self.send(signal.SIGCONT, *self._programs)
         self.start(*(name for name in names if name not in self._programs))
         wait_until(self.is_healthy, _UP_SECONDS)
@@ -181,7 +188,8 @@ class Airflow(Programs):
     Args:
       folder: holds `digits.yaml`.
       environment: of every program.
-      executor: the settings of Celery; none for LocalExecutor on SQLite, whose workers are below the scheduler.
+      executor: the settings of Celery; none for LocalExecutor on SQLite,
+        whose workers are below the scheduler.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str], executor: Mapping[str, str]):
@@ -209,7 +217,8 @@ class Airflow(Programs):
         self.api.pause("digits", paused=False)
 
     def trigger(self, task: str = "train", author: Mapping[str, Any] | None = None, **conf) -> Run:
-        """A run, looked at through one of its tasks; `train__epochs=3` overrides a key. What `author` has, only the command line may set."""
+        """A run, looked at through one of its tasks; `train__epochs=3` overrides a key. What
+        `author` has, only the command line may set."""
         run_id = new_run_id()
         keep_overrides(self.home, self.folder / "digits.yaml", run_id, author or {})
         return Run(
@@ -221,7 +230,8 @@ class Airflow(Programs):
         )
 
     def call(self, method: str, path: str, body: dict | None = None) -> httpx.Response:
-        """As a person does it, who presses the button again after an error of the server: Airflow's transactions can meet in a deadlock."""
+        """As a person does it, who presses the button again after an error of the server: Airflow's
+        transactions can meet in a deadlock."""
         answers: list[httpx.Response] = []
         wait_until(
             lambda: (
@@ -271,7 +281,8 @@ class Run:
         ]
 
     def processes(self, attempt: Attempt | None = None) -> list[psutil.Process]:
-        """Those of all jobs of the run, or of one of them, that live now: all that names its folder, works in it, or is below one that does."""
+        """Those of all jobs of the run, or of one of them, that live now: all that names its
+        folder, works in it, or is below one that does."""
         return at_work_on(attempt.folder if attempt else self._airflow.layout.run(self.run_id))
 
     def wait_for_job(self) -> Attempt:
@@ -331,7 +342,8 @@ def wait_until(condition: Callable[[], object], seconds: float) -> None:
 
 
 def make_pipeline(folder: Path) -> None:
-    """`digits.yaml` in a folder, with the raw files beside it: two workers, and a training as long as the run asks for."""
+    """`digits.yaml` in a folder, with the raw files beside it: two workers,
+    and a training as long as the run asks for."""
     values = yaml.safe_load(DIGITS.read_text())
     values["storage"]["root"], values["preprocess"]["source"]["path"] = "storage", "raw"
     values["train"] |= {

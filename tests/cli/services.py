@@ -1,6 +1,8 @@
-"""PostgreSQL and Redis for tests: both on loopback, on free ports, with a random password, in a folder that goes with them.
+"""PostgreSQL and Redis for tests: both on loopback, on free ports, with a random password,
+in a folder that goes with them.
 
-Nothing is kept for a crash of the machine (no fsync). Needs Debian's packages postgresql and redis-server, or the like.
+Nothing is kept for a crash of the machine (no fsync).
+Needs Debian's packages postgresql and redis-server, or the like.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def why_not() -> str | None:
 
 @contextlib.contextmanager
 def celery_settings(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment of an Airflow with CeleryExecutor on both of them, which run in a new folder for as long as the block does."""
+    """The environment of an Airflow with CeleryExecutor on both of them,
+    which run in a new folder for as long as the block does."""
     folder.mkdir()
     with postgres(folder) as database, redis(folder) as broker:
         yield {

@@ -1,4 +1,5 @@
-"""A person is asked before publishing, in a real Airflow: the run waits, later runs do not, and every answer has its outcome."""
+"""A person is asked before publishing, in a real Airflow: the run waits, later runs do not,
+and every answer has its outcome."""
 
 from __future__ import annotations
 
@@ -43,12 +44,13 @@ with DAG("digits", schedule=None, start_date=dt.datetime(2024, 1, 1), max_active
         return leave("evaluate", 1, dag_run)
     approve = ApproveOperator(config_file=CONFIG, approval=load_config(CONFIG).evaluate.approval)
     train() >> evaluate() >> approve >> ExportOperator(config_file=CONFIG)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
 def airflow(workshop, tmp_path, survivors):
-    """An Airflow with one DAG that takes what earlier tasks would have made: by the batch, a model that passes, one that does not, another."""
+    """An Airflow with one DAG that takes what earlier tasks would have made: by the batch, a model
+    that passes, one that does not, another."""
     made = {}
     for batch, model in (("5", "good"), ("4", "poor"), ("3", "nearly")):
         train = workshop.train(model)
@@ -101,9 +103,9 @@ def test_a_run_waits_for_a_person_and_holds_up_no_other(airflow, workshop, tmp_p
     api.trigger("digits", {"evaluate.batch": 3}, forgotten)
     wait_for(lambda: states(api, rejected).get("approve") == "awaiting_input")
     for run_id in (not_passed, forgotten, rejected):
-        if (
-            run_id == rejected
-        ):  # the last: an answer within the second in which it was asked for takes Airflow by surprise, and it fails the task
+        # The last: an answer within the second in which it was asked for takes Airflow by surprise,
+        # and it fails the task.
+        if run_id == rejected:
             answer(api, rejected, "Reject")
         wait_for(lambda run_id=run_id: api.run("digits", run_id)["state"] == "success")
         assert states(api, run_id)["export"] == "skipped"

@@ -45,7 +45,8 @@ def test_help_lists_every_command_and_imports_nothing_heavy():
         "import sys; from pipeline_ops.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "print(sorted({'airflow', 'tensorflow', 'keras', 'apache_beam', 'numpy', 'rich', 'httpx', 'beam_jobs'} & {*sys.modules}))"
+        "print(sorted({'airflow', 'tensorflow', 'keras', 'apache_beam', 'numpy', 'rich', "
+        "'httpx', 'beam_jobs'} & {*sys.modules}))"
     )
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -95,9 +96,9 @@ def test_one_stage_is_told_with_the_meaning_of_its_parameters(capsys):
     assert main(["stages", "resize"]) == 0
     output = capsys.readouterr().out
     assert (
-        "    height: int, at least 1, at most 16384, required\n        Of the image that comes out, in pixels.\n"
-        in output
-    )
+        "    height: int, at least 1, at most 16384, required\n"
+        "        Of the image that comes out, in pixels.\n"
+    ) in output
     assert "encode" not in output
 
 

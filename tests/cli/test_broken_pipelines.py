@@ -1,4 +1,5 @@
-"""Broken configs beside a pipeline that runs, in a real Airflow with its own DAG processor (F11)."""
+"""Broken configs beside a pipeline that runs,
+in a real Airflow with its own DAG processor (F11)."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ def tags(api: AirflowApi, dag_id: str) -> set[str]:
 
 
 def parse_until(api: AirflowApi, condition: Callable[[], object], seconds: float = 240.0) -> None:
-    """Asks for the DAG file to be read, until it is so; not too often, because what is asked for goes before the other file."""
+    """Asks for the DAG file to be read, until it is so; not too often,
+    because what is asked for goes before the other file."""
     deadline, asked = time.monotonic() + seconds, 0.0
     while not condition():
         assert time.monotonic() < deadline
@@ -162,7 +164,10 @@ def test_a_broken_pipeline_cannot_be_triggered_and_says_why(airflow, folder, cor
     for conf in ({}, {"broken": ""}, {"broken": "x", "train.epochs": 1}):
         with pytest.raises(
             MachineError,
-            match=r"(?s)400 .*tab\.yaml:8: .*not valid YAML: a tab in the indentation; replace it by .*spaces",
+            match=(
+                r"(?s)400 .*tab\.yaml:8: .*not valid YAML: a tab in the indentation; "
+                "replace it by .*spaces"
+            ),
         ):
             airflow.trigger("tab", conf)
     assert airflow.active_runs("tab") == []

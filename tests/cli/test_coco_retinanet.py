@@ -1,4 +1,5 @@
-"""configs/coco_retinanet.yaml: complete, and carried out on a few made-up images with a smaller network."""
+"""configs/coco_retinanet.yaml: complete,
+and carried out on a few made-up images with a smaller network."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ COCO = Path(__file__).resolve().parents[2] / "configs" / "coco_retinanet.yaml"
 
 @pytest.fixture(scope="module")
 def made_up_coco(tmp_path_factory) -> Path:
-    """A folder of TensorFlow Datasets with coco/2017 as its builder would prepare it: other pictures, and few of them."""
+    """A folder of TensorFlow Datasets with coco/2017 as its builder would prepare it:
+    other pictures, and few of them."""
     import tensorflow_datasets as tfds
 
     folder = tmp_path_factory.mktemp("tensorflow_datasets")

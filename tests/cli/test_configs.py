@@ -19,8 +19,10 @@ def test_the_schedule_is_described_in_plain_words(config_file, capsys):
     told = {
         "null": "by hand only",
         "'0 3 * * *'": "by the clock, 0 3 * * * (UTC)",
-        "{assets: [raw, labels], watch_seconds: 60}": "when there is an event of raw or labels or when the raw files change "
-        "(looked at every 60 s)",
+        "{assets: [raw, labels], watch_seconds: 60}": (
+            "when there is an event of raw or labels or when the raw files change "
+            "(looked at every 60 s)"
+        ),
     }
     for schedule, words in told.items():
         assert main(["validate", str(config_file), "--set", f"schedule={schedule}"]) == 0
@@ -79,9 +81,9 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_place(config_file, ca
     errors = capsys.readouterr().err.splitlines()
     lines = text.splitlines()
     assert (
-        f"{config_file}:{lines.index('  epoch: 15') + 1}: train.epoch: unknown key; the nearest valid name is 'epochs'"
-        in errors
-    )
+        f"{config_file}:{lines.index('  epoch: 15') + 1}: train.epoch: unknown key; "
+        "the nearest valid name is 'epochs'"
+    ) in errors
     assert any(
         error.startswith(f"{config_file}:{lines.index('  shards: none') + 1}: preprocess.shards: ")
         for error in errors
@@ -201,5 +203,8 @@ def test_the_ui_says_which_schedules_run_and_which_are_paused():
     ]
     assert list(schedule_lines(dags)) == [
         "Schedules nightly (0 3 * * *)",
-        "Paused    held: nothing starts by the schedule until you unpause it in the UI, with the switch beside its name",
+        (
+            "Paused    held: nothing starts by the schedule until you unpause it in the UI, "
+            "with the switch beside its name"
+        ),
     ]

@@ -1,6 +1,8 @@
-"""What becomes of a training when Airflow dies under it, and when a person ends it: real programs of a real Airflow, killed by signal 9.
+"""What becomes of a training when Airflow dies under it, and when a person ends it: real programs
+of a real Airflow, killed by signal 9.
 
-One table for two executors, each with one Airflow for all of its rows: LocalExecutor on SQLite, and CeleryExecutor on PostgreSQL and Redis.
+One table for two executors, each with one Airflow for all of its rows: LocalExecutor on SQLite, and
+CeleryExecutor on PostgreSQL and Redis.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ PEOPLE = {
 }
 """What a person can do in the UI or by REST, as calls of Airflow's API."""
 _ENDED_SECONDS = 60.0
-"""It takes 1 to 4 seconds on a machine that has nothing else to do. A job that nobody ends trains for an hour."""
+"""It takes 1 to 4 seconds on a machine that has nothing else to do.
+A job that nobody ends trains for an hour."""
 
 
 needs_another_host = pytest.mark.skipif(
@@ -47,7 +50,8 @@ needs_another_host = pytest.mark.skipif(
 
 
 def table(*rows: tuple, fast: tuple = ()) -> Callable:
-    """Every row for every executor. All are slow but for some that every run of the tests has, with Celery."""
+    """Every row for every executor. All are slow but for some that every run of the tests has,
+    with Celery."""
     executors = pytest.mark.parametrize(
         "airflow",
         [pytest.param("local", marks=pytest.mark.slow), "celery"],
@@ -92,7 +96,8 @@ def airflow(request, tmp_path_factory) -> Iterator[Airflow]:
 
 @pytest.fixture
 def training(airflow):
-    """Starts a run that trains for long; afterwards nothing of it may be left, whatever became of it, and Airflow is whole again."""
+    """Starts a run that trains for long; afterwards nothing of it may be left,
+    whatever became of it, and Airflow is whole again."""
     runs = []
 
     def start(
@@ -219,7 +224,8 @@ def test_a_training_ends_though_its_worker_hangs_and_is_killed_before_it_has_hea
 
 @table(("deferred", "task failed"), ("deferred", "clear"))
 def test_a_training_ends_though_the_triggerer_has_not_begun_with_it(airflow, training, when, way):
-    """It hangs while the task defers, so that it meets a trigger whose task has ended, which it never starts."""
+    """It hangs while the task defers, so that it meets a trigger whose task has ended,
+    which it never starts."""
     run = training()
     attempt = bring_to(run, "running")
     airflow.send(signal.SIGSTOP, "triggerer")
@@ -294,7 +300,8 @@ def test_a_killed_worker_costs_a_try_and_the_next_one_finds_the_same_gang(airflo
 @needs_another_host
 @table()
 def test_a_try_on_another_host_follows_the_gang_of_a_host_that_is_lost(airflow, training):
-    """From there a lost host can't be told from one that is only cut off, so no second gang is started beside one that may train."""
+    """From there a lost host can't be told from one that is only cut off, so no second gang is
+    started beside one that may train."""
     run = training()
     attempt = bring_to(run, "running")
     with airflow.elsewhere(airflow.worker):

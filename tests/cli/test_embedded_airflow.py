@@ -1,4 +1,5 @@
-"""A real embedded Airflow on a small DAG folder: from an empty home to a listed DAG, and back to nothing."""
+"""A real embedded Airflow on a small DAG folder: from an empty home to a listed DAG,
+and back to nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ with DAG("small", schedule="@daily", start_date=dt.datetime(2024, 1, 1), catchup
 
 @pytest.fixture
 def home(tmp_path, survivors):
-    """The home of an Airflow that runs while the test does; afterwards nothing of it may be left."""
+    """The home of an Airflow that runs while the test does;
+    afterwards nothing of it may be left."""
     (tmp_path / "small.py").write_text(_DAG)
     (tmp_path / "broken.py").write_text(
         "from airflow.sdk import DAG\nraise RuntimeError('a config that nobody can use')\n"

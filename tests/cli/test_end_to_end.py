@@ -1,4 +1,5 @@
-"""The whole thing, as a user has it: `trainyard run` and `trainyard ui` on real digits, real Airflow, real browser."""
+"""The whole thing, as a user has it: `trainyard run` and `trainyard ui` on real digits,
+real Airflow, real browser."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ class Trainyard:
         return self.process
 
     def listening(self) -> set[int]:
-        """Processes below the one that was started last: Airflow's, which overwrite their environment; and all that have kept it: the jobs'."""
+        """Processes below the one that was started last: Airflow's, which overwrite their
+        environment; and all that have kept it: the jobs'."""
         return listening_with(f"TRAINYARD_HOME={self.folder}").union(
             descendants(self.process.pid) if self.process else ()
         )
@@ -161,12 +163,14 @@ def test_the_first_run_publishes_version_1(first_run, trainyard):
 
 
 def test_a_run_leaves_no_temporary_file(first_run, trainyard):
-    """Beam, TensorFlow in workers that end abruptly, and Airflow's programs, which are killed, all make some."""
+    """Beam, TensorFlow in workers that end abruptly, and Airflow's programs, which are killed,
+    all make some."""
     assert list(trainyard.temporary.rglob("*")) == []
 
 
 def test_a_run_listens_on_loopback_alone(first_run, trainyard):
-    """F5: in each of the four jobs, and in the embedded Airflow. Its one listener is the API, which asks for credentials."""
+    """F5: in each of the four jobs, and in the embedded Airflow. Its one listener is the API,
+    which asks for credentials."""
     assert trainyard.listeners.looks > 20
     assert beyond_loopback(trainyard.listeners.seen) == set()
     assert len(trainyard.listeners.seen) == 1
@@ -211,7 +215,8 @@ def test_another_learning_rate_trains_but_does_not_preprocess(ui, trainyard):
 
 @pytest.mark.slow
 def test_with_a_warm_start_the_second_training_begins_with_the_first_ones_weights(ui, trainyard):
-    """A model of its own, so that there is no champion at first, and a seed of its own. The third run is the second one unchanged."""
+    """A model of its own, so that there is no champion at first, and a seed of its own.
+    The third run is the second one unchanged."""
     words = (
         "--set",
         "train.warm_start=champion",
@@ -390,7 +395,8 @@ def tree_of_job(run: Path) -> list[psutil.Process]:
 
 @pytest.fixture
 def asking(ui, trainyard):
-    """The API of the Airflow that runs, while the pipeline asks a person before it publishes: its author has changed the YAML meanwhile."""
+    """The API of the Airflow that runs, while the pipeline asks a person before it publishes: its
+    author has changed the YAML meanwhile."""
 
     def rewrite(text: str, asks: bool) -> None:
         trainyard.config.write_text(text)

@@ -1,4 +1,5 @@
-"""What starts runs of a real Airflow, and whom it tells: notices, deadlines, files that arrive, backfills."""
+"""What starts runs of a real Airflow, and whom it tells: notices, deadlines,
+files that arrive, backfills."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def pipeline(folder: Path, name: str, waits: bool = False, **more) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """With four pipelines: of the first a run fails, of the others no task ever starts or no file is found."""
+    """With four pipelines: of the first a run fails,
+    of the others no task ever starts or no file is found."""
     folder = tmp_path_factory.mktemp("events")
     for name in ("mail", "raw"):
         (folder / name).mkdir()

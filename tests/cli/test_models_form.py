@@ -1,4 +1,5 @@
-"""A person who never saw a terminal rolls a model back with one click in Airflow's form, and promotes another version; in a real Airflow."""
+"""A person who never saw a terminal rolls a model back with one click in Airflow's form, and
+promotes another version; in a real Airflow."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ models = make_models_dag([load_config({config!r})])
 
 @pytest.fixture
 def airflow(tmp_path, survivors):
-    """An Airflow with the DAG of the models, and a registry of three versions, of which the third was never in service."""
+    """An Airflow with the DAG of the models, and a registry of three versions,
+    of which the third was never in service."""
     home = tmp_path / "home"
     home.mkdir()
     config = home / "digits.yaml"

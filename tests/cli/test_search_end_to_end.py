@@ -1,4 +1,5 @@
-"""A search as a user has it: `trainyard run` on real digits, in a real Airflow; one trial can't succeed."""
+"""A search as a user has it: `trainyard run` on real digits, in a real Airflow;
+one trial can't succeed."""
 
 from __future__ import annotations
 
@@ -111,9 +112,9 @@ def test_what_was_tried_is_not_tried_again_and_explain_knows_it(first, trainyard
 def test_validate_says_what_will_be_tried_and_names_a_trial_that_can_not_be(trainyard):
     fine = trainyard("validate", str(trainyard.config))
     assert (
-        "search     3 trials (grid) over train.optimizer.learning_rate; 2 at a time; the best validation_accuracy goes on"
-        in fine.stdout
-    )
+        "search     3 trials (grid) over train.optimizer.learning_rate; 2 at a time; "
+        "the best validation_accuracy goes on"
+    ) in fine.stdout
     wrong = trainyard(
         "validate", str(trainyard.config), "--set", f"search.parameters={{{RATE}: [0.05, -1]}}"
     )

@@ -1,6 +1,8 @@
-"""The embedded Airflow's processes: who starts it, who shares it, and that nothing of it is left, whatever is killed.
+"""The embedded Airflow's processes: who starts it, who shares it,
+and that nothing of it is left, whatever is killed.
 
-Real processes throughout; only Airflow itself is a stand-in, so that a start takes a fraction of a second.
+Real processes throughout; only Airflow itself is a stand-in,
+so that a start takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ class Command:
         return status
 
     def wait_for_error(self) -> str:
-        """What a command says that looks after its Airflow again and again, once that is not well any more."""
+        """What a command says that looks after its Airflow again and again,
+        once that is not well any more."""
         deadline = time.monotonic() + 60
         while (answer := self.ask("there?")) == "alive there?":
             assert time.monotonic() < deadline

@@ -135,9 +135,9 @@ def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
         view(state="success"),
     )
     assert (
-        "Gate      not passed: trained, not published (against version 2)\n          accuracy 0.9 is below 0.975\n"
-        in output.getvalue()
-    )
+        "Gate      not passed: trained, not published (against version 2)\n"
+        "          accuracy 0.9 is below 0.975\n"
+    ) in output.getvalue()
     assert "Began     with the weights of /models/digits/2\n" in output.getvalue()
     assert "Report    /r/report.html" in output.getvalue()
     assert "Model " not in output.getvalue()

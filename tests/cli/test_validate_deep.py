@@ -96,7 +96,9 @@ def test_the_check_runs_in_the_interpreter_of_the_train_task(own_package, pictur
     assert code == 0, said
     assert "-P -m pipeline_ops.training.check" in (pictures.parent / "asked").read_text()
     wrapper.write_text(
-        f'#!/bin/sh\ncase "$*" in *check*) export PYTHONPATH={pictures.parent}/fake:$PYTHONPATH;; esac\nexec {sys.executable} "$@"\n'
+        "#!/bin/sh\n"
+        f'case "$*" in *check*) export PYTHONPATH={pictures.parent}/fake:$PYTHONPATH;; esac\n'
+        f'exec {sys.executable} "$@"\n'
     )
     (pictures.parent / "fake").mkdir()
     (pictures.parent / "fake" / "tensorflow.py").write_text(

@@ -1,4 +1,5 @@
-"""What `trainyard validate` costs for broken files: each is a process of its own, measured by the kernel (F11)."""
+"""What `trainyard validate` costs for broken files: each is a process of its own,
+measured by the kernel (F11)."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ for file in sys.argv[1:]:
         os._exit(main(["validate", file]))
     _, status, usage = os.wait4(child, 0)
     print(json.dumps([file, os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, told.read_text()]))
-"""
+"""  # noqa: E501
 
 
 def test_each_file_of_the_corpus_is_refused_within_a_second_and_200_mib(tmp_path):

@@ -88,7 +88,8 @@ def test_a_folder_that_cannot_be_read_is_refused(config_file):
             "raw/m.csv: no such file; it is named by preprocess.source.manifest in ",
         ),
         (
-            "{type: tfrecord, path: raw, task: detection, label_map: m.pbtxt, parts: [{files: '*'}]}",
+            "{type: tfrecord, path: raw, task: detection, label_map: m.pbtxt, "
+            "parts: [{files: '*'}]}",
             "raw/m.pbtxt: no such file; it is named by preprocess.source.label_map in ",
         ),
     ],

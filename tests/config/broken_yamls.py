@@ -1,6 +1,8 @@
-"""Broken pipeline configs, one per mistake: what is in the file, the line that the message must name, and words of its cure.
+"""Broken pipeline configs, one per mistake: what is in the file,
+the line that the message must name, and words of its cure.
 
-`write_all` puts them into a folder. Each is `GOOD` with one defect, so that a message about anything else is wrong.
+`write_all` puts them into a folder. Each is `GOOD` with one defect,
+so that a message about anything else is wrong.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Broken:
 
 
 def _in(name: str, old: str, new: str, line: int | None, *says: str) -> Broken:
-    """GOOD with a replacement. Its pipeline is named after the file, unless that is what is replaced."""
+    """GOOD with a replacement. Its pipeline is named after the file,
+    unless that is what is replaced."""
     assert GOOD.count(old) == 1, name
     text = GOOD.replace(old, new).replace("pipeline: small", f"pipeline: {name}")
     return Broken(name, text.encode(), line, says)
@@ -76,7 +79,8 @@ def _nested_anchors(levels: int) -> str:
 
 
 def _unreadable(file: Path) -> None:
-    """A file without the right to read. Root may read it all the same, so its content is broken, too."""
+    """A file without the right to read. Root may read it all the same,
+    so its content is broken, too."""
     file.write_text("[")
     file.chmod(0)
 

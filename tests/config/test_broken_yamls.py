@@ -1,4 +1,5 @@
-"""Every broken config of the corpus is refused with file, line and cure, and with no other exception (F11)."""
+"""Every broken config of the corpus is refused with file, line and cure,
+and with no other exception (F11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Hostile confs: whatever a conf holds, it is refused as a config error or changes nothing but fields that a run may set.
+"""Hostile confs: whatever a conf holds,
+it is refused as a config error or changes nothing but fields that a run may set.
 
 TRAINYARD_FUZZ_CASES says how many cases are tried.
 """

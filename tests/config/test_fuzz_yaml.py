@@ -1,6 +1,8 @@
-"""Random YAML files: reading one raises ConfigError or nothing, and takes no time to speak of (F11).
+"""Random YAML files: reading one raises ConfigError or nothing,
+and takes no time to speak of (F11).
 
-TRAINYARD_FUZZ_CASES says how many there are. A case that fails is printed; it belongs into the corpus, `broken_yamls.py`.
+TRAINYARD_FUZZ_CASES says how many there are. A case that fails is printed;
+it belongs into the corpus, `broken_yamls.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from pipeline_ops.errors import ConfigError
 
 CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", 300))
 _MAX_SECONDS = 5.0
-"""Of the CPU, with the garbage collection of all tests before. A case takes milliseconds, the dearest file of the corpus half a second."""
+"""Of the CPU, with the garbage collection of all tests before. A case takes milliseconds,
+the dearest file of the corpus half a second."""
 _often = settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
 
 WORDS = st.sampled_from(

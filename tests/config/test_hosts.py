@@ -40,7 +40,10 @@ def test_every_example_is_valid_and_travels_in_a_request(name):
         (
             "launcher: ssh",
             "launcher: shh",
-            "lab.yaml:1: launcher must be one of local, ssh, slurm, kubernetes, got 'shh'; the nearest valid name",
+            (
+                "lab.yaml:1: launcher must be one of local, ssh, slurm, kubernetes, got 'shh'; "
+                "the nearest valid name"
+            ),
         ),
         ("launcher: ssh", "launcher: shh", "the nearest valid name is 'ssh'"),
         (
@@ -100,7 +103,10 @@ def test_a_gang_that_no_set_of_these_hosts_can_seat_is_refused(write):
     config = write(TWO)
     with pytest.raises(
         ConfigError,
-        match=r"lab has room for 3 workers, and the gang has at least 4 \(train.workers\); add hosts or lower it",
+        match=(
+            r"lab has room for 3 workers, and the gang has at least 4 \(train.workers\); "
+            "add hosts or lower it"
+        ),
     ):
         load_config(config, {"train.hosts": "lab", "train.workers": 4})
     assert (
@@ -116,7 +122,10 @@ def test_a_gang_that_no_set_of_these_hosts_can_seat_is_refused(write):
     [
         TWO,
         "launcher: slurm\nnodes: 2\nnetwork: trusted\n",
-        "launcher: kubernetes\nimage: i\npods: 2\nvolumes: [{claim: c, mount: /m}]\nnetwork: trusted\n",
+        (
+            "launcher: kubernetes\nimage: i\npods: 2\nvolumes: [{claim: c, mount: /m}]\n"
+            "network: trusted\n"
+        ),
     ],
     ids=["ssh", "slurm", "kubernetes"],
 )
@@ -129,9 +138,9 @@ def test_a_gang_on_several_hosts_is_refused_unless_their_network_is_trusted(writ
         load_config(config, {"train.hosts": "lab"})
     assert "train.hosts: lab has 2 hosts" in str(raised.value)
     assert (
-        "Write `network: trusted` into hosts/lab.yaml if only trusted people reach the hosts' ports, or train on one host"
-        in str(raised.value)
-    )
+        "Write `network: trusted` into hosts/lab.yaml if only trusted people reach "
+        "the hosts' ports, or train on one host"
+    ) in str(raised.value)
     alone = {"train.hosts": "lab", "train.workers": 1, "train.strategy": "one_device"}
     assert load_config(config, alone).hosts.num_hosts == 2, "a single worker talks to nobody"
 

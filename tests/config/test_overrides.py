@@ -1,4 +1,5 @@
-"""What a run's conf may set. One table walks every leaf of the config: it is a run's or the author's, and nothing between."""
+"""What a run's conf may set. One table walks every leaf of the config:
+it is a run's or the author's, and nothing between."""
 
 from __future__ import annotations
 
@@ -225,7 +226,10 @@ def test_what_a_run_may_set(conf, config_value):
         ),
         (
             {"train.warm_start": "../../other/model"},
-            "conf train.warm_start: a run may set it to champion, or a published version such as `version 3`",
+            (
+                "conf train.warm_start: a run may set it to champion, "
+                "or a published version such as `version 3`"
+            ),
         ),
         (
             {"train.warm_start": "version 1\n"},
@@ -234,7 +238,10 @@ def test_what_a_run_may_set(conf, config_value):
         ({"preprocess.dataset": "../../etc"}, "preprocess.dataset: must match the pattern"),
         (
             {"train.python": "/bin/sh"},
-            "conf train.python: only the author of the pipeline sets it: it selects a program to execute",
+            (
+                "conf train.python: only the author of the pipeline sets it: "
+                "it selects a program to execute"
+            ),
         ),
         ({"train.hosts": "/any/file"}, "or open it there with per_run"),
         ([("train.epochs", 3)], "the run's conf must be a mapping of keys to values, got list"),

@@ -17,7 +17,8 @@ HOSTS = "launcher: local\n"
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a pipeline with two hosts files beside it and a folder of daily data; the author opens the given keys."""
+    """Writes a pipeline with two hosts files beside it and a folder of daily data;
+    the author opens the given keys."""
     (tmp_path / "configs" / "hosts").mkdir(parents=True)
     for name in ("lab", "cloud"):
         (tmp_path / "configs" / "hosts" / f"{name}.yaml").write_text(HOSTS)
@@ -38,14 +39,20 @@ def write(tmp_path):
         ({"per_run": ["train"]}, "per_run: per_run: it cannot be opened to runs"),
         (
             {"storage.root": ["/a"]},
-            "storage.root: it cannot be opened to runs: pages, the orphan reaper and other runs need it",
+            (
+                "storage.root: it cannot be opened to runs: "
+                "pages, the orphan reaper and other runs need it"
+            ),
         ),
         ({"pipeline": ["a"]}, "pipeline: it cannot be opened to runs"),
         ({"export.registry": ["/a"]}, "export.registry: it cannot be opened to runs"),
         ({"export.model": ["a"]}, "export.model: it cannot be opened to runs"),
         (
             {"train.python": ["/bin/sh"]},
-            "train.python: it cannot be opened to runs: it selects a program to execute; remove this line",
+            (
+                "train.python: it cannot be opened to runs: it selects a program to execute; "
+                "remove this line"
+            ),
         ),
         (
             {"train.retries": [1]},

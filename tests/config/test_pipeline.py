@@ -86,7 +86,10 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
         (
             "pipeline: small",
             "pipeline: small\nzzz: 1",
-            "small.yaml:2: zzz: unknown key; valid names are deadline_seconds, description, evaluate, ",
+            (
+                "small.yaml:2: zzz: unknown key; "
+                "valid names are deadline_seconds, description, evaluate, "
+            ),
         ),
         (
             "  model: digits_cnn",
@@ -132,7 +135,10 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
         (
             "stages: [decode]",
             "stages: [decode: 28]",
-            "small.yaml:4: preprocess.stages.0.parameters: must be a section ('key: value'), got 28",
+            (
+                "small.yaml:4: preprocess.stages.0.parameters: must be a section ('key: value'), "
+                "got 28"
+            ),
         ),
         (
             "{metric: accuracy, at_least: 0.9}",
@@ -142,7 +148,10 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
         (
             "metric: accuracy",
             "metric: acuracy",
-            "small.yaml:10: evaluate.gate.0.metric: unknown name 'acuracy'; the nearest valid name is 'accuracy'",
+            (
+                "small.yaml:10: evaluate.gate.0.metric: unknown name 'acuracy'; "
+                "the nearest valid name is 'accuracy'"
+            ),
         ),
         (
             "at_least: 0.9",
@@ -167,12 +176,18 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
         (
             "  model: digits_cnn",
             "  model: digits_cnn\n  parameter_servers: 1",
-            "strategy multi_worker_mirrored has no use for parameter_servers (1), which is for parameter_server",
+            (
+                "strategy multi_worker_mirrored has no use for parameter_servers (1), "
+                "which is for parameter_server"
+            ),
         ),
         (
             "  model: digits_cnn",
             "  model: digits_cnn\n  workers: 16",
-            "small.yaml:2: preprocess.shards: must be at least the number of training workers (16), got 8",
+            (
+                "small.yaml:2: preprocess.shards: "
+                "must be at least the number of training workers (16), got 8"
+            ),
         ),
         (
             "  model: digits_cnn",
@@ -202,12 +217,18 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
         (
             "type: image_folder",
             "type: image_foldr",
-            "small.yaml:3: preprocess.source.type: unknown type 'image_foldr'; the nearest valid name is 'image_folder'",
+            (
+                "small.yaml:3: preprocess.source.type: unknown type 'image_foldr'; "
+                "the nearest valid name is 'image_folder'"
+            ),
         ),
         (
             "type: image_folder",
             "type: zip",
-            "preprocess.source.type: unknown type 'zip'; valid names are coco, csv, image_folder, jsonl, tfds, tfrecord, voc",
+            (
+                "preprocess.source.type: unknown type 'zip'; "
+                "valid names are coco, csv, image_folder, jsonl, tfds, tfrecord, voc"
+            ),
         ),
         ("type: image_folder", "type: [voc]", "small.yaml:3: preprocess.source.type: unknown type"),
         (
@@ -238,7 +259,10 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
         (
             "{type: image_folder, path: raw}",
             "\n    type: coco\n    path: raw\n    parts:\n      - {annotation: a.json}",
-            "small.yaml:7: preprocess.source.parts.0.annotation: unknown key; the nearest valid name is 'annotations'",
+            (
+                "small.yaml:7: preprocess.source.parts.0.annotation: unknown key; "
+                "the nearest valid name is 'annotations'"
+            ),
         ),
         (
             "type: image_folder",
@@ -331,7 +355,10 @@ def test_an_override_reaches_into_a_list(load):
     [
         (
             {"train__epochs": 0},
-            "override train.epochs: train.epochs: input should be greater than or equal to 1, got 0",
+            (
+                "override train.epochs: train.epochs: input should be greater than or equal to 1, "
+                "got 0"
+            ),
         ),
         (
             {"train__epoch": 1},

@@ -1,4 +1,5 @@
-"""Options of training that can't go together are refused with their reason, before any process starts."""
+"""Options of training that can't go together are refused with their reason,
+before any process starts."""
 
 from __future__ import annotations
 
@@ -13,11 +14,17 @@ from pipeline_ops.config.train import Train
     [
         (
             {"model": "resnet5"},
-            "there is no model 'resnet5'; the nearest valid name is 'resnet50', and a model of your own is named as",
+            (
+                "there is no model 'resnet5'; "
+                "the nearest valid name is 'resnet50', and a model of your own is named as"
+            ),
         ),
         (
             {"model": "my package:build"},
-            "a function of your own is named as my_package.my_module:function, got 'my package:build'",
+            (
+                "a function of your own is named as my_package.my_module:function, "
+                "got 'my package:build'"
+            ),
         ),
         (
             {"model": "dense", "model_parameters": {"unit": 3}},
@@ -38,7 +45,10 @@ from pipeline_ops.config.train import Train
         ({"strategy": "parameter_server"}, "strategy parameter_server needs parameter_servers"),
         (
             {"parameter_servers": 2},
-            "strategy multi_worker_mirrored has no use for parameter_servers (2), which is for parameter_server",
+            (
+                "strategy multi_worker_mirrored has no use for parameter_servers (2), "
+                "which is for parameter_server"
+            ),
         ),
         (
             {"strategy": "placed_layers", "devices_per_worker": 2},

@@ -36,10 +36,22 @@ preprocess:
     "text",
     [
         BLOCK,
-        "notify: [{notifier: a.b, events: [failed], arguments: {token: hunter2}}]\npipeline: digits\n",
-        "notify:\n- notifier: a.b\n  arguments: {token: hunter2}  # why\n  events: [failed]\npipeline: digits",
-        "base: &base {arguments: {token: hunter2}}\nnotify:\n- {<<: *base, notifier: a.b}\npipeline: digits",
-        "base: &base {token: hunter2}\nnotify:\n- {arguments: *base, notifier: a.b}\npipeline: digits",
+        (
+            "notify: [{notifier: a.b, events: [failed], arguments: {token: hunter2}}]\n"
+            "pipeline: digits\n"
+        ),
+        (
+            "notify:\n- notifier: a.b\n  arguments: {token: hunter2}  # why\n  events: [failed]\n"
+            "pipeline: digits"
+        ),
+        (
+            "base: &base {arguments: {token: hunter2}}\nnotify:\n- {<<: *base, notifier: a.b}\n"
+            "pipeline: digits"
+        ),
+        (
+            "base: &base {token: hunter2}\nnotify:\n- {arguments: *base, notifier: a.b}\n"
+            "pipeline: digits"
+        ),
     ],
 )
 def test_secrets_are_not_shown(text):

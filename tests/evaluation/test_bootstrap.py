@@ -1,4 +1,5 @@
-"""The intervals: drawn by cells, they are those of examples drawn one by one, and they hold what they promise."""
+"""The intervals: drawn by cells, they are those of examples drawn one by one, and they hold what
+they promise."""
 
 from __future__ import annotations
 
@@ -106,7 +107,8 @@ def test_both_models_see_the_same_draws_so_that_equal_models_never_differ():
 
 
 def test_the_interval_of_a_difference_holds_the_truth_as_often_as_it_says():
-    """The true accuracies of the two models are 0.8 and 0.7; both fail on the same hard examples."""
+    """The true accuracies of the two models are 0.8 and 0.7;
+    both fail on the same hard examples."""
     generator, held = np.random.default_rng(9), 0
     for repeat in range(200):
         ease = generator.random(150)

@@ -1,4 +1,5 @@
-"""COCO's figures against pycocotools, to 1e-9: on random detections and on sets that were made to be difficult."""
+"""COCO's figures against pycocotools, to 1e-9: on random detections and on sets that were made to
+be difficult."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def random_set(
     noise: float = 5.0,
     extra: int = 40,
 ) -> tuple[Truths, DetectionTable, int, int]:
-    """Boxes of several sizes, of which most are found, not quite where they are; and some that are nowhere."""
+    """Boxes of several sizes, of which most are found, not quite where they are;
+    and some that are nowhere."""
     generator = np.random.default_rng(seed)
     count = num_images * 4
     images, classes = (

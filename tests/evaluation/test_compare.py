@@ -125,7 +125,10 @@ def test_a_run_that_never_evaluated_can_not_be_compared(runs, capsys):
 
 
 def test_comparing_imports_neither_tensorflow_nor_beam():
-    command = "import sys, pipeline_ops.evaluation.compare; print([m for m in ('tensorflow', 'keras', 'apache_beam') if m in sys.modules])"
+    command = (
+        "import sys, pipeline_ops.evaluation.compare; "
+        "print([m for m in ('tensorflow', 'keras', 'apache_beam') if m in sys.modules])"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", command], capture_output=True, text=True, check=True

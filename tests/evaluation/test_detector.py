@@ -1,5 +1,5 @@
-"""The chain for a detector: trained on real scenes for a moment, evaluated as it is served, exported. What it finds is poor; that it is counted right
-is what is looked at."""
+"""The chain for a detector: trained on real scenes for a moment, evaluated as it is served,
+exported. What it finds is poor; that it is counted right is what is looked at."""
 
 from __future__ import annotations
 

@@ -66,7 +66,10 @@ def test_champion_and_challenger_answer_for_the_same_examples(workshop):
     )
     assert [rule.text for rule in figures.rules] == [
         "accuracy 0.8700 is at least 0.5000",
-        "accuracy 0.8700 is 0.1300 above the champion's 0.7400; a loss of at most 0.0500 is allowed",
+        (
+            "accuracy 0.8700 is 0.1300 above the champion's 0.7400; "
+            "a loss of at most 0.0500 is allowed"
+        ),
     ]
 
 
@@ -214,7 +217,8 @@ def test_a_champion_that_knows_other_classes_is_not_compared_and_the_rule_says_s
     assert figures.champion is None and figures.champion_version == 1
     assert figures.rules[0].passed
     assert figures.rules[0].text == (
-        "accuracy 0.4700 stands alone: the champion (version 1) does not know zero and knows 0, which the data set lacks"
+        "accuracy 0.4700 stands alone: the champion (version 1) "
+        "does not know zero and knows 0, which the data set lacks"
     )
     assert "does not know zero" in (folder / REPORT).read_text()
 
@@ -233,7 +237,7 @@ def test_a_champion_with_the_classes_in_another_order_is_not_compared(workshop, 
     assert "has the classes in another order" in figures_of(folder).rules[1].text
 
 
-def test_a_model_of_another_image_size_is_asked_about_the_images_as_they_are_and_resizes_them_itself(
+def test_a_model_of_another_image_size_is_asked_about_the_images_as_they_are_and_resizes_them_itself(  # noqa: E501
     workshop, tmp_path
 ):
     import tensorflow as tf
@@ -331,7 +335,10 @@ def test_a_test_split_that_leaked_into_training_is_refused_with_its_images(works
     plan = workshop.plan("evaluate", workshop.train("good", uri), dataset=uri)
     with pytest.raises(
         DataError,
-        match=r"1 test image is in the training split, too .*: b\.png equals a\.png; set preprocess\.duplicates",
+        match=(
+            r"1 test image is in the training split, too .*: "
+            r"b\.png equals a\.png; set preprocess\.duplicates"
+        ),
     ):
         workshop.run(plan)
     assert not Path(plan.request.artifact).exists()

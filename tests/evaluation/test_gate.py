@@ -71,7 +71,10 @@ def accuracy(**bounds) -> Rule:
             0.985,
             0.98,
             True,
-            "accuracy 0.9850 is 0.0050 above the champion's 0.9800; a loss of at most 0.0050 is allowed",
+            (
+                "accuracy 0.9850 is 0.0050 above the champion's 0.9800; "
+                "a loss of at most 0.0050 is allowed"
+            ),
         ),
         (
             accuracy(not_worse_than_champion_by_more_than=0.0),
@@ -144,7 +147,10 @@ def test_why_there_is_no_comparison_is_part_of_the_sentence():
             0.06,
             0.04,
             False,
-            "calibration_error 0.0600 is 0.0200 above the champion's 0.0400; at most 0.0100 is allowed",
+            (
+                "calibration_error 0.0600 is 0.0200 above the champion's 0.0400; "
+                "at most 0.0100 is allowed"
+            ),
         ),
         (
             Rule(metric="latency_milliseconds", at_most=50),
@@ -272,8 +278,9 @@ def test_a_confident_verdict_lists_its_numbers():
         Evidence(two_models(800, 20, 120, 60)),
     )
     assert verdict.text == (
-        "accuracy 0.8200 to the champion's 0.9200: the difference is at least −0.1200 and at most −0.0820, "
-        "each with 95 % confidence; a loss of at most 0.0200 is allowed: refuted"
+        "accuracy 0.8200 to the champion's 0.9200: the difference is "
+        "at least −0.1200 and at most −0.0820, each with 95 % confidence; "
+        "a loss of at most 0.0200 is allowed: refuted"
     )
 
 

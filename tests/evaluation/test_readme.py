@@ -1,4 +1,5 @@
-"""The page on evaluation: its example is a config that works, and names every metric that a rule may have."""
+"""The page on evaluation: its example is a config that works, and names every metric that a rule
+may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ranks, areas and calibration, against scikit-learn: on random scores and on scores that were made to be difficult."""
+"""Ranks, areas and calibration, against scikit-learn: on random scores and on scores that were made
+to be difficult."""
 
 from __future__ import annotations
 

@@ -119,5 +119,6 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 
 def statuses(received: bytes) -> list[int]:
-    """Of all answers in what came back on a connection. No content has a status line: JSON has no line breaks."""
+    """Of all answers in what came back on a connection. No content has a status line: JSON has no
+    line breaks."""
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) [A-Za-z -]+\r\n", received)]

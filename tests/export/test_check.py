@@ -67,7 +67,9 @@ def test_a_model_with_another_signature_is_refused(training):
     tf.saved_model.save(other, str(training / SAVED_MODEL), signatures=other.other)
     with pytest.raises(
         DataError,
-        match="must have the signature serving_default from image_bytes to probabilities and classes",
+        match=(
+            "must have the signature serving_default from image_bytes to probabilities and classes"
+        ),
     ):
         check(training)
 

@@ -337,7 +337,8 @@ def test_progress_names_the_steps(workshop):
 
 
 def test_a_registry_on_s3_is_published_to_compared_with_and_promoted_in(workshop, s3_place):
-    """Two runs: the second one's challenger is evaluated against the champion that lies in the store."""
+    """Two runs: the second one's challenger is evaluated against the champion
+    that lies in the store."""
     place = {"export__registry": s3_place.removesuffix("/digits")}
     workshop.publish("fair", **place)
     train = workshop.publish("good", **place)

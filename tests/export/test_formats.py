@@ -238,7 +238,10 @@ def test_a_format_that_is_not_the_trained_model_stops_the_publication(workshop):
     )
     with pytest.raises(
         DataError,
-        match=r"the format tflite_int8 is not the model that was trained: .* where export\.int8\.tolerance allows 1e-06",
+        match=(
+            r"the format tflite_int8 is not the model that was trained: .* "
+            r"where export\.int8\.tolerance allows 1e-06"
+        ),
     ):
         workshop.run(plan)
     assert workshop.registry.versions() == []

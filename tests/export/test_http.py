@@ -1,4 +1,5 @@
-"""The limits of the server, over raw sockets: what h11, uvicorn and the application make of each request."""
+"""The limits of the server, over raw sockets:
+what h11, uvicorn and the application make of each request."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ def test_requests_in_a_pipe_get_their_answers_in_order(server):
 
 
 def test_an_answer_does_not_wait_for_the_receipt_of_its_head(patient):
-    """Of twenty answers on one connection the fastest shows it: TCP would delay each of them by 40 ms."""
+    """Of twenty answers on one connection the fastest shows it:
+    TCP would delay each of them by 40 ms."""
     times = []
     with patient.connect() as connection:
         for _ in range(20):
@@ -131,7 +133,8 @@ def test_a_client_that_closes_its_side_still_gets_the_answer(server):
     ids=["nothing", "half_a_head", "half_a_second_head", "half_a_body"],
 )
 def test_a_slow_request_is_given_up(server, sent, wanted):
-    """F18: no client holds a connection by sending slowly. The limits of this server are a second each."""
+    """F18: no client holds a connection by sending slowly.
+    The limits of this server are a second each."""
     begin = time.monotonic()
     assert statuses(server.send(sent)) == wanted and 0.5 < time.monotonic() - begin < 20
 
@@ -165,7 +168,8 @@ def test_a_client_that_does_not_read_is_given_up():
 
 
 def test_the_number_of_connections_has_a_limit():
-    """F18. Those that are open are served; one more is told, and can come again when one has gone."""
+    """F18. Those that are open are served; one more is told,
+    and can come again when one has gone."""
     with running(connections=3) as server:
         connections = [server.connect() for _ in range(3)]
         for connection in connections:  # they are known to the server once they have an answer
@@ -186,7 +190,8 @@ def test_the_number_of_connections_has_a_limit():
 
 
 def test_predictions_beyond_the_queue_get_503_and_the_others_their_answers():
-    """F18: one runs, one waits, and a third is refused at once; reading a page is still possible."""
+    """F18: one runs, one waits, and a third is refused at once;
+    reading a page is still possible."""
     with running(threads=1, waiting=1) as server:
         server.model.may_answer.clear()
         first, second = server.connect(), server.connect()

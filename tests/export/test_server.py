@@ -1,4 +1,5 @@
-"""`trainyard serve`, as a process of its own, asked by curl, by TensorFlow Serving's own messages, and by a browser."""
+"""`trainyard serve`, as a process of its own, asked by curl, by TensorFlow Serving's own messages,
+and by a browser."""
 
 from __future__ import annotations
 
@@ -303,12 +304,16 @@ def test_an_image_of_too_many_pixels_gets_the_reason(server):
         "/v1/models/digits:predict", json.dumps({"instances": [bomb] * 4}).encode()
     )
     assert code == 400 and said["error"] == (
-        "the model can't take this: An image has 268435456 pixels, at most 64000000 are allowed. Send a smaller one."
+        "the model can't take this: "
+        "An image has 268435456 pixels, at most 64000000 are allowed. Send a smaller one."
     )
 
 
 def test_it_needs_no_airflow():
-    code = "import sys, pipeline_ops.cli.main, pipeline_ops.export.serving.server; sys.exit('airflow' in sys.modules)"
+    code = (
+        "import sys, pipeline_ops.cli.main, pipeline_ops.export.serving.server; "
+        "sys.exit('airflow' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -434,7 +439,8 @@ def test_a_picture_that_is_dropped_gets_its_classes_drawn_and_no_name_of_a_class
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_boxes_are_drawn_over_the_picture_where_a_model_answers_with_boxes(server, tmp_path):
-    """What a detector answers is given to the page by the test; a real one is asked in `evaluation/test_detector.py`."""
+    """What a detector answers is given to the page by the test; a real one is asked in
+    `evaluation/test_detector.py`."""
     from playwright.sync_api import sync_playwright
 
     detections = {

@@ -1,4 +1,5 @@
-"""Versions of a registry that somebody has tampered with: neither fetched nor served, and nothing is written elsewhere."""
+"""Versions of a registry that somebody has tampered with: neither fetched nor served, and nothing
+is written elsewhere."""
 
 from __future__ import annotations
 

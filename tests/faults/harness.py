@@ -1,7 +1,9 @@
-"""Carries out one job with one file operation of it failed, and then the next try, as an operator would.
+"""Carries out one job with one file operation of it failed, and then the next try,
+as an operator would.
 
-`Page` is the memory that the shim shares with the test (see `shim.c`), `Forker` starts jobs in forks of
-a process that has imported them, and `Scene` is a storage root that is put back before each case.
+`Page` is the memory that the shim shares with the test (see `shim.c`), `Forker` starts jobs in
+forks of a process that has imported them, and `Scene` is a storage root that is put back before
+each case.
 """
 
 from __future__ import annotations
@@ -111,7 +113,8 @@ class Forker:
 
     @contextlib.contextmanager
     def job(self, request: Path, log: Path) -> Iterator[int]:
-        """A job that runs; leaving the block waits for its end. Hangs are killed, and fail the test."""
+        """A job that runs; leaving the block waits for its end. Hangs are killed,
+        and fail the test."""
         self._process.stdin.write(json.dumps({"request": str(request), "log": str(log)}) + "\n")
         self._process.stdin.flush()
         pid = self._answer()["pid"]
@@ -238,9 +241,11 @@ class Scene:
 
 
 def _plain_name(operation: str) -> str:
-    """The name that a file or folder will have in the end: `a.json` of `write /x/.a.json.71.72.tmp`.
+    """The name that a file or folder will have in the end:
+    `a.json` of `write /x/.a.json.71.72.tmp`.
 
-    Of a temporary file that never has a name (the kernel calls it "#1234 (deleted)"), that of its folder.
+    Of a temporary file that never has a name (the kernel calls it "#1234 (deleted)"),
+    that of its folder.
     """
     folder, name = os.path.split(operation.partition(" ")[2])
     if re.fullmatch(r"#\d+ \(deleted\)", name):

@@ -1,8 +1,9 @@
-"""Every file operation of a job fails once, or kills it: the outcome is right, or a retry that names the file.
+"""Every file operation of a job fails once, or kills it: the outcome is right, or a retry that
+names the file.
 
-The next try must leave what an undisturbed run leaves. A failed operation in these tests has a number:
-the order in which all processes of the job carry out their operations below the storage root.
-`make test-faults` runs all of it; the tests that are not marked as slow take a sample.
+The next try must leave what an undisturbed run leaves. A failed operation in these tests has a
+number: the order in which all processes of the job carry out their operations below the storage
+root. `make test-faults` runs all of it; the tests that are not marked as slow take a sample.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def each_operation(operations: list[str]) -> list[tuple[int, str]]:
 
 
 def stratified(operations: list[str], count: int) -> list[tuple[int, str]]:
-    """A seeded sample: each kind of operation has its share, each operation one action after the other, in any order."""
+    """A seeded sample: each kind of operation has its share, each operation one action after the
+    other, in any order."""
     draw = random.Random(13)
     by_kind: dict[str, list[list[tuple[int, str]]]] = {}
     for number, operation in enumerate(operations, start=1):

@@ -1,4 +1,5 @@
-"""Boxes follow the pixels of their objects, whatever is done to an image, on whichever worker, and after any restart."""
+"""Boxes follow the pixels of their objects, whatever is done to an image, on whichever worker, and
+after any restart."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ PIXELS = [
 
 @pytest.fixture(scope="module")
 def scenes():
-    """Images and labels of a split: on black, one to four rectangles that touch neither each other nor the edges, each in a grey of its own."""
+    """Images and labels of a split: on black, one to four rectangles that touch neither each other
+    nor the edges, each in a grey of its own."""
     return make_scenes()
 
 
@@ -80,7 +82,8 @@ def load_from(scenes, pad_to=None):
 
 
 def changed(scenes, options, epoch=0, examples=range(NUM_SCENES), seed=1, max_boxes=None):
-    """Images, and for each the boxes in pixels with their classes and whether they are to be left alone."""
+    """Images, and for each the boxes in pixels with their classes and whether
+    they are to be left alone."""
     import tensorflow as tf
 
     from pipeline_ops.input.augmentation import make_changes
@@ -193,7 +196,8 @@ def test_an_example_is_changed_alike_in_any_batch_and_otherwise_in_each_epoch(sc
 
 
 def test_a_mosaic_is_its_own_image_and_three_of_the_whole_split(scenes):
-    """Seen by their greys: with one image painted in a value of its own, the mosaics that have it are those whose fourth it was drawn for."""
+    """Seen by their greys: with one image painted in a value of its own, the mosaics that have it
+    are those whose fourth it was drawn for."""
     images = (
         np.arange(NUM_SCENES, dtype=np.uint8)[:, None, None, None]
         .repeat(HEIGHT, 1)

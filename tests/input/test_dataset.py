@@ -18,7 +18,8 @@ DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 
 
 REMOVED = ((0, 3, 174), (), (5,), tuple(range(20, 60)))
-"""By shard: positions that a later generation has removed; each shard of the train split holds 175."""
+"""By shard: positions that a later generation has removed;
+each shard of the train split holds 175."""
 
 
 SOURCES = ("encoded in memory", "encoded on disk", "decoded in memory", "decoded on disk")
@@ -125,7 +126,8 @@ def test_a_step_far_away_costs_what_the_first_one_costs(split):
 def test_every_example_comes_exactly_once_in_each_epoch_whatever_the_number_of_workers(
     split, workers
 ):
-    """The split has a number of examples that no batch divides: the batch at the end goes on with the next epoch."""
+    """The split has a number of examples that no batch divides: the batch at the end goes on with
+    the next epoch."""
     from pipeline_ops.input.dataset import examples_of_step
     from pipeline_ops.input.sources import EncodedSource
 

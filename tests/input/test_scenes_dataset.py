@@ -1,4 +1,5 @@
-"""Examples with boxes come in the same order, and changed in the same way, whatever the number of workers and after any restart."""
+"""Examples with boxes come in the same order, and changed in the same way, whatever the number of
+workers and after any restart."""
 
 from __future__ import annotations
 

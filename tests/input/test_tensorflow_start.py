@@ -23,13 +23,17 @@ def run(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-START = "import sys, os\nfrom pipeline_ops.input.tensorflow_start import import_tensorflow\ntf = import_tensorflow()\n"
+START = (
+    "import sys, os\n"
+    "from pipeline_ops.input.tensorflow_start import import_tensorflow\n"
+    "tf = import_tensorflow()\n"
+)
 
 
 def test_what_is_not_needed_is_not_imported_and_can_still_be():
     code = (
-        START
-        + "print([name in sys.modules for name in ('sklearn', 'scipy')])\nimport sklearn, scipy\nprint('later')"
+        START + "print([name in sys.modules for name in ('sklearn', 'scipy')])\n"
+        "import sklearn, scipy\nprint('later')"
     )
     assert run(code) == "[False, False]\nlater"
 
@@ -43,7 +47,8 @@ def test_keras_trains_saves_and_loads_without_them(tmp_path):
         START
         + f"""
 import keras, numpy
-model = keras.Sequential([keras.layers.Conv2D(2, 3), keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2, activation="softmax")])
+model = keras.Sequential([keras.layers.Conv2D(2, 3), keras.layers.GlobalAveragePooling2D(), \
+keras.layers.Dense(2, activation="softmax")])
 model.compile("adam", "sparse_categorical_crossentropy")
 images = numpy.random.default_rng(0).random((8, 8, 8, 1)).astype("float32")
 model.fit(images, numpy.zeros(8), verbose=0)

@@ -1,4 +1,5 @@
-"""Random and damaged bytes for each kind of job file and for the task state: only documented errors.
+"""Random and damaged bytes for each kind of job file and for the task state:
+only documented errors.
 
 `TRAINYARD_FUZZ_CASES=10000` sets the number of cases for each test. The examples are cases that
 once ended in another error.
@@ -108,7 +109,8 @@ VALID = {
 
 @st.composite
 def damaged(draw: st.DrawFn, model: type) -> bytes:
-    """Bytes near those of a valid record: a value is another one, a key is missing or new, or the text is cut."""
+    """Bytes near those of a valid record: a value is another one, a key is missing or new, or the
+    text is cut."""
     value = dict(VALID[model])
     for key in draw(st.lists(st.sampled_from([*value, "other"]), max_size=3)):
         if draw(st.booleans()):

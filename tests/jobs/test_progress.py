@@ -1,4 +1,5 @@
-"""Progress lines: what a job writes reads back, and a bad line is one problem at its place (F16)."""
+"""Progress lines: what a job writes reads back,
+and a bad line is one problem at its place (F16)."""
 
 from __future__ import annotations
 

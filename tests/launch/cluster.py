@@ -1,4 +1,5 @@
-"""A Slurm cluster for tests: the real daemons, two nodes on this machine, ports and keys of its own. Needs root and Debian's slurm packages."""
+"""A Slurm cluster for tests: the real daemons, two nodes on this machine, ports and keys of its
+own. Needs root and Debian's slurm packages."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ class Cluster:
         )
 
     def down(self) -> None:
-        """However far it has come up: first the jobs, which would outlive their daemons, then these."""
+        """However far it has come up: first the jobs, which would outlive their daemons, then
+        these."""
         try:
             if jobs := self.jobs():
                 self._ask("scancel", *jobs)
@@ -74,7 +76,8 @@ class Cluster:
             os.environ.pop("SLURM_CONF", None)
 
     def daemons(self) -> list[int]:
-        """All that lives of this cluster: the name of its folder is in the command of each of its daemons, and in the environment of its jobs."""
+        """All that lives of this cluster: the name of its folder is in the command of each of its
+        daemons, and in the environment of its jobs."""
         mine = str(self.folder)
         return [
             pid for pid in pids() if pid != os.getpid() and mine in command(pid) + environment(pid)
@@ -120,7 +123,8 @@ class Cluster:
     def _configuration(self) -> str:
         here, (controller, *ports) = socket.gethostname().split(".")[0], _free_ports(self.count + 1)
         nodes = "".join(
-            f"NodeName=n{n} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=2000 State=UNKNOWN\n"
+            f"NodeName=n{n} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} "
+            "CPUs=2 RealMemory=2000 State=UNKNOWN\n"
             for n, port in enumerate(ports, 1)
         )
         return f"""ClusterName=tests

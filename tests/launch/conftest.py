@@ -1,4 +1,5 @@
-"""Train jobs on this machine alone; the tests of other launchers start theirs by fixtures of the same names."""
+"""Train jobs on this machine alone; the tests of other launchers start theirs by fixtures of the
+same names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Hosts for tests: network namespaces on a bridge, each with a real sshd, a name, host key and /etc/hosts of its own.
+"""Hosts for tests: network namespaces on a bridge, each with a real sshd, a name, host key and
+/etc/hosts of its own.
 
-They share the machine's file system and processes, so a file that is missing on one host only can't be tested with them. Needs root,
-iproute2 and openssh-server.
+They share the machine's file system and processes, so a file that is missing on one host only can't
+be tested with them. Needs root, iproute2 and openssh-server.
 """
 
 from __future__ import annotations
@@ -101,8 +102,14 @@ class Network:
             _run("ip", "-n", host, "link", "set", interface, "up")
         _keygen(self.folder / f"{host}.key")
         (self.folder / f"{host}.sshd").write_text(
-            f"ListenAddress {self.addresses[host]}\nHostKey {self.folder / f'{host}.key'}\nAuthorizedKeysFile {self.folder / 'authorized_keys'}\n"
-            f"PidFile {self.folder / f'{host}.pid'}\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\nStrictModes no\n"
+            f"ListenAddress {self.addresses[host]}\n"
+            f"HostKey {self.folder / f'{host}.key'}\n"
+            f"AuthorizedKeysFile {self.folder / 'authorized_keys'}\n"
+            f"PidFile {self.folder / f'{host}.pid'}\n"
+            "UsePAM no\n"
+            "PasswordAuthentication no\n"
+            "PermitRootLogin prohibit-password\n"
+            "StrictModes no\n"
             "MaxStartups 50\n"
         )
         mounts = "; ".join(
@@ -118,7 +125,8 @@ class Network:
             "--mount",
             "sh",
             "-c",
-            f"hostname {host}; {mounts}; exec /usr/sbin/sshd -f {self.folder / f'{host}.sshd'} -E {self.folder / f'{host}.log'}",
+            f"hostname {host}; {mounts}; exec /usr/sbin/sshd "
+            f"-f {self.folder / f'{host}.sshd'} -E {self.folder / f'{host}.log'}",
         )
 
     def down(self) -> None:

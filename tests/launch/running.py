@@ -60,7 +60,8 @@ def config_with_hosts(folder: Path, content: dict) -> Path:
 def starting(
     make_job_in, dataset: str, folder: Path, hosts: dict, **defaults
 ) -> Iterator[Callable[..., RunningJob]]:
-    """Gives a function that starts jobs in a folder, on hosts as a hosts file describes them; what is left of them is ended afterwards.
+    """Gives a function that starts jobs in a folder, on hosts as a hosts file describes them; what
+    is left of them is ended afterwards.
 
     All of their hosts have the same temporary folder, which is their own.
     """
@@ -115,7 +116,8 @@ class RunningJob:
         return self.job.attempt.folder / "hold"
 
     def wait_until_held(self) -> None:
-        """Returns once the first epoch is over, all of its checkpoints are on the disk, and the chief does nothing."""
+        """Returns once the first epoch is over, all of its checkpoints are on the disk, and the
+        chief does nothing."""
         every = self.job.request.config["checkpoint_every_steps"]
         newest = (
             work_folder(self.job.folder) / f"checkpoint-{STEPS_OF_EPOCH // every * every:09d}.npz"
@@ -147,7 +149,8 @@ class RunningJob:
             time.sleep(0.02)
 
     def all(self) -> list[int]:
-        """Every living process of the job, on any host: the hosts of the tests share their processes with this machine.
+        """Every living process of the job, on any host: the hosts of the tests share their
+        processes with this machine.
 
         All have the job's folder on their command line or in their environment.
         """
@@ -241,9 +244,11 @@ def assert_went_on(
     chief: str = "worker 0",
     survive_seconds: float = 5.0,
 ) -> None:
-    """The last of these tries has ended as if nothing had happened, at the price of at most one checkpoint interval each time, and nobody is left.
+    """The last of these tries has ended as if nothing had happened, at the price of at most one
+    checkpoint interval each time, and nobody is left.
 
-    Nor is any temporary file of any of them, on any host: the hosts of the tests share their disks with this machine.
+    Nor is any temporary file of any of them, on any host: the hosts of the tests share their disks
+    with this machine.
     """
     last = tries[-1]
     assert last.end() == ExitCode.SUCCESS, last.message()
@@ -258,9 +263,11 @@ def assert_went_on(
 
 
 def repeated_steps(of_chief: Sequence[Progress]) -> list[int]:
-    """For each incarnation but the first: how many steps it has done again, from what the chiefs of all have reported.
+    """For each incarnation but the first: how many steps it has done again, from what the chiefs of
+    all have reported.
 
-    A chief reports a few times a second, and at the end of each epoch; so the numbers are exact for a training that was held.
+    A chief reports a few times a second, and at the end of each epoch; so the numbers are exact for
+    a training that was held.
     """
     reached, begun = 0, []
     for moment in of_chief:

@@ -1,4 +1,5 @@
-"""The agent, the pipe to it and the fleet of hosts, with an agent that is killed, stopped or never heard; and the commands that carry the pipe."""
+"""The agent, the pipe to it and the fleet of hosts, with an agent that is killed, stopped or never
+heard; and the commands that carry the pipe."""
 
 from __future__ import annotations
 

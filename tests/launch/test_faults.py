@@ -1,7 +1,8 @@
-"""Whatever happens to a train job on one machine costs seconds, and never the run: it ends with the same weights and the same loss.
+"""Whatever happens to a train job on one machine costs seconds, and never the run: it ends with the
+same weights and the same loss.
 
-Killed and hung processes of every role, SIGTERM, a port that is taken, a full disk, a corrupt checkpoint. At most one checkpoint interval is done
-again, and nothing is left running.
+Killed and hung processes of every role, SIGTERM, a port that is taken, a full disk, a corrupt
+checkpoint. At most one checkpoint interval is done again, and nothing is left running.
 """
 
 from __future__ import annotations
@@ -252,9 +253,9 @@ def test_a_killed_process_that_writes_the_candidate_is_named_and_the_next_try_tr
     os.kill(writers[0], signal.SIGKILL)
     assert job.end() == ExitCode.RETRY
     assert (
-        "the process that writes the candidate ended with -9 and left no candidate.status.json; its log is"
-        in job.message()
-    )
+        "the process that writes the candidate ended with -9 and left no candidate.status.json; "
+        "its log is"
+    ) in job.message()
     assert not job.job.folder.exists()
     again = start("second")
     assert_went_on(undisturbed, job, again)

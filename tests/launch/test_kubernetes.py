@@ -1,4 +1,5 @@
-"""No cluster is run here: the manifest is held against Kubernetes's published schema, and kubectl is a stand-in that runs pods on this machine."""
+"""No cluster is run here: the manifest is held against Kubernetes's published schema, and kubectl
+is a stand-in that runs pods on this machine."""
 
 from __future__ import annotations
 

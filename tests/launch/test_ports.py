@@ -87,7 +87,8 @@ def can_connect(address: str) -> bool:
 
 
 def test_where_the_network_is_trusted_servers_listen(dataset, make_job_in, tmp_path):
-    """So the tests above would see a listener, and a host whose kernel refuses namespaces has a way out."""
+    """So the tests above would see a listener, and a host whose kernel refuses namespaces has a way
+    out."""
     with starting(
         make_job_in, dataset, tmp_path, {"launcher": "local", "network": "trusted"}, **SERVERS
     ) as start_job:
@@ -216,7 +217,8 @@ def test_a_port_scan_of_the_whole_host_does_not_disturb_a_gang(start):
 
 
 def scan_until(ended: threading.Event, job: RunningJob) -> None:
-    """Connects to whatever the gang's processes listen on: every Unix name of a ring, with garbage."""
+    """Connects to whatever the gang's processes listen on: every Unix name of a ring, with
+    garbage."""
     while not ended.is_set():
         names = [
             line.split()[-1]

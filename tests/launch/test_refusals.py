@@ -1,4 +1,5 @@
-"""Train jobs that can't go on say why, in time, and leave nobody behind: the cause is named, and the exit code says whether to try again."""
+"""Train jobs that can't go on say why, in time, and leave nobody behind: the cause is named, and
+the exit code says whether to try again."""
 
 from __future__ import annotations
 
@@ -38,10 +39,8 @@ def test_sigterm_ends_every_process_within_five_seconds(start):
     watch = Stopwatch()
     assert kill_group(job.identity, 2.0)
     assert watch.seconds < 5
-    saved, killed = (
-        ExitCode.RETRY,
-        -signal.SIGKILL,
-    )  # on a busy machine two seconds don't do to save; what is marked failed is not tried again anyway
+    # On a busy machine two seconds don't do to save; what is marked failed is not tried again.
+    saved, killed = ExitCode.RETRY, -signal.SIGKILL
     assert job.process.wait() in (saved, killed)
     assert job.survivors() == []
     assert not job.job.folder.exists()

@@ -1,4 +1,5 @@
-"""Hosts over real ssh: they train together, and whatever happens to one of them costs seconds and never the run."""
+"""Hosts over real ssh: they train together, and whatever happens to one of them costs seconds and
+never the run."""
 
 from __future__ import annotations
 
@@ -177,7 +178,8 @@ def test_a_host_that_does_not_answer_is_named_within_the_deadline(start, network
 
 
 def test_a_gang_of_another_launcher_is_not_joined_by_a_second_one(start):
-    """Also where the storage root has no locks that reach other hosts: there, the hosts themselves refuse."""
+    """Also where the storage root has no locks that reach other hosts: there, the hosts themselves
+    refuse."""
     first = start(hosts=1, train__epochs=3000)
     first.wait_for_step(5)
     lock = first.job.folder.with_name(f".{first.job.folder.name}.lock")
@@ -239,7 +241,8 @@ def test_a_stopped_agent_does_not_hide_its_workers(start, undisturbed):
 
 @pytest.mark.slow
 def test_three_hosts_go_on_as_two_when_one_is_lost_for_good(start, network, alone):
-    """Without kinks, so that another order of the sums stays what it is (`tests/training/test_equality.py`)."""
+    """Without kinks, so that another order of the sums stays what it is
+    (`tests/training/test_equality.py`)."""
     smooth = {"train__model": "acme_vision.nets:smooth"}
     job = start(hosts=3, is_held=True, train__min_workers=2, **smooth)
     job.wait_until_held()
@@ -270,9 +273,9 @@ def test_a_checkpoint_that_one_host_can_not_read_is_given_up_by_all(
     assert again.end() == ExitCode.SUCCESS, again.message()
     assert again.steps("restored") == again.steps("restored", "worker 1") == [0]
     assert (
-        f"worker 1 can read no checkpoint in {newest.parent} that is newer than step 0, while others read that of step {INTERVAL}"
-        in "".join(again.figures().warnings)
-    )
+        f"worker 1 can read no checkpoint in {newest.parent} that is newer than step 0, "
+        f"while others read that of step {INTERVAL}"
+    ) in "".join(again.figures().warnings)
     assert_same(again, undisturbed)
 
 

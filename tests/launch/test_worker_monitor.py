@@ -48,7 +48,8 @@ class Scene:
         self.watch.progress()
 
     def until_it_fails(self, **alive: Event) -> str:
-        """What is told at last, while hosts go on to say who is alive there; they are heard right before each look, however busy the machine is."""
+        """What is told at last, while hosts go on to say who is alive there; they are heard right
+        before each look, however busy the machine is."""
         while True:
             for host, event in alive.items():
                 self.watch.note(host, event)
@@ -125,9 +126,9 @@ def test_a_gang_that_makes_no_step_is_told_with_everybodys_state(tmp_path):
     scene.reports("worker 0", "joining")
     time.sleep(1.1)
     assert (
-        "no step within 1 s (train.start_timeout_seconds): worker 0 on h1 is joining, worker 1 on h2 has not come"
-        in scene.watch.failure().message
-    )
+        "no step within 1 s (train.start_timeout_seconds): worker 0 on h1 is joining, "
+        "worker 1 on h2 has not come"
+    ) in scene.watch.failure().message
 
 
 @pytest.mark.parametrize(

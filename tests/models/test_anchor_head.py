@@ -97,7 +97,8 @@ def test_other_formats_find_the_same():
     [("smooth_l1", 2 * (0.05**2 / 0.22) + 2 * (0.3 - 0.055)), ("giou", None)],
 )
 def test_the_losses_by_hand(box_loss, box_wanted):
-    """Every anchor says 0.1 for class 0 and nothing else; the boxes of all are off by (0.05, -0.05, 0.3, -0.3)."""
+    """Every anchor says 0.1 for class 0 and nothing else;
+    the boxes of all are off by (0.05, -0.05, 0.3, -0.3)."""
     import tensorflow as tf
 
     truth = labels(BOXES[:1], [0])
@@ -132,7 +133,8 @@ def test_the_losses_by_hand(box_loss, box_wanted):
 
 
 def plain_overlaps(anchor, box, errors):
-    """IoU and GIoU of a box with what an anchor makes of it where the distances are off by so much."""
+    """IoU and GIoU of a box with what an anchor makes of it where the
+    distances are off by so much."""
     height, width = anchor[2] - anchor[0], anchor[3] - anchor[1]
     y, x = (box[0] + box[2]) / 2 + errors[0] * height, (box[1] + box[3]) / 2 + errors[1] * width
     high, wide = (box[2] - box[0]) * math.exp(errors[2]), (box[3] - box[1]) * math.exp(errors[3])
@@ -160,7 +162,8 @@ def test_an_image_without_boxes_is_learned_from_too(boxes, classes):
 
 @pytest.mark.parametrize("parts", [2, 4, 8])
 def test_the_sums_of_parts_of_a_batch_add_up_to_those_of_the_whole(parts):
-    """So that it makes no difference among how many workers a batch is divided; each pads to as many boxes as its own images have."""
+    """So that it makes no difference among how many workers a batch is divided; each pads to as
+    many boxes as its own images have."""
     import tensorflow as tf
 
     from pipeline_ops.models.boxes import Boxes

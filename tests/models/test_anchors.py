@@ -1,4 +1,5 @@
-"""Anchors of the pyramid, and what each of them stands for: against the definitions of the papers, computed plainly."""
+"""Anchors of the pyramid, and what each of them stands for: against the definitions of the papers,
+computed plainly."""
 
 from __future__ import annotations
 

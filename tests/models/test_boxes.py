@@ -1,4 +1,5 @@
-"""Suppression of boxes that mean the same object: what other formats are made of does exactly what TensorFlow's own operation does."""
+"""Suppression of boxes that mean the same object: what other formats are made of does exactly what
+TensorFlow's own operation does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A pipeline.config of the Object Detection API as a config of ours: what becomes what, and that nothing is lost on the way."""
+"""A pipeline.config of the Object Detection API as a config of ours: what becomes what, and that
+nothing is lost on the way."""
 
 from __future__ import annotations
 
@@ -116,28 +117,39 @@ def test_every_field_is_taken_or_told(api_folder):
         ("constant_learning_rate { learning_rate: 0.02 }", 0.02, None),
         ("constant_learning_rate { }", 0.002, None),
         (
-            "cosine_decay_learning_rate { learning_rate_base: 0.04 total_steps: 900 warmup_learning_rate: 0.01 warmup_steps: 100 }",
+            (
+                "cosine_decay_learning_rate { learning_rate_base: 0.04 total_steps: 900 "
+                "warmup_learning_rate: 0.01 warmup_steps: 100 }"
+            ),
             0.04,
             {"type": "cosine", "warmup_steps": 100, "decay_steps": 800},
         ),
         (
-            "exponential_decay_learning_rate { initial_learning_rate: 0.1 decay_steps: 400 decay_factor: 0.5 }",
+            (
+                "exponential_decay_learning_rate { initial_learning_rate: 0.1 "
+                "decay_steps: 400 decay_factor: 0.5 }"
+            ),
             0.1,
             {"type": "piecewise", "boundaries_steps": [400, 800], "factors": [0.5, 0.25]},
         ),
         (
-            "exponential_decay_learning_rate { initial_learning_rate: 0.1 decay_steps: 400 decay_factor: 0.5 staircase: false }",
+            (
+                "exponential_decay_learning_rate { initial_learning_rate: 0.1 "
+                "decay_steps: 400 decay_factor: 0.5 staircase: false }"
+            ),
             0.1,
             {"type": "exponential", "decay_steps": 400, "factor": 0.5},
         ),
         (
-            "manual_step_learning_rate { initial_learning_rate: 0.1 schedule { step: 500 learning_rate: 0.01 } "
+            "manual_step_learning_rate { initial_learning_rate: 0.1 "
+            "schedule { step: 500 learning_rate: 0.01 } "
             "schedule { step: 800 learning_rate: 0.001 } }",
             0.1,
             {"type": "piecewise", "boundaries_steps": [500, 800], "factors": [0.1, 0.01]},
         ),
         (
-            "manual_step_learning_rate { initial_learning_rate: 0.01 warmup: true schedule { step: 50 learning_rate: 0.1 } "
+            "manual_step_learning_rate { initial_learning_rate: 0.01 warmup: true "
+            "schedule { step: 50 learning_rate: 0.1 } "
             "schedule { step: 800 learning_rate: 0.01 } }",
             0.1,
             {"type": "piecewise", "warmup_steps": 50, "boundaries_steps": [800], "factors": [0.1]},
@@ -160,7 +172,10 @@ def test_learning_rates(tmp_path, rate, learning_rate, schedule):
             {"name": "adam", "learning_rate": 0.01},
         ),
         (
-            "rms_prop_optimizer { learning_rate { constant_learning_rate { learning_rate: 0.01 } } decay: 0.9 }",
+            (
+                "rms_prop_optimizer { "
+                "learning_rate { constant_learning_rate { learning_rate: 0.01 } } decay: 0.9 }"
+            ),
             {"name": "adam", "learning_rate": 0.01},
         ),
     ],
@@ -224,7 +239,10 @@ def test_random_changes(tmp_path, option, wanted):
             1,
         ),
         (
-            "keep_aspect_ratio_resizer { min_dimension: 640 max_dimension: 640 pad_to_max_dimension: true }",
+            (
+                "keep_aspect_ratio_resizer { "
+                "min_dimension: 640 max_dimension: 640 pad_to_max_dimension: true }"
+            ),
             {"height": 640, "width": 640, "mode": "letterbox"},
             3,
         ),

@@ -1,4 +1,5 @@
-"""Protobuf's text format without definitions: against tables, against protobuf's own printer, and against noise."""
+"""Protobuf's text format without definitions: against tables, against protobuf's own printer, and
+against noise."""
 
 from __future__ import annotations
 

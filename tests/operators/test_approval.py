@@ -1,4 +1,5 @@
-"""The task that asks a person: when it does not ask. That it waits, and what an answer leads to, is shown on a real Airflow in `tests/cli`."""
+"""The task that asks a person: when it does not ask. That it waits, and what an answer leads to, is
+shown on a real Airflow in `tests/cli`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A pipeline whose YAML cannot be used: its DAG stands in for it, and the other pipelines of the file are as they were (F11)."""
+"""A pipeline whose YAML cannot be used: its DAG stands in for it, and the other pipelines of the
+file are as they were (F11)."""
 
 from __future__ import annotations
 
@@ -179,8 +180,8 @@ def test_code_of_the_author_that_ends_python_is_a_problem_of_its_pipeline(tmp_pa
         tmp_path, one=named("one", "[decode]", "[decode, 'leaving:stage']"), good=named("good")
     )
     assert (
-        "one.yaml:4: preprocess.stages.1.leaving:stage: the module leaving can't be imported: SystemExit: 3"
-        in message(dags["one"])
+        "one.yaml:4: preprocess.stages.1.leaving:stage: "
+        "the module leaving can't be imported: SystemExit: 3" in message(dags["one"])
     )
     assert "broken" not in dags["good"].tags
 

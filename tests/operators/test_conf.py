@@ -1,4 +1,5 @@
-"""The conf that a task reads: what only the author sets ends every task at once, before it has read or written anything."""
+"""The conf that a task reads: what only the author sets ends every task at once, before it has read
+or written anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The DAG file: cheap to parse, light to import, and a broken config does not take the others down."""
+"""The DAG file: cheap to parse, light to import,
+and a broken config does not take the others down."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ before = set(sys.modules)
 begin = time.process_time()
 import runpy
 made = runpy.run_path(sys.argv[1])
-print(json.dumps({"seconds": time.process_time() - begin, "dags": sorted({v.dag_id for v in made.values() if isinstance(v, DAG)}),
+print(json.dumps({"seconds": time.process_time() - begin, \
+"dags": sorted({v.dag_id for v in made.values() if isinstance(v, DAG)}),
                   "new": sorted(set(sys.modules) - before)}))
 """
 
@@ -52,7 +54,8 @@ def test_the_dag_file_imports_nothing_heavy(parsed):
 
 
 def test_a_dag_file_of_a_team_gives_the_dag_that_moves_its_models_an_id_of_its_own():
-    """Airflow keeps one DAG of an id: with the same one in two files, the members of one team would move the models of the other."""
+    """Airflow keeps one DAG of an id: with the same one in two files, the members of one team would
+    move the models of the other."""
     from beam_jobs.stages import check_stages
     from pipeline_ops.operators.dags import make_dags
 
@@ -141,7 +144,8 @@ def test_a_search_stands_for_train_and_what_comes_after_it_knows_nothing_of_it(
         (ROOT / "configs" / "digits.yaml")
         .read_text()
         .replace("pipeline: digits", "pipeline: searched")
-        + "\nsearch:\n  parameters: {train.optimizer.learning_rate: [0.001, 0.01]}\n  max_parallel: 3\n"
+        + "\nsearch:\n"
+        "  parameters: {train.optimizer.learning_rate: [0.001, 0.01]}\n  max_parallel: 3\n"
     )
     dag = bag(tmp_path, monkeypatch, file).dags["searched"]
     upstream = {task.task_id: task.upstream_task_ids for task in dag.tasks}
@@ -159,7 +163,8 @@ def test_a_search_stands_for_train_and_what_comes_after_it_knows_nothing_of_it(
 
 
 def test_the_form_stands_in_the_dag_once_and_not_in_each_of_its_tasks(tmp_path, monkeypatch):
-    """Airflow would check every copy whenever the file is read: a third of a second for each pipeline."""
+    """Airflow would check every copy whenever the file is read:
+    a third of a second for each pipeline."""
     dag = bag(tmp_path, monkeypatch, ROOT / "configs" / "digits.yaml").dags["digits"]
     assert len(dag.params) > 20
     assert [len(task.params) for task in dag.tasks] == [0, 0, 0, 0]

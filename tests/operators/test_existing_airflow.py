@@ -1,4 +1,5 @@
-"""An Airflow that somebody has already: the package is installed into it, and a DAG file of their own has the lines of the README."""
+"""An Airflow that somebody has already: the package is installed into it, and a DAG file of their
+own has the lines of the README."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def test_the_lines_of_the_readme_make_dags(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path):
-    """All that the package needs is linked from this environment, but not this repository: what runs is the wheel."""
+    """All that the package needs is linked from this environment, but not this repository: what
+    runs is the wheel."""
     source, python = tmp_path / "source", tmp_path / "env" / "bin" / "python"
     source.mkdir()
     for name in PACKAGES:
@@ -105,7 +107,8 @@ def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path
 
 
 def assert_lineage_was_sent(folder: Path) -> None:
-    """By Airflow's provider, of every task: the data set that was trained on is the one that was made."""
+    """By Airflow's provider, of every task:
+    the data set that was trained on is the one that was made."""
     events = [json.loads(line) for line in (folder / "lineage").read_text().splitlines()]
     ended = {
         event["job"]["name"]: event

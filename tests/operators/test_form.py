@@ -1,4 +1,5 @@
-"""The trigger form: the fields that a run may set, the frequent ones first, each with type, bounds and help."""
+"""The trigger form: the fields that a run may set, the frequent ones first, each with type, bounds
+and help."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The gate on models that were really trained: the tasks of each run one after the other, each job a process of its own, as Airflow runs them.
+"""The gate on models that were really trained: the tasks of each run one after the other, each job
+a process of its own, as Airflow runs them.
 
-Six runs in one registry: a first model, one of fewer steps, one of shuffled labels, a better one, and one of another seed, twice.
+Six runs in one registry: a first model, one of fewer steps, one of shuffled labels, a better one,
+and one of another seed, twice.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Store(dict):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Of one run: what its tasks have left, and the registry when it had ended: versions, the champion and the one before, moves of aliases."""
+    """Of one run: what its tasks have left, and the registry when it had ended: versions, the
+    champion and the one before, moves of aliases."""
 
     train: str
     evaluate: str
@@ -110,7 +113,8 @@ class Chain:
 
 
 def with_shuffled_labels(dataset: str, folder: Path) -> str:
-    """A copy of a data set in which each training image has the label of some other one; its URI."""
+    """A copy of a data set in which each training image has the label of some other one;
+    its URI."""
     import tensorflow as tf
 
     shutil.copytree(Path(dataset).parent, folder)

@@ -118,7 +118,9 @@ def test_an_xcom_of_any_kind_is_refused_with_its_task(config, handed, hostile):
 def test_a_task_that_was_marked_a_success_has_left_nothing(config, handed, nothing):
     with pytest.raises(
         DataError,
-        match="train has left no manifest, so it was marked a success before it had ended; clear it",
+        match=(
+            "train has left no manifest, so it was marked a success before it had ended; clear it"
+        ),
     ):
         manifests_of(config, context(handed | {"train": nothing}), TASKS)
 
@@ -161,7 +163,10 @@ def test_a_record_can_name_no_other_place_than_that_of_an_artifact_of_its_task(c
     )
     with pytest.raises(
         DataError,
-        match="is not a manifest of the job train of the pipeline digits below|train has left no manifest",
+        match=(
+            "is not a manifest of the job train of the pipeline digits below"
+            "|train has left no manifest"
+        ),
     ):
         manifests_of(config, context(handed | {"train": manifest}), TASKS)
 

@@ -1,4 +1,5 @@
-"""A task's job in an interpreter of its own: Airflow's environment without TensorFlow and Beam, the job's without Airflow."""
+"""A task's job in an interpreter of its own: Airflow's environment without TensorFlow and Beam, the
+job's without Airflow."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ ONLY_FOR_AIRFLOW = ("airflow", "fastapi", "sqlalchemy", "uvicorn", "starlette")
 
 
 def make_environment(folder: Path, without: tuple[str, ...]) -> Path:
-    """An environment with all that is installed here but some packages; the path of its interpreter."""
+    """An environment with all that is installed here but some packages;
+    the path of its interpreter."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     [packages] = folder.glob("lib/python*/site-packages")
     for entry in INSTALLED.iterdir():
@@ -118,7 +120,8 @@ _PARSE = """
 import json, runpy, sys
 from airflow.sdk import DAG
 made = runpy.run_path(sys.argv[1])
-print(json.dumps([sorted(v.dag_id for v in made.values() if isinstance(v, DAG)), sorted({name.split(".")[0] for name in sys.modules})]))
+print(json.dumps([sorted(v.dag_id for v in made.values() if isinstance(v, DAG)), \
+sorted({name.split(".")[0] for name in sys.modules})]))
 """
 
 _TASK = """
@@ -134,10 +137,13 @@ class Store(dict):
 config, dataset = sys.argv[1:]
 operator = TrainOperator(config_file=config)
 operator.patience_seconds = 300
-dataset = hand_over(Layout(load_config(config).root, "digits"), "1", {"preprocess": dataset})["preprocess"]
+dataset = hand_over(Layout(load_config(config).root, "digits"), "1", \
+{"preprocess": dataset})["preprocess"]
 conf = {"train.epochs": 2}
-print(operator.execute({"ti": SimpleNamespace(xcom_pull=lambda task_ids: dataset, id="1", max_tries=2),
-                        "dag_run": SimpleNamespace(conf=conf, clear_number=0), "run_id": "1", "task_state_store": Store()}))
+print(operator.execute({"ti": \
+SimpleNamespace(xcom_pull=lambda task_ids: dataset, id="1", max_tries=2),
+                        "dag_run": SimpleNamespace(conf=conf, clear_number=0), \
+"run_id": "1", "task_state_store": Store()}))
 """
 
 
@@ -148,7 +154,10 @@ def test_airflow_without_tensorflow_and_beam_runs_a_training_without_airflow(dat
         make_environment(tmp_path / "jobs", ONLY_FOR_AIRFLOW),
     )
     for python, absent in ((for_airflow, ONLY_FOR_JOBS[:5]), (for_jobs, ONLY_FOR_AIRFLOW[:1])):
-        find = "import importlib.util, sys; print([name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
+        find = (
+            "import importlib.util, sys; "
+            "print([name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
+        )
         assert run_python(python, find, *absent) == "[]"
     config = config_with(tmp_path, str(for_jobs))
     environment = {"AIRFLOW_HOME": str(tmp_path / "home"), "TRAINYARD_CONFIGS": str(config.file)}

@@ -228,7 +228,10 @@ def test_an_earlier_task_that_was_marked_a_success_by_hand_is_named(tmp_path):
     task = Run(tmp_path, {"preprocess": None})
     with pytest.raises(
         AirflowFailException,
-        match="preprocess has left no manifest, so it was marked a success before it had ended; clear it",
+        match=(
+            "preprocess has left no manifest, "
+            "so it was marked a success before it had ended; clear it"
+        ),
     ):
         task.execute()
     assert task.record().exit_code == ExitCode.DATA
@@ -249,9 +252,8 @@ def test_who_may_start_a_run_may_not_choose_the_program_that_it_starts(run, key)
 def test_a_job_that_is_not_done_in_time_ends_itself_with_all_its_processes(run):
     task = run(author={"train.timeout_seconds": 8}, **{"train.epochs": 5000})
     handle = task.start()
-    wait_for_workers(
-        handle, 3
-    )  # a machine that is so busy that there are no workers before the time is up has the others to end
+    # A machine so busy that there are no workers before the time is up has the others to end.
+    wait_for_workers(handle, 3)
     group = handle.process.pid
     [event] = asyncio.run(events_of(task.trigger))
     assert event.payload == {"attempt": handle.attempt.folder.name}

@@ -1,4 +1,5 @@
-"""OpenLineage: what the real provider gets out of the operators, and sends. A run with its listener is in `test_existing_airflow.py`."""
+"""OpenLineage: what the real provider gets out of the operators, and sends. A run with its listener
+is in `test_existing_airflow.py`."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ FIGURES = {
 
 
 class Run:
-    """What the tasks of a run have left below a storage root, and what the provider says of them."""
+    """What the tasks of a run have left below a storage root,
+    and what the provider says of them."""
 
     def __init__(self, root: Path):
         self.layout = Layout(root, "digits")

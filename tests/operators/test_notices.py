@@ -1,4 +1,5 @@
-"""Who is told of what: by a notifier of a user's own, and by Airflow's for mail. Failures and deadlines of a real Airflow are in `tests/cli`."""
+"""Who is told of what: by a notifier of a user's own, and by Airflow's for mail. Failures and
+deadlines of a real Airflow are in `tests/cli`."""
 
 from __future__ import annotations
 
@@ -136,7 +137,7 @@ def test_nobody_is_told_of_a_gate_that_was_passed_or_of_what_they_have_not_asked
     assert not Layout(workshop.root, "digits").notices("good").exists()
 
 
-def test_a_run_that_failed_is_told_once_by_the_task_and_the_run_with_what_the_first_failed_task_has_left(
+def test_a_run_that_failed_is_told_once_by_the_task_and_the_run_with_what_the_first_failed_task_has_left(  # noqa: E501
     tmp_path, mailbox
 ):
     config = notifying(tmp_path, to(mailbox))

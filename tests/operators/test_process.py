@@ -1,4 +1,5 @@
-"""A job as its operator holds it: found again, ended, and ended even before it has begun. The process under it is real, and does nothing."""
+"""A job as its operator holds it: found again, ended, and ended even before it has begun. The
+process under it is real, and does nothing."""
 
 from __future__ import annotations
 
@@ -140,7 +141,8 @@ def test_the_next_try_takes_over_the_job_that_still_runs(operator, handle, proce
 
 
 def test_the_next_try_does_not_follow_a_job_that_is_about_to_end(operator, handle, process):
-    """As when Airflow takes a living task for dead: it kills the task, which tells its job to end, and starts the next try at the same time."""
+    """As when Airflow takes a living task for dead: it kills the task, which tells its job to end,
+    and starts the next try at the same time."""
     ask_to_end(handle.attempt, "its task was ended in Airflow")
     assert running(operator, context(handle)) is None
     assert group_members(process.pid) == []
@@ -285,7 +287,8 @@ def test_another_interpreter_finds_our_packages_outside_of_the_attempt(plan, han
     environment = job_environment(os.environ) | bring_our_code({})
     script = """
 import importlib.util, sys
-print(*(importlib.util.find_spec(name).origin for name in ("pipeline_ops.storage", "beam_jobs.stages")), *sys.path)
+print(*(importlib.util.find_spec(name).origin for name \
+in ("pipeline_ops.storage", "beam_jobs.stages")), *sys.path)
 """
     python = tmp_path / "other" / "bin" / "python"
     done = subprocess.run(

@@ -1,4 +1,5 @@
-"""What the arrival of data starts: a watcher of the raw files, and runs over data intervals. In a real Airflow: `tests/cli/test_events.py`."""
+"""What the arrival of data starts: a watcher of the raw files, and runs over data intervals. In a
+real Airflow: `tests/cli/test_events.py`."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Watched:
         self.place, self.state, self.events = place, state, []
 
     async def watch(self, until, looks: int = 3000) -> None:
-        """Until something holds, and for several looks more, so that an event too many would be seen."""
+        """Until something holds, and for several looks more,
+        so that an event too many would be seen."""
         trigger = RawFilesTrigger(self.place, str(self.state), 0.01)
         task = asyncio.create_task(self._collect(trigger))
         for _ in range(looks):
@@ -51,7 +53,8 @@ class Watched:
         assert until()
 
     def put(self, name: str, content: str) -> None:
-        """At once, as a store does it: a look between a file's first byte and its last would be another change."""
+        """At once, as a store does it: a look between a file's first byte and its last would be
+        another change."""
         if self.place.startswith("s3://"):
             fsspec.filesystem("s3").pipe_file(f"{self.place}/{name}", content.encode())
         else:
@@ -179,7 +182,10 @@ def test_a_run_without_an_interval_says_so_before_any_work_and_may_name_its_fold
         (
             "0 3 * * *",
             "raw/{day}",
-            "only the start and the end of a run's data interval can stand in brackets, such as {start:%Y-%m-%d}, got 'day'",
+            (
+                "only the start and the end of a run's data interval can stand in brackets, "
+                "such as {start:%Y-%m-%d}, got 'day'"
+            ),
         ),
         ("0 3 * * *", "raw/{start", "preprocess.source.path: "),
         ({"watch_seconds": 0}, "raw", "schedule.watch_seconds: "),

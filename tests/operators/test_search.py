@@ -1,4 +1,5 @@
-"""The tasks of a search: a trial is a real train job, a failed one is no failure of the search, and the best goes on."""
+"""The tasks of a search: a trial is a real train job, a failed one is no failure of the search, and
+the best goes on."""
 
 from __future__ import annotations
 
@@ -170,7 +171,9 @@ def test_where_all_trials_have_failed_the_search_has_too_and_says_why(workshop, 
     finished(run, workshop, [None, None, None])
     with pytest.raises(
         AirflowFailException,
-        match="all trials have failed:\ntrial-000 .optimizer.learning_rate 0.001.: the loss diverged",
+        match=(
+            "all trials have failed:\ntrial-000 .optimizer.learning_rate 0.001.: the loss diverged"
+        ),
     ):
         run.choose()
     assert run.record("train").state == "failed"

@@ -1,4 +1,5 @@
-"""A run that starts from what is there: a data set or a published model by its version, checked by the first task before any work."""
+"""A run that starts from what is there: a data set or a published model by its version, checked by
+the first task before any work."""
 
 from __future__ import annotations
 

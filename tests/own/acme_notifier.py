@@ -1,4 +1,5 @@
-"""A notifier of a user's own: what it is told of lies in a folder, one file each. Where there is a file `down` in it, nothing gets through."""
+"""A notifier of a user's own: what it is told of lies in a folder, one file each. Where there is a
+file `down` in it, nothing gets through."""
 
 from __future__ import annotations
 

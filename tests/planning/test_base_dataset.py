@@ -20,7 +20,8 @@ def question(raw: str, **changes) -> Fingerprint:
 
 @pytest.fixture
 def make(tmp_path: Path):
-    """Leaves a data set of some raw files; those that are made later are newer. Returns it as an input."""
+    """Leaves a data set of some raw files; those that are made later are newer.
+    Returns it as an input."""
     made = []
 
     def make(raw: str, base: Input | None = None, **changes) -> Input:
@@ -66,7 +67,7 @@ def test_the_same_raw_files_ask_the_question_that_was_answered(make, tmp_path):
     assert choose_base(tmp_path, question("a")) is None
 
 
-def test_the_same_raw_files_against_another_reference_ask_another_question_of_which_the_answer_is_the_best_base(
+def test_the_same_raw_files_against_another_reference_ask_another_question_of_which_the_answer_is_the_best_base(  # noqa: E501
     make, tmp_path
 ):
     first = make("a")

@@ -45,9 +45,13 @@ except ConfigError as error:
 
 def run_without(calls: dict[str, int], config_file: Path, code: str) -> subprocess.CompletedProcess:
     code = (
-        f"import sys; sys.path[:0] = [{str(ROOT / 'tests' / 'support')!r}]\nimport kernel_refusals\nfrom pipeline_ops.cli.main import main\n"
-        "from pipeline_ops.config.pipeline import load_config\nfrom pipeline_ops.errors import ConfigError\n"
-        f"from pipeline_ops.planning.storage_probe import check_storage\nkernel_refusals.refuse({calls!r})\n{code}"
+        f"import sys; sys.path[:0] = [{str(ROOT / 'tests' / 'support')!r}]\n"
+        "import kernel_refusals\n"
+        "from pipeline_ops.cli.main import main\n"
+        "from pipeline_ops.config.pipeline import load_config\n"
+        "from pipeline_ops.errors import ConfigError\n"
+        "from pipeline_ops.planning.storage_probe import check_storage\n"
+        f"kernel_refusals.refuse({calls!r})\n{code}"
     )
     return subprocess.run(
         [sys.executable, "-c", code, str(config_file)], capture_output=True, text=True, timeout=120

@@ -161,7 +161,8 @@ def test_a_link_that_leads_nowhere_is_refused_at_its_own_place(raw, listing):
 
 
 def test_a_link_to_a_file_outside_is_refused_and_not_opened(raw, listing, tmp_path):
-    """F12: a private key came into the quarantine, and /proc/self/environ made the job fail for ever."""
+    """F12: a private key came into the quarantine,
+    and /proc/self/environ made the job fail for ever."""
     key = tmp_path / "id_ed25519"
     key.write_text("secret")
     (raw / "a" / "key.png").symlink_to(key)

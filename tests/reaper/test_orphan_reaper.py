@@ -1,4 +1,5 @@
-"""The custodian on a real Airflow database. Inside a running Airflow it is in tests/cli/test_durable.py."""
+"""The custodian on a real Airflow database. Inside a running Airflow it is in
+tests/cli/test_durable.py."""
 
 from __future__ import annotations
 
@@ -132,7 +133,8 @@ def test_a_folder_out_of_reach_is_named(look, job, set_states, caplog):
         look()
     assert (
         caplog.text.count(
-            f"The job in {job.folder} has to end (its task is failed in Airflow), and its folder is not in reach"
+            f"The job in {job.folder} has to end (its task is failed in Airflow), "
+            "and its folder is not in reach"
         )
         == 1
     )
@@ -171,7 +173,8 @@ HOSTILE = {
 def test_nothing_is_written_where_a_stored_value_points(
     look, job, set_states, tmp_path, caplog, attempt
 ):
-    """F8: the API server wrote `unwanted.json` into any folder that a user had put into the task state store."""
+    """F8: the API server wrote `unwanted.json` into any folder that a user had put into the task
+    state store."""
     victim = tmp_path / "victim"
     victim.mkdir()
     store(stored() | {"attempt": str(victim) if attempt == "/etc" else attempt})

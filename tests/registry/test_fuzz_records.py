@@ -1,4 +1,5 @@
-"""Manifests, alias records, indexes of listings and signatures of any content: only documented errors.
+"""Manifests, alias records, indexes of listings and signatures of any content:
+only documented errors.
 
 TRAINYARD_FUZZ_CASES says how many cases there are. A case that fails is printed; it belongs into
 the examples below.

@@ -1,4 +1,5 @@
-"""Signatures in minisign's format: its own vectors, its own program where there is one, and every way to be wrong."""
+"""Signatures in minisign's format: its own vectors, its own program where there is one, and every
+way to be wrong."""
 
 from __future__ import annotations
 
@@ -45,7 +46,10 @@ def test_a_signature_of_minisigns_author_is_valid(public):
         (
             b"Test",
             SIGNATURE,
-            "there: its signature is not valid .*minisign.pub: the content or the signature was changed",
+            (
+                "there: its signature is not valid .*minisign.pub: "
+                "the content or the signature was changed"
+            ),
         ),
         (b"test", SIGNATURE.replace("1556193335", "1556193336"), "is not valid"),
         (b"test", SIGNATURE.replace("y/rU", "y/rV"), "is not valid"),
@@ -117,7 +121,8 @@ def test_a_secret_key_does_not_appear_in_a_message(pair):
 
 
 def test_minisign_itself_agrees(tmp_path):
-    """Its program, where it is installed, makes the keys and checks the signature; else the vectors above have to do."""
+    """Its program, where it is installed, makes the keys and checks the signature; else the vectors
+    above have to do."""
     if not shutil.which("minisign"):
         return
     public, secret, content = (tmp_path / name for name in ("own.pub", "own.key", "manifest.json"))

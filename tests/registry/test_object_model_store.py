@@ -1,4 +1,5 @@
-"""What only an object store needs: claims, and the fence between a slow publisher and one who took it for dead."""
+"""What only an object store needs: claims, and the fence between a slow publisher and one who took
+it for dead."""
 
 from __future__ import annotations
 

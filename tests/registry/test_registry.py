@@ -1,4 +1,5 @@
-"""The registry: whole versions, aliases, and people and jobs that come at the same time; on a local folder and on S3."""
+"""The registry: whole versions, aliases, and people and jobs that come at the same time; on a local
+folder and on S3."""
 
 from __future__ import annotations
 
@@ -295,7 +296,8 @@ def test_a_retirement_that_was_killed_before_it_removed_anything_is_finished_by_
 
 
 def test_a_folder_that_nobody_published_is_never_retired(folder, caplog):
-    """Deletion touches only our own versions: others may keep models for TensorFlow Serving in the same folder."""
+    """Deletion touches only our own versions: others may keep models for TensorFlow Serving in the
+    same folder."""
     for digest in "abc":
         publish(folder, digest)
     shutil.copytree(folder.place / "3", folder.place / "4")
@@ -368,7 +370,7 @@ def test_publishers_at_once_get_a_number_each(registry, tmp_path):
     assert damage(registry, tmp_path / "cache") == []
 
 
-def test_of_two_who_publish_the_same_model_at_once_one_wins_and_the_other_gets_its_version_or_is_told(
+def test_of_two_who_publish_the_same_model_at_once_one_wins_and_the_other_gets_its_version_or_is_told(  # noqa: E501
     registry,
 ):
     answers = multiprocessing.get_context("forkserver").Queue()
@@ -384,7 +386,8 @@ def test_of_two_who_publish_the_same_model_at_once_one_wins_and_the_other_gets_i
 
 
 def test_a_reader_sees_whole_versions_and_a_champion_that_is_there(registry, tmp_path):
-    """While one process publishes and promotes, another looks as fast as it can, at least four times."""
+    """While one process publishes and promotes, another looks as fast as it can,
+    at least four times."""
     go_on = multiprocessing.get_context("forkserver").Semaphore(4)
     publisher = start(publish_many, str(registry.place), "a", 8, True, None, go_on)
     champions, faults = [], []
@@ -400,7 +403,7 @@ def test_a_reader_sees_whole_versions_and_a_champion_that_is_there(registry, tmp
     )
 
 
-def test_publishers_killed_at_twenty_random_moments_are_never_seen_by_a_reader_and_repaired_by_the_next(
+def test_publishers_killed_at_twenty_random_moments_are_never_seen_by_a_reader_and_repaired_by_the_next(  # noqa: E501
     registry, tmp_path
 ):
     generator, stop, faults, looks = random.Random(5), threading.Event(), [], []

@@ -30,8 +30,11 @@ from pipeline_ops.storage.atomic import (
 def holder(tmp_path):
     """A process that holds the lock `tmp_path/lock`."""
     code = (
-        "import sys, time, pathlib\nfrom pipeline_ops.storage.atomic import exclusive_lock\n"
-        "with exclusive_lock(pathlib.Path(sys.argv[1]), 'it'):\n    print('held', flush=True)\n    time.sleep(600)"
+        "import sys, time, pathlib\n"
+        "from pipeline_ops.storage.atomic import exclusive_lock\n"
+        "with exclusive_lock(pathlib.Path(sys.argv[1]), 'it'):\n"
+        "    print('held', flush=True)\n"
+        "    time.sleep(600)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE
@@ -46,7 +49,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# Files --------------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 def test_a_file_is_written_with_its_folders_and_nothing_beside_it(tmp_path):
@@ -113,7 +116,7 @@ def test_a_copy_onto_a_full_disk_names_the_target(small_disk, tmp_path):
         copy_file(tmp_path / "source", small_disk / "copy")
 
 
-# Folders ------------------------------------------------------------------------------------------------------------
+# Folders ------------------------------------------------------------------------------------------
 
 
 def test_a_folder_has_its_name_only_when_it_is_whole(tmp_path):
@@ -131,7 +134,8 @@ def test_a_folder_that_could_not_be_finished_is_gone(tmp_path):
 
 
 def test_an_error_of_the_work_keeps_its_meaning(tmp_path):
-    """FileNotFoundError of an input is not a failure of the disk, and FileExistsError not one of the final name."""
+    """FileNotFoundError of an input is not a failure of the disk, and FileExistsError not one of
+    the final name."""
     with (
         pytest.raises(FileNotFoundError, match="no-such-input"),
         staging_folder(tmp_path / "final"),
@@ -185,7 +189,7 @@ def test_a_disk_that_is_full_for_any_writer_is_a_machine_failure(small_disk):
     assert names(small_disk) == []
 
 
-# Locks --------------------------------------------------------------------------------------------------------------
+# Locks --------------------------------------------------------------------------------------------
 
 
 def test_who_is_refused_is_told_by_whom(tmp_path, holder):
@@ -226,7 +230,7 @@ def test_an_error_in_the_block_frees_the_lock(tmp_path):
             raise DataError("no more")
 
 
-# Links --------------------------------------------------------------------------------------------------------------
+# Links --------------------------------------------------------------------------------------------
 
 
 def test_a_linked_file_is_the_same_file(tmp_path):

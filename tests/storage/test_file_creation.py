@@ -43,7 +43,11 @@ def output_of(process: subprocess.Popen) -> str:
 def test_the_kernel_does_refuse(tmp_path):
     """So that the tests below can fail."""
     (tmp_path / "file").touch()
-    code = "import os\ntry: os.link(sys.argv[1], sys.argv[1] + '2')\nexcept PermissionError: print('refused')"
+    code = (
+        "import os\n"
+        "try: os.link(sys.argv[1], sys.argv[1] + '2')\n"
+        "except PermissionError: print('refused')"
+    )
     assert (
         output_of(run_without({"link": errno.EPERM}, code, str(tmp_path / "file"))).strip()
         == "refused"

@@ -12,8 +12,16 @@ from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.storage.read_errors import names_a_disk_error, reason_of, unreadable
 
-GRAPH = "Graph execution error:\n\nDetected at node ReaderRead defined at (most recent call last):\n{reason}\n\t [[{{{{node ReaderRead}}}}]]"
-EAGER = "{{{{function_node __wrapped__RestoreV2_device_/job:localhost/device:CPU:0}}}} {reason} [Op:RestoreV2] name: "
+GRAPH = (
+    "Graph execution error:\n\n"
+    "Detected at node ReaderRead defined at (most recent call last):\n"
+    "{reason}\n"
+    "\t [[{{{{node ReaderRead}}}}]]"
+)
+EAGER = (
+    "{{{{function_node __wrapped__RestoreV2_device_/job:localhost/device:CPU:0}}}} "
+    "{reason} [Op:RestoreV2] name: "
+)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EPERM, errno.ENOSYS])
@@ -33,7 +41,8 @@ def test_an_error_of_the_disk_is_retried_and_names_the_file(number, frame):
 def test_an_error_of_the_disk_may_stand_in_another_line():
     assert names_a_disk_error(
         ValueError(
-            "Could not create fingerprint in directory: /m\nUNIMPLEMENTED: /m/fingerprint.pb; Function not implemented"
+            "Could not create fingerprint in directory: /m\n"
+            "UNIMPLEMENTED: /m/fingerprint.pb; Function not implemented"
         )
     )
     assert not names_a_disk_error(

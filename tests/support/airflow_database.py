@@ -1,4 +1,5 @@
-"""What the tests of the plugin share: a real Airflow database with a pipeline in it, Airflow's own users, and what the jobs of a run leave."""
+"""What the tests of the plugin share: a real Airflow database with a pipeline in it, Airflow's own
+users, and what the jobs of a run leave."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ def plugin(airflow_folder):
 
 @pytest.fixture
 def client(plugin) -> Callable[[str | None], object]:
-    """Makes a browser, as it were, of a user, or of nobody; it has the cookie that Airflow's login leaves."""
+    """Makes a browser, as it were, of a user, or of nobody; it has the cookie that Airflow's login
+    leaves."""
     from airflow.api_fastapi.app import get_auth_manager
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
     from fastapi.testclient import TestClient

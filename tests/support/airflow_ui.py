@@ -1,6 +1,8 @@
-"""What tests of Airflow's own UI share: an embedded Airflow with a DAG file of the test's own, and a person in front of a browser.
+"""What tests of Airflow's own UI share: an embedded Airflow with a DAG file of the test's own, and
+a person in front of a browser.
 
-Pictures of what the person sees go to the folder that TRAINYARD_SCREENSHOTS names, for whoever wants to look at them.
+Pictures of what the person sees go to the folder that TRAINYARD_SCREENSHOTS names, for whoever
+wants to look at them.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ def running_airflow(
 
 
 class Person:
-    """Somebody who uses Airflow with a browser, and nothing else. `outside` are the requests that went anywhere but to this Airflow."""
+    """Somebody who uses Airflow with a browser, and nothing else. `outside` are the requests that
+    went anywhere but to this Airflow."""
 
     def __init__(self, page, api: AirflowApi):
         self.page, self._login = page, api._login
@@ -115,7 +118,8 @@ class Person:
         return self.page.get_by_role("dialog").first
 
     def fill(self, form, section: str, key: str, value: str):
-        """Types into a field of the form, whose section is opened if it is not; returns the field."""
+        """Types into a field of the form, whose section is opened if it is not; returns the
+        field."""
         field = form.locator(f"[name='element_{key}']")
         if not field.is_visible():
             form.get_by_text(section, exact=True).first.click()
@@ -135,7 +139,8 @@ class Person:
         return self.page.frame_locator(f"iframe[title='{name}']")
 
     def look_on_a_phone(self, path: str, name: str) -> None:
-        """One of our pages by itself, as narrow as a phone and in the dark. It must not be wider than the phone."""
+        """One of our pages by itself, as narrow as a phone and in the dark. It must not be wider
+        than the phone."""
         self.page.set_viewport_size(_PHONE)
         self.page.emulate_media(color_scheme="dark")
         self.go(path)

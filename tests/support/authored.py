@@ -1,4 +1,5 @@
-"""A pipeline's YAML as an author would change it: what a run's conf may not set, a test writes into the file."""
+"""A pipeline's YAML as an author would change it: what a run's conf may not set, a test writes into
+the file."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 
 
 def write_config(folder: Path, changes: Mapping[str, Any], base: Path = DIGITS) -> Path:
-    """A copy of a config with other values by dotted key, in a folder; a config that is there already is replaced."""
+    """A copy of a config with other values by dotted key, in a folder; a config that is there
+    already is replaced."""
     values = yaml.safe_load(base.read_text())
     for key, value in changes.items():
         *sections, name = key.split(".")

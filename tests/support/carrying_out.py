@@ -1,4 +1,5 @@
-"""Carries out tasks of a config for a test: the real jobs, each in a process of its own, without Airflow."""
+"""Carries out tasks of a config for a test: the real jobs, each in a process of its own, without
+Airflow."""
 
 from __future__ import annotations
 

@@ -15,13 +15,15 @@ _LOOPBACK = re.compile(r"^(127\.[\d.]+|\[::1\]|\[::ffff:127\.[\d.]+\])(%\w+)?:")
 
 
 def listeners(pids: Iterable[int]) -> set[str]:
-    """Local addresses that the given processes listen on: TCP, and UDP that any peer may send to."""
+    """Local addresses that the given processes listen on: TCP, and UDP that any peer may send
+    to."""
     wanted = set(pids)
     return {address for address, owners in _all_listeners() if wanted & owners}
 
 
 def listening_with(setting: str) -> set[int]:
-    """The processes that listen anywhere and have `NAME=value` in their environment, which is lost where a process gives itself a title."""
+    """The processes that listen anywhere and have `NAME=value` in their environment, which is lost
+    where a process gives itself a title."""
     return {
         pid
         for _, owners in _all_listeners()

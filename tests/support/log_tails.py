@@ -1,6 +1,8 @@
-"""Shows, with a test that fails, how the logs end that were written to meanwhile below its folders: of jobs, workers, hosts, Airflow's programs.
+"""Shows, with a test that fails, how the logs end that were written to meanwhile below its folders:
+of jobs, workers, hosts, Airflow's programs.
 
-A machine that runs the tests for us is gone when somebody reads what it said. How busy it was is said, too.
+A machine that runs the tests for us is gone when somebody reads what it said. How busy it was is
+said, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A pipeline.config as the Object Detection API's model zoo has it, with label map and records beside it, written by TensorFlow's own writer."""
+"""A pipeline.config as the Object Detection API's model zoo has it, with label map and records
+beside it, written by TensorFlow's own writer."""
 
 from __future__ import annotations
 
@@ -25,8 +26,15 @@ model {
       override_base_feature_extractor_hyperparams: true
       fpn < min_level: 3, max_level: 7; additional_layer_depth: 16 >
     }
-    box_coder { faster_rcnn_box_coder { y_scale: 10.0 x_scale: 10.0 height_scale: 5.0 width_scale: 5.0 } }
-    matcher { argmax_matcher { matched_threshold: 0.5 unmatched_threshold: 0.5 ignore_thresholds: false force_match_for_each_row: true } }
+    box_coder {
+      faster_rcnn_box_coder { y_scale: 10.0 x_scale: 10.0 height_scale: 5.0 width_scale: 5.0 }
+    }
+    matcher {
+      argmax_matcher {
+        matched_threshold: 0.5 unmatched_threshold: 0.5
+        ignore_thresholds: false force_match_for_each_row: true
+      }
+    }
     similarity_calculator { iou_similarity { } }
     box_predictor {
       weight_shared_convolutional_box_predictor {
@@ -45,7 +53,10 @@ model {
       }
     }
     post_processing {
-      batch_non_max_suppression { score_threshold: 1e-08 iou_threshold: 0.6 max_detections_per_class: 100 max_total_detections: 100 }
+      batch_non_max_suppression {
+        score_threshold: 1e-08 iou_threshold: 0.6
+        max_detections_per_class: 100 max_total_detections: 100
+      }
       score_converter: SIGMOID
     }
     normalize_loss_by_num_matches: true
@@ -67,7 +78,11 @@ train_config {
   gradient_clipping_by_norm: 10.0
   optimizer {
     momentum_optimizer {
-      learning_rate { cosine_decay_learning_rate { learning_rate_base: 0.01 total_steps: 30 warmup_learning_rate: 0.001 warmup_steps: 10 } }
+      learning_rate {
+        cosine_decay_learning_rate {
+          learning_rate_base: 0.01 total_steps: 30 warmup_learning_rate: 0.001 warmup_steps: 10
+        }
+      }
       momentum_optimizer_value: 0.9
     }
     use_moving_average: false
@@ -92,7 +107,8 @@ eval_input_reader {
 
 @pytest.fixture
 def api_folder(tmp_path) -> Path:
-    """A folder `api` with `train.record-0000?-of-00002`, `eval.record`, `labels.pbtxt` and `pipeline.config`."""
+    """A folder `api` with `train.record-0000?-of-00002`, `eval.record`, `labels.pbtxt` and
+    `pipeline.config`."""
     folder = tmp_path / "api"
     folder.mkdir()
     for name, split, numbers in (

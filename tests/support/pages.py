@@ -1,4 +1,5 @@
-"""What tests of pages share: a page as its tags and its text, and names that want to be programs."""
+"""What tests of pages share: a page as its tags and its text, and names that want to be
+programs."""
 
 from __future__ import annotations
 

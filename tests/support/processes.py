@@ -1,4 +1,5 @@
-"""What tests ask of processes that may end at any moment: a question to one that has gone has an answer, too. And how long they took to end."""
+"""What tests ask of processes that may end at any moment: a question to one that has gone has an
+answer, too. And how long they took to end."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ import psutil
 T = TypeVar("T")
 _PRESSURE = Path("/proc/pressure/cpu")
 _BUSY = 6
-"""On a machine that has other things to do, whatever is promised takes so many times as long at most."""
+"""On a machine that has other things to do, whatever is promised takes so many times as long at
+most."""
 
 
 class Stopwatch:
     """How long something takes, so that a promise of seconds can be held to on a busy machine, too.
 
-    What processes of this machine have waited for a core meanwhile doesn't count, where Linux tells that; but however busy the
-    machine is, a sixth of the time does: 5 s are over after 30 s in any case.
+    What processes of this machine have waited for a core meanwhile doesn't count, where Linux tells
+    that; but however busy the machine is, a sixth of the time does: 5 s are over after 30 s in any
+    case.
     """
 
     def __init__(self):
@@ -35,7 +38,8 @@ class Stopwatch:
 
 
 def _waited_for_a_core() -> float:
-    """For how many seconds, since the machine was started, some process was ready to run and could not."""
+    """For how many seconds, since the machine was started, some process was ready to run and could
+    not."""
     try:
         return int(re.search(r"some .*total=(\d+)", _PRESSURE.read_text()).group(1)) / 1e6
     except OSError:
@@ -66,7 +70,8 @@ def below(process: psutil.Process) -> list[psutil.Process]:
 
 
 def at_work_on(folder: Path) -> list[psutil.Process]:
-    """All that live now and name something in a folder, or work there, or are below a process that does: a job names its request."""
+    """All that live now and name something in a folder, or work there, or are below a process that
+    does: a job names its request."""
     found, place = [], str(folder)
     for process in psutil.process_iter(["cmdline", "cwd"]):
         if any(
@@ -92,7 +97,8 @@ def kill(process: psutil.Process) -> None:
 
 
 def let_other_users_pass(folder: Path) -> None:
-    """To what lies in a folder, for a server that runs as a user of its own: pytest's folders are for their owner alone."""
+    """To what lies in a folder, for a server that runs as a user of its own: pytest's folders are
+    for their owner alone."""
     for part in (folder, *folder.parents):
         if part.stat().st_uid == os.geteuid():
             part.chmod(part.stat().st_mode | 0o011)

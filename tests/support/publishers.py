@@ -1,4 +1,5 @@
-"""What the tests of the registry share: small versions, publishers that are processes of their own, and a real S3 server."""
+"""What the tests of the registry share: small versions, publishers that are processes of their own,
+and a real S3 server."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ def s3_server() -> Iterator[str]:
 
 @contextlib.contextmanager
 def running_s3(*arguments: str) -> Iterator[str]:
-    """As `s3_server`; with the argument `unconditional`, it accepts conditional puts and ignores the condition, as some servers do."""
+    """As `s3_server`; with the argument `unconditional`, it accepts conditional puts and ignores
+    the condition, as some servers do."""
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVER, *arguments],
         stdout=subprocess.PIPE,
@@ -67,7 +69,10 @@ def running_s3(*arguments: str) -> Iterator[str]:
                 f"{address}/{BUCKET}",
                 method="PUT",
                 headers={
-                    "Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+                    "Authorization": (
+                        "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, "
+                        "SignedHeaders=host, Signature=0"
+                    )
                 },
             )
         )
@@ -79,7 +84,8 @@ def running_s3(*arguments: str) -> Iterator[str]:
 
 @pytest.fixture
 def s3_place(s3_server, monkeypatch, tmp_path) -> str:
-    """A place in the bucket that nobody else uses; what this process and its children need to reach it is in the environment."""
+    """A place in the bucket that nobody else uses; what this process and its children need to reach
+    it is in the environment."""
     for name, value in _CREDENTIALS.items() | {("AWS_ENDPOINT_URL", s3_server)}:
         monkeypatch.setenv(name, value)
     fsspec.get_filesystem_class(
@@ -148,7 +154,8 @@ def _run(target, arguments, environment) -> None:
 def publish_many(
     place: str, tag: str, count: int, promote: bool = False, at_work=None, go_on=None
 ) -> None:
-    """`at_work` is an event that says that the first version is there, and `go_on` a semaphore that is taken before each of them."""
+    """`at_work` is an event that says that the first version is there, and `go_on` a semaphore that
+    is taken before each of them."""
     registry = Registry(place)
     for index in range(count):
         if go_on:

@@ -1,4 +1,5 @@
-"""What the tests of detection share: a small data set of scenes with real digits, as preprocessing would leave it, and train jobs on it."""
+"""What the tests of detection share: a small data set of scenes with real digits, as preprocessing
+would leave it, and train jobs on it."""
 
 from __future__ import annotations
 

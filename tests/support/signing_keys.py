@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
 def make_pair(folder: Path) -> tuple[Path, Path]:
-    """The files of a public and of an unencrypted secret key, made as `minisign -G -W` makes them."""
+    """The files of a public and of an unencrypted secret key, made as `minisign -G -W` makes
+    them."""
     private, key_id = Ed25519PrivateKey.generate(), os.urandom(8)
     public_bytes = private.public_key().public_bytes_raw()
     secret = (

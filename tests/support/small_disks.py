@@ -26,7 +26,8 @@ def small_disk(tmp_path):
     )
     if mounted is None or mounted.returncode:
         pytest.skip(
-            f"a file system can't be mounted here: {mounted.stderr.strip() if mounted else 'there is no mount'}"
+            "a file system can't be mounted here: "
+            f"{mounted.stderr.strip() if mounted else 'there is no mount'}"
         )
     yield folder
     subprocess.run(["umount", str(folder)], check=True)

@@ -1,7 +1,8 @@
-"""What the tests of evaluation and export share: small real models, and the artifacts that a training would leave.
+"""What the tests of evaluation and export share: small real models, and the artifacts that a
+training would leave.
 
-The models are linear classifiers, fitted in closed form, so that a good one and a poor one cost milliseconds. They are
-saved, served and checked as any other.
+The models are linear classifiers, fitted in closed form, so that a good one and a poor one cost
+milliseconds. They are saved, served and checked as any other.
 """
 
 from __future__ import annotations
@@ -54,9 +55,11 @@ from pipeline_ops.registry.registry import Registry
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 NUM_REFERENCES = 16
 FITTED_ON = {"good": 700, "fair": 120, "poor": 12}
-"""How many examples each model has seen. Their accuracies on the test split are 0.87, 0.74 and 0.47."""
+"""How many examples each model has seen. Their accuracies on the test split are 0.87, 0.74 and
+0.47."""
 NEARLY_ALL = 690
-"""`nearly` has seen so many: on the test split it can't be told from `good`. `shuffled` has seen as many as `good`, with labels of others."""
+"""`nearly` has seen so many: on the test split it can't be told from `good`. `shuffled` has seen as
+many as `good`, with labels of others."""
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +111,8 @@ class Workshop:
         )
 
     def train(self, model: str, dataset: str | None = None, tag: str = "") -> str:
-        """Leaves the artifact of a training that ended with one of the models; `tag` makes it another one."""
+        """Leaves the artifact of a training that ended with one of the models; `tag` makes it
+        another one."""
         uri = dataset or self.dataset
         return self.artifact(
             "train",
@@ -205,7 +209,8 @@ class Workshop:
 
 
 def remove_from_tests(dataset: str, folder: Path, positions: Sequence[int]) -> str:
-    """A copy of a data set of which a later generation has removed some examples from the first test shard; its URI."""
+    """A copy of a data set of which a later generation has removed some examples from the first
+    test shard; its URI."""
     uri = copy_dataset(dataset, folder)
     manifest = read_manifest(uri)
     first = shards_of(manifest, "test")[0].path
@@ -282,7 +287,8 @@ def fit(images: np.ndarray, labels: np.ndarray, num_classes: int = 10) -> np.nda
 
 
 def write_model(folder: Path, weights: np.ndarray, references: Sequence[bytes]) -> None:
-    """A SavedModel as `figures.SAVED_MODEL` has it, reference examples, and the model's own answers to them."""
+    """A SavedModel as `figures.SAVED_MODEL` has it, reference examples, and the model's own answers
+    to them."""
     from pipeline_ops.input.tensorflow_start import import_tensorflow
 
     tf = import_tensorflow()
@@ -315,7 +321,8 @@ def copy_dataset(
     key_prefix: str = "",
     rejected: Sequence[Mapping[str, str]] = (),
 ) -> str:
-    """A copy of a data set with other names of classes, other keys and a quarantine; the URI of its manifest."""
+    """A copy of a data set with other names of classes, other keys and a quarantine; the URI of its
+    manifest."""
     from pipeline_ops.input.tensorflow_start import import_tensorflow
 
     tf = import_tensorflow()

@@ -159,7 +159,10 @@ def test_a_cache_that_others_can_write_to_is_refused(tmp_path):
     cache_of(tmp_path).chmod(0o777)
     with pytest.raises(
         MachineError,
-        match="open to other users .*run chmod 700 on it, or remove it, or name another train.input.local_folder",
+        match=(
+            "open to other users .*"
+            "run chmod 700 on it, or remove it, or name another train.input.local_folder"
+        ),
     ):
         HostCache(tmp_path / "host", 1).entry("parsed", "1", lambda folder: None)
 

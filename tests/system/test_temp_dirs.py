@@ -1,4 +1,5 @@
-"""Temporary folders that go, however their process ends, and the lock that each of them is. Real processes, real signals."""
+"""Temporary folders that go, however their process ends, and the lock that each of them is. Real
+processes, real signals."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ pytestmark = pytest.mark.usefixtures("temporary")
 
 @pytest.fixture
 def start() -> Iterator[Callable[[], tuple[subprocess.Popen, Path]]]:
-    """Starts processes that have written temporary files, and wait; gives the folder that is theirs, too."""
+    """Starts processes that have written temporary files, and wait; gives the folder that is
+    theirs, too."""
     started = []
 
     def start_one() -> tuple[subprocess.Popen, Path]:
@@ -113,7 +115,8 @@ def test_a_folder_is_held_by_one_process_and_by_those_that_inherit_its_lock(temp
 
 
 def test_who_waits_for_a_folder_that_is_removed_does_not_hold_a_folder_that_is_not_there():
-    """Each of many holds the folder, and removes it, while the others try to: at no time do two of them hold it."""
+    """Each of many holds the folder, and removes it, while the others try to: at no time do two of
+    them hold it."""
     inside, most, rounds = [], [], 50
 
     def hold_and_remove() -> None:

@@ -17,7 +17,8 @@ def loss(labels, logits):
 
 
 class HalveTwice:
-    """Changes the training, so it runs on all workers; counts in its memory, so a restart does not make it forget."""
+    """Changes the training, so it runs on all workers; counts in its memory, so a restart does not
+    make it forget."""
 
     def begin(self, run):
         run.memory.setdefault("begun_at", run.step)

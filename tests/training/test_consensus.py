@@ -1,4 +1,5 @@
-"""Workers that see different checkpoints go back to one that all can read, or say why they can't; each here has a folder of its own."""
+"""Workers that see different checkpoints go back to one that all can read, or say why they can't;
+each here has a folder of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The number of workers changes nothing for detectors either: the loss is divided by the boxes of all workers, and those differ."""
+"""The number of workers changes nothing for detectors either: the loss is divided by the boxes of
+all workers, and those differ."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from pipeline_ops.launch.local import LocalLauncher
 
 STEPS = 30
 SGD = {"name": "sgd", "learning_rate": 3e-5, "momentum": 0.9, "clip": {"global_norm": 10.0}}
-"""And not Adam, which divides by the size of a gradient, and so makes much of the last digit of a small one."""
+"""And not Adam, which divides by the size of a gradient, and so makes much of the last digit of a
+small one."""
 AUGMENT = {
     "flip_left_right": True,
     "scale": {"least": 0.8, "most": 1.25},
@@ -48,7 +50,8 @@ def fleet(tmp_path_factory):
 
 
 def losses(make_job, fleet, model: str, name: str, **overrides) -> list[float]:
-    """The mean losses of all epochs and of the validation split, and the last, unfinished epoch's."""
+    """The mean losses of all epochs and of the validation split, and the last, unfinished
+    epoch's."""
     options = {
         "train__model": model,
         "train__model_parameters": SMALL[model],

@@ -21,7 +21,10 @@ import json, sys
 import tensorflow as tf
 model = tf.saved_model.load(sys.argv[1])
 images = tf.constant([open(path, "rb").read() for path in sys.argv[2:]])
-print(json.dumps({name: value.numpy().tolist() for name, value in model.signatures["serving_default"](image_bytes=images).items()}))
+print(json.dumps({
+    name: value.numpy().tolist()
+    for name, value in model.signatures["serving_default"](image_bytes=images).items()
+}))
 """
 
 
@@ -41,7 +44,8 @@ SMALL = {
 
 @pytest.fixture(scope="module", params=SMALL)
 def candidate(request, scenes, make_job_in, tmp_path_factory):
-    """The artifact's folder, the detector in memory that it was made of, of random weights, so that it finds a lot, and its head."""
+    """The artifact's folder, the detector in memory that it was made of, of random weights, so that
+    it finds a lot, and its head."""
     import keras
     from scenes import DIGIT_SCENES
 

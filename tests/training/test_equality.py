@@ -1,8 +1,10 @@
-"""Every strategy and every option gives the weights that one device gives: same global batches, same gradients, same steps.
+"""Every strategy and every option gives the weights that one device gives: same global batches,
+same gradients, same steps.
 
-Each row is two trainings by real gangs: with the options on one device, and again under another strategy, or with an
-option that may not change anything. All weights are compared. Where the arithmetic is the same but for the order of
-additions, they may differ by 1e-6; elsewhere the row says by how much, and why.
+Each row is two trainings by real gangs: with the options on one device, and again under another
+strategy, or with an option that may not change anything. All weights are compared. Where the
+arithmetic is the same but for the order of additions, they may differ by 1e-6; elsewhere the row
+says by how much, and why.
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ FAST = {
         },
         1e-5,
     ),
-    # Each replica normalises by its own share of a batch: other weights, by design, but the same on every worker.
+    # Each replica normalises by its own share of a batch: other weights, by design, but the same on
+    # every worker.
     "normalisation by replica": Row(
         GANG, {"model": "acme_vision.nets:normalized", "optimizer": SLOW_SGD}, 0.1
     ),

@@ -75,7 +75,8 @@ def test_weight_decay_of_sgd_is_taken_off_the_weights_before_the_step_in_one_pie
 
 @pytest.mark.parametrize("num_steps, decay", [(1, 0.999), (5, 0.9), (40, 0.999), (40, 0.1)])
 def test_averaged_weights_are_warmed_up_in_one_piece_and_in_several(num_steps, decay):
-    """With the plain decay of 0.999, 40 steps would leave 96 percent of the initial weights in the average."""
+    """With the plain decay of 0.999, 40 steps would leave 96 percent of the initial weights in the
+    average."""
     import numpy as np
     import tensorflow as tf
 

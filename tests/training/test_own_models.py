@@ -1,4 +1,5 @@
-"""A model, a loss and metrics from a package outside the project: found, in the fingerprint, trained by two workers, served."""
+"""A model, a loss and metrics from a package outside the project: found, in the fingerprint,
+trained by two workers, served."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def test_two_workers_train_it_and_its_metrics_are_figures_like_any_other(
 
 @pytest.mark.slow
 def test_the_slim_example_trains_and_is_served(dataset, tmp_path, make_job_in, saved_signature):
-    """With the graph for TensorBoard, which has to be had of a model that is no chain of Keras layers."""
+    """With the graph for TensorBoard, which has to be had of a model that is no chain of Keras
+    layers."""
     job = make_job_in(tmp_path, dataset, SLIM)(
         train__workers=1, train__strategy="one_device", train__epochs=1
     )
@@ -138,7 +140,10 @@ def test_a_module_that_is_nowhere_is_an_error_of_the_config(tmp_path):
                 "train__devices_per_worker": 2,
                 "train__sharding": {"*/logits/kernel": 0},
             },
-            "TensorFlow's DTensor can't compute acme_vision.nets:pooled with its weights divided like this: it does not know tf.AvgPoolGrad; divide",
+            (
+                "TensorFlow's DTensor can't compute acme_vision.nets:pooled with its weights "
+                "divided like this: it does not know tf.AvgPoolGrad; divide"
+            ),
         ),
         (
             {
@@ -146,7 +151,10 @@ def test_a_module_that_is_nowhere_is_an_error_of_the_config(tmp_path):
                 "train__strategy": "one_device",
                 "train__workers": 1,
             },
-            "train.loss: must return a value for each example, a tensor of rank 1, got shape (); don't average over the batch",
+            (
+                "train.loss: must return a value for each example, a tensor of rank 1, "
+                "got shape (); don't average over the batch"
+            ),
         ),
     ],
 )
@@ -161,6 +169,9 @@ def test_a_slim_model_without_the_extra_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tf_slim", None)
     with pytest.raises(
         ConfigError,
-        match=r"needs the packages tf-slim and tf-keras \(.*\); install trainyard with the extra slim",
+        match=(
+            r"needs the packages tf-slim and tf-keras \(.*\); "
+            "install trainyard with the extra slim"
+        ),
     ):
         slim_model(lambda images, is_training: images, (4, 4, 1))

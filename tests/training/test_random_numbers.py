@@ -1,4 +1,5 @@
-"""Dropout and noise are drawn from the seed, the step and the replica: a training that was killed in between draws what it would have drawn."""
+"""Dropout and noise are drawn from the seed, the step and the replica: a training that was killed
+in between draws what it would have drawn."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def fleet(own_package, tmp_path_factory):
 
 @pytest.fixture
 def train(make_job_in, dataset, tmp_path, fleet):
-    """Gives the weights after two epochs; the chief is killed at the end of the first, unless the training is calm."""
+    """Gives the weights after two epochs; the chief is killed at the end of the first, unless the
+    training is calm."""
 
     def train(options: dict, is_calm: bool) -> list[np.ndarray]:
         job = make_job_in(tmp_path / f"root-{is_calm}", dataset)("attempt", **(FEW | options))

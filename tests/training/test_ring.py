@@ -67,7 +67,8 @@ on_either = pytest.mark.parametrize("family", [NEAR, FAR], ids=["one-host", "two
 
 
 def ring_over(families: list[int], work) -> list:
-    """What each worker returns, called with its ring; worker `i` is connected to the next one by family `i`."""
+    """What each worker returns, called with its ring; worker `i` is connected to the next one by
+    family `i`."""
     links = [connected(family) for family in families]
     rings = [
         Ring(worker, len(links), links[worker][0], links[worker - 1][1], TIMEOUT_SECONDS)
@@ -110,7 +111,8 @@ def test_it_makes_no_difference_to_the_byte_where_the_workers_are():
     "families", [[NEAR] * 2, [NEAR] * 4, [NEAR, NEAR, FAR]], ids=["two", "four", "over-two-hosts"]
 )
 def test_a_worker_that_hurries_ahead_changes_nothing_that_a_late_one_reads(families):
-    """Each is late in other calls; the sums of earlier calls are looked at in the end, and the calls are of different lengths."""
+    """Each is late in other calls; the sums of earlier calls are looked at in the end, and the
+    calls are of different lengths."""
 
     def life(worker: int, ring: Ring) -> list[np.ndarray]:
         late, sums = np.random.default_rng(worker), []
@@ -228,7 +230,8 @@ def test_workers_on_other_hosts_listen_at_the_planned_address_until_they_have_me
 
 
 class Scan:
-    """A port scanner: connects, says nothing, garbage or half of an answer, and holds many connections open."""
+    """A port scanner: connects, says nothing, garbage or half of an answer, and holds many
+    connections open."""
 
     def __init__(self, address: str):
         self._address, self._ended, self.connected = split_address(address), threading.Event(), 0
@@ -304,7 +307,8 @@ def test_a_worker_with_another_token_is_a_stranger():
 
 
 def test_who_took_a_workers_port_learns_nothing_and_is_not_trusted():
-    """A stranger that listens where the next worker should be gets a digest of its own challenge, and no ring."""
+    """A stranger that listens where the next worker should be gets a digest of its own challenge,
+    and no ring."""
     addresses, heard = far_addresses(2), []
     with socket.create_server(split_address(addresses[1])) as thief:
 
@@ -342,6 +346,8 @@ def test_a_worker_that_does_not_come_is_named():
     for addresses in (near_addresses(2), far_addresses(2)):
         with pytest.raises(
             MachineError,
-            match=f"worker 0 at {addresses[0]} could not join the ring, .* worker 1 at {addresses[1]}",
+            match=(
+                f"worker 0 at {addresses[0]} could not join the ring, .* worker 1 at {addresses[1]}"
+            ),
         ):
             join_ring(0, addresses, TOKEN, 1.0, TIMEOUT_SECONDS)

@@ -1,4 +1,5 @@
-"""Which strategy `auto` stands for, and what a worker says whose host has not what its strategy needs."""
+"""Which strategy `auto` stands for, and what a worker says whose host has not what its strategy
+needs."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ from pipeline_ops.training.strategy import use_threads
 from tensorflow.python.eager import context
 use_threads(WorkerSpec.model_construct(threads=int(sys.argv[1])))
 config = context.context().config  # what TensorFlow's threads are made by
-print(json.dumps([config.intra_op_parallelism_threads, config.inter_op_parallelism_threads, config.experimental.disable_thread_spinning]))
+print(json.dumps([
+    config.intra_op_parallelism_threads,
+    config.inter_op_parallelism_threads,
+    config.experimental.disable_thread_spinning,
+]))
 """
 
 
@@ -58,7 +63,10 @@ def test_without_a_tpu_the_message_says_where_to_name_one():
 
     with pytest.raises(
         ConfigError,
-        match="train.strategy is tpu, but no TPU was found: .*; name it in train.tpu, or take another strategy",
+        match=(
+            "train.strategy is tpu, but no TPU was found: .*; "
+            "name it in train.tpu, or take another strategy"
+        ),
     ):
         find_tpu(Train(model="digits_cnn", strategy="tpu"))
 
@@ -78,11 +86,17 @@ def test_a_worker_asks_for_no_more_gpus_than_it_sees():
     [
         (
             {"*/kernel": 2},
-            r"the weight net/dense/kernel of shape \(9, 4\) can't be divided among 2 devices along axis 2",
+            (
+                r"the weight net/dense/kernel of shape \(9, 4\) "
+                "can't be divided among 2 devices along axis 2"
+            ),
         ),
         (
             {"*/kernel": 0},
-            r"the weight net/dense/kernel of shape \(9, 4\) can't be divided among 2 devices along axis 0",
+            (
+                r"the weight net/dense/kernel of shape \(9, 4\) "
+                "can't be divided among 2 devices along axis 0"
+            ),
         ),
         (
             {"*/bias": 0, "conv*": 1},
@@ -129,28 +143,54 @@ from pipeline_ops.training.placement import compute_on_devices, variables_on_dev
 from pipeline_ops.training.loops.dtensor import ShardedLoop
 from pipeline_ops.training.strategy import local_devices
 
-devices, placement, task = local_devices(2, gpus=0), {"hidden*": "CPU:1", "logits": "CPU:0"}, Classification((4, 4, 1))
+devices, placement, task = (
+    local_devices(2, gpus=0),
+    {"hidden*": "CPU:1", "logits": "CPU:0"},
+    Classification((4, 4, 1)),
+)
 said = {}
 with variables_on_devices(placement):
     model = build((4, 4, 1), 2)
 compute_on_devices(model, placement)
-loop = SynchronousLoop(tf.distribute.get_strategy(), model, task, Train(model="dense", strategy="placed_layers", devices_per_worker=2,
-                                                                        placement=placement), list)
+loop = SynchronousLoop(
+    tf.distribute.get_strategy(),
+    model,
+    task,
+    Train(model="dense", strategy="placed_layers", devices_per_worker=2, placement=placement),
+    list,
+)
 short = lambda variable: variable.value.device.rpartition("device:")[2]
 said["variables"] = {variable.path.partition("/")[2]: short(variable) for variable in model.weights}
-said["slots"] = sorted(f"{variable.path.partition('/')[2]} {short(variable)}" for variable in loop.optimizer.variables if "hidden" in variable.path)
+said["slots"] = sorted(
+    f"{variable.path.partition('/')[2]} {short(variable)}"
+    for variable in loop.optimizer.variables
+    if "hidden" in variable.path
+)
 graph = tf.function(lambda x: model(x)).get_concrete_function(tf.zeros([1, 4, 4, 1])).graph
-said["matmuls"] = [node.device.rpartition("device:")[2] for node in graph.get_operations() if node.type == "MatMul"]
+said["matmuls"] = [
+    node.device.rpartition("device:")[2]
+    for node in graph.get_operations()
+    if node.type == "MatMul"
+]
 for wrong in ({"dense": "CPU:0"}, {"hidden*": "GPU:7"}):
     try:
         with variables_on_devices(wrong):
             compute_on_devices(build((4, 4, 1), 2), wrong)
     except ConfigError as error:
         said.setdefault("refused", []).append(str(error))
-config = Train(model="dense", strategy="sharded_layers", devices_per_worker=2, sharding={"*hidden_0/kernel": 1})
+config = Train(
+    model="dense",
+    strategy="sharded_layers",
+    devices_per_worker=2,
+    sharding={"*hidden_0/kernel": 1},
+)
 sharded = ShardedLoop(build((4, 4, 1), 2), task, config, devices)
 from tensorflow.experimental import dtensor
-kernel = next(variable for path, variable in sharded._variables.items() if path.endswith("hidden_0/kernel"))
+kernel = next(
+    variable
+    for path, variable in sharded._variables.items()
+    if path.endswith("hidden_0/kernel")
+)
 said["pieces"] = [piece.shape.as_list() for piece in dtensor.unpack(kernel.read_value())]
 print(json.dumps(said))
 """

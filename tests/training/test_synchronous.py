@@ -16,7 +16,9 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.training.loops.synchronous import SynchronousLoop
 
-tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
 strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
 with strategy.scope():
     images = keras.Input((4, 4, 1))
@@ -24,13 +26,21 @@ with strategy.scope():
     model = keras.Model(images, keras.layers.Dense(3)(keras.layers.Flatten()(x)))
 
 def all_reduce(tensors):
-    return [tf.ensure_shape(tf.numpy_function(lambda value: value, [tensor], tensor.dtype, name="exchange"), tensor.shape) for tensor in tensors]
+    return [
+        tf.ensure_shape(
+            tf.numpy_function(lambda value: value, [tensor], tensor.dtype, name="exchange"),
+            tensor.shape,
+        )
+        for tensor in tensors
+    ]
 
 config = Train(model="dense", strategy="mirrored", devices_per_worker=2, global_batch=4)
 loop = SynchronousLoop(strategy, model, Classification((4, 4, 1)), config, all_reduce)
 batch = (tf.zeros([4, 4, 4, 1], tf.uint8), tf.zeros([4], tf.int64))
 batches = iter(tf.data.Dataset.from_tensors(batch).repeat())
-graph = loop._train.get_concrete_function(batches, tf.constant(0), tf.zeros([10]), tf.constant(2), tf.constant(0.0)).graph
+graph = loop._train.get_concrete_function(
+    batches, tf.constant(0), tf.zeros([10]), tf.constant(2), tf.constant(0.0)
+).graph
 
 def ancestors(operation):
     found, waiting = set(), [operation]
@@ -43,13 +53,22 @@ def ancestors(operation):
     return found
 
 steps = [operation.name for operation in graph.get_operations() if "While" in operation.type]
-exchanges = [operation for operation in graph.get_operations() if operation.type == "EagerPyFunc" or operation.type == "PyFunc"]
-print(json.dumps({"steps": len(steps), "exchanges": len(exchanges), "after": sum(set(steps) <= ancestors(each) for each in exchanges)}))
+exchanges = [
+    operation
+    for operation in graph.get_operations()
+    if operation.type == "EagerPyFunc" or operation.type == "PyFunc"
+]
+print(json.dumps({
+    "steps": len(steps),
+    "exchanges": len(exchanges),
+    "after": sum(set(steps) <= ancestors(each) for each in exchanges),
+}))
 """
 
 
 def test_the_exchange_of_averages_waits_for_the_steps_also_where_no_step_writes_them():
-    """Two exchanges at once would be taken for one another by another worker. Frozen are four variables, on two devices."""
+    """Two exchanges at once would be taken for one another by another worker. Frozen are four
+    variables, on two devices."""
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,5 @@
-"""Weights to begin with: read from every kind of place, fitted by name and shape, refused by the first name that does not fit."""
+"""Weights to begin with: read from every kind of place, fitted by name and shape, refused by the
+first name that does not fit."""
 
 from __future__ import annotations
 
@@ -53,7 +54,10 @@ def test_a_head_for_another_number_of_classes_begins_anew():
     [
         (
             arrays(units=6),
-            r"the weight net/hidden/kernel has the shape \(5, 4\) in the model and \(5, 6\) in there",
+            (
+                r"the weight net/hidden/kernel has the shape \(5, 4\) in the model "
+                r"and \(5, 6\) in there"
+            ),
         ),
         (
             arrays()[:3],

@@ -37,7 +37,8 @@ ALONE = {"train__strategy": "one_device", "train__workers": 1}
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    """Its processes find the modules beside this file, as a user's package would be found; so does whoever plans a job here."""
+    """Its processes find the modules beside this file, as a user's package would be found; so does
+    whoever plans a job here."""
     folder = str(Path(__file__).parent)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
@@ -102,7 +103,8 @@ def make_broken(broken_dataset, make_job_in, tmp_path, fleet):
 
 
 def test_a_batch_that_diverges_is_found_left_out_and_kept(make_broken, fleet):
-    """By any number of workers at the same step, once in each epoch, and a kill in the middle of it changes nothing."""
+    """By any number of workers at the same step, once in each epoch, and a kill in the middle of it
+    changes nothing."""
     skip = {"train__on_divergence__action": "skip_batch"}
     alone = make_broken("alone", **ALONE, **skip)
     state = train(alone, fleet)

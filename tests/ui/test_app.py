@@ -1,4 +1,5 @@
-"""The plugin's routes: who may see and do what, and what is on the pages. Airflow's own users and database; no browser."""
+"""The plugin's routes: who may see and do what, and what is on the pages. Airflow's own users and
+database; no browser."""
 
 from __future__ import annotations
 
@@ -346,7 +347,11 @@ def test_a_registry_that_cant_be_read_does_not_hide_the_page(client, whole_run):
 
 
 def test_the_plugin_costs_the_processes_that_serve_no_pages_nothing():
-    code = "import airflow.plugins_manager, sys; before = set(sys.modules); import pipeline_ops.ui.plugin; print(*(set(sys.modules) - before))"
+    code = (
+        "import airflow.plugins_manager, sys; before = set(sys.modules); "
+        "import pipeline_ops.ui.plugin; "
+        "print(*(set(sys.modules) - before))"
+    )
     output = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout

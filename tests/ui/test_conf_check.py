@@ -1,4 +1,5 @@
-"""A conf over Airflow's own REST API: what only the author sets is refused before there is a run."""
+"""A conf over Airflow's own REST API:
+what only the author sets is refused before there is a run."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def trigger(airflow, conf):
 
 
 def confs() -> Iterator[dict]:
-    """Every field of the author's: flat, as null, by index and in its section, so many at once as a refusal tells of."""
+    """Every field of the author's: flat, as null, by index and in its section, so many at once as a
+    refusal tells of."""
     flat = list(map(flat_key, AUTHORS))
     for names, value in ((flat, 1), (flat, None), ([f"{name}.0" for name in flat], 1)):
         yield from (

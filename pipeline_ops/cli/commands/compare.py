@@ -19,7 +19,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "compare",
         help="draw two runs side by side",
-        description="Compares the models of two runs: metrics, curves, classes, and what changed between them.",
+        description=(
+            "Compares the models of two runs: metrics, curves, classes, "
+            "and what changed between them."
+        ),
     )
     for name in ("first", "second"):
         parser.add_argument(
@@ -60,7 +63,8 @@ def compare(arguments: argparse.Namespace) -> int:
     )
     if not have_one_test_split(first, second):
         console.print(
-            "The two runs had different test splits: a difference may be one of the images, and not of the models.",
+            "The two runs had different test splits: a difference may be one of the images, "
+            "and not of the models.",
             style="yellow",
         )
     for job, lines in changes(first, second).items():

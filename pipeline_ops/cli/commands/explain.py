@@ -30,7 +30,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "explain",
         help="say what a run would do, what is cached, and why",
-        description="Says for each task whether a run would start its job or take the result that is there, and why.",
+        description=(
+            "Says for each task whether a run would start its job or take the result that "
+            "is there, and why."
+        ),
     )
     add_config(parser)
     add_overrides(parser)

@@ -75,7 +75,8 @@ def _check(text: str, origin: Path) -> None:
             load_checked(file)
         except ConfigError as error:
             raise ConfigError(
-                f"{origin}: says something that no config of ours may:\n{str(error).replace(str(file), origin.name)}"
+                f"{origin}: says something that no config of ours may:\n"
+                f"{str(error).replace(str(file), origin.name)}"
             ) from error
 
 

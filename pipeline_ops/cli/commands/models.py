@@ -158,7 +158,8 @@ def list_versions(arguments: argparse.Namespace) -> int:
     print(f"* in service: version {champion}" if champion else "no version is in service")
     for move in records.moves:
         print(
-            f"  {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(move.time))}  {_describe(move)}: {move.reason}"
+            f"  {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(move.time))}  "
+            f"{_describe(move)}: {move.reason}"
         )
     return 0
 
@@ -234,7 +235,8 @@ def _find(registry: Registry, wanted: str) -> Version:
     if version := registry.aliased(wanted):
         return version
     raise ConfigError(
-        f"{registry.place}: no version has the alias {wanted}; there are {', '.join(registry.aliases().names) or 'none'}"
+        f"{registry.place}: no version has the alias {wanted}; "
+        f"there are {', '.join(registry.aliases().names) or 'none'}"
     )
 
 

@@ -18,10 +18,10 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.atomic import write_whole
 
 _CATALOGUE = Path("beam_jobs") / "stages" / "__init__.py"
-_MAX_LINE = 150
+_MAX_LINE = 100
 
 _STAGE = '''\
-"""Multiplies all pixels by a factor. (Say here in one line what the stage does; `trainyard stages` shows it.)"""
+"""Multiplies all pixels by a factor. (`trainyard stages` shows this line: say what it does.)"""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ def _files_in_package(root: Path, package: str, name: str) -> dict[Path, str]:
     )
     if folder is None:
         raise ConfigError(
-            f"there is no package {package} here, nor in src/; go to the folder that holds it, or make it"
+            f"there is no package {package} here, nor in src/; "
+            "go to the folder that holds it, or make it"
         )
     _check_name(name)
     files = _texts(
@@ -170,7 +171,8 @@ def _check_name(name: str) -> None:
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ConfigError(
-            f"{name}: a stage's name is a word of small letters, digits and _ that Python has no other use for, such as sharpen_edges"
+            f"{name}: a stage's name is a word of small letters, digits and _ that Python has no "
+            "other use for, such as sharpen_edges"
         )
     if name in CATALOGUE or name in ("stage", "boxes", "checks", "foreign"):
         raise ConfigError(
@@ -214,7 +216,8 @@ def add_to_catalogue(text: str, name: str) -> str:
     end = re.search(r"^CATALOGUE\b.*?^}", text, re.MULTILINE | re.DOTALL)
     if not found or not end:
         raise ConfigError(
-            f"{_CATALOGUE}: its import of the stages or its CATALOGUE can't be found; add the line by hand"
+            f"{_CATALOGUE}: its import of the stages or its CATALOGUE can't be found; "
+            "add the line by hand"
         )
     modules = sorted({*re.findall(r"\w+", found[1]), name})
     line = f"from beam_jobs.stages import {', '.join(modules)}\n"

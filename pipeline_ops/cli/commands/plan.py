@@ -21,7 +21,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "plan",
         help="say which process of a training would run where",
-        description="Prints the launch plan of a training, and what Slurm or Kubernetes would be asked for.",
+        description=(
+            "Prints the launch plan of a training, and what Slurm or Kubernetes would be asked for."
+        ),
     )
     add_config(parser)
     add_overrides(parser)

@@ -18,7 +18,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "preview",
         help="draw what the stages do to some raw examples",
-        description="Draws raw examples before and after the stages of a config, with labels and boxes, into one PNG file.",
+        description=(
+            "Draws raw examples before and after the stages of a config, with labels and boxes, "
+            "into one PNG file."
+        ),
     )
     add_config(parser)
     parser.add_argument(

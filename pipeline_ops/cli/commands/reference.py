@@ -30,7 +30,7 @@ The column "set by" says who may set a key:
 
 `trainyard run --set` belongs to the author: it may set any key, except those of the DAG itself.
 `[]` stands for the items of a list.
-"""
+"""  # noqa: E501
 _TABLE = ("| key | type | default | set by | meaning |", "|---|---|---|---|---|")
 _TYPES = {
     str: "text",

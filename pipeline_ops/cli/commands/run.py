@@ -127,7 +127,8 @@ def _run_once(
 ) -> RunView:
     if config.evaluate.approval:
         console.print(
-            "Approval  before export a person is asked, in Airflow under Required Actions; this command waits for the answer."
+            "Approval  before export a person is asked, in Airflow under Required Actions; "
+            "this command waits for the answer."
         )
     for active in [] if config.evaluate.approval else api.active_runs(config.pipeline):
         console.print(f"Waiting for the run {active}: a pipeline has one run at a time.")
@@ -135,8 +136,8 @@ def _run_once(
     conf, authors = split_overrides(load_config(config.file), overrides)
     if authors:
         console.print(
-            f"Author    {', '.join(authors)}: set by this command. A run from Airflow's UI cannot set "
-            f"{'it' if len(authors) == 1 else 'them'}.",
+            f"Author    {', '.join(authors)}: set by this command. "
+            f"A run from Airflow's UI cannot set {'it' if len(authors) == 1 else 'them'}.",
             soft_wrap=True,
         )
     keep_overrides(home, config.file, run_id, overrides)

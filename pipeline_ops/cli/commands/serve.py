@@ -54,7 +54,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a name by which clients address the server, for example behind a proxy; may be repeated",
+        help=(
+            "a name by which clients address the server, "
+            "for example behind a proxy; may be repeated"
+        ),
     )
     parser.set_defaults(command=serve)
 
@@ -65,7 +68,8 @@ def serve(arguments: argparse.Namespace) -> int:
         name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None
     ]:
         raise ConfigError(
-            f"serve needs {' and '.join(missing)}; install Trainyard with its extra serving: pip install '.[serving]'"
+            f"serve needs {' and '.join(missing)}; install Trainyard with its extra serving: "
+            "pip install '.[serving]'"
         )
     wanted, _, alias = (
         arguments.model.rpartition("@")
@@ -104,6 +108,7 @@ def _find(wanted: str, registry: str | None) -> tuple[str, str]:
         return config.export.model, config.registry
     if registry is None:
         raise ConfigError(
-            f"serve: {wanted} is no YAML file; name the registry that has this model with --registry"
+            f"serve: {wanted} is no YAML file; "
+            "name the registry that has this model with --registry"
         )
     return wanted, f"{registry.rstrip('/')}/{wanted}"

@@ -54,7 +54,8 @@ def stages(arguments: argparse.Namespace) -> int:
         for line, _ in _parameters(stage):
             print(f"    {line}")
     print(
-        "\n`trainyard stages NAME` says what the parameters of a stage mean; `trainyard new-stage NAME` makes a new one."
+        "\n`trainyard stages NAME` says what the parameters of a stage mean; "
+        "`trainyard new-stage NAME` makes a new one."
     )
     return 0
 

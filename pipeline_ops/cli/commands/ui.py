@@ -30,7 +30,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "ui",
         help="keep the embedded Airflow up until Ctrl-C",
-        description="Keeps an embedded Airflow up until Ctrl-C. Meanwhile, `trainyard run` uses it.",
+        description=(
+            "Keeps an embedded Airflow up until Ctrl-C. Meanwhile, `trainyard run` uses it."
+        ),
     )
     parser.add_argument(
         "configs",
@@ -80,7 +82,10 @@ def schedule_lines(dags: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     if running:
         yield f"Schedules {', '.join(running)}"
     if paused:
-        yield f"Paused    {', '.join(paused)}: nothing starts by the schedule until you unpause it in the UI, with the switch beside its name"
+        yield (
+            f"Paused    {', '.join(paused)}: nothing starts by the schedule until you unpause it "
+            "in the UI, with the switch beside its name"
+        )
 
 
 def usable_pipelines(places: Iterable[Path], console: Console) -> list[str]:

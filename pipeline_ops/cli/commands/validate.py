@@ -35,7 +35,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--deep",
         action="store_true",
-        help="also read the source, run one image through the stages, and build the model on one batch",
+        help=(
+            "also read the source, run one image through the stages, "
+            "and build the model on one batch"
+        ),
     )
     parser.set_defaults(command=validate)
 
@@ -46,7 +49,8 @@ def validate(arguments: argparse.Namespace) -> int:
     files = list(config_files(arguments.configs))
     if not files:
         raise ConfigError(
-            f"{', '.join(map(str, arguments.configs))}: no file *.yaml in it; name a config, or a folder of configs"
+            f"{', '.join(map(str, arguments.configs))}: no file *.yaml in it; "
+            "name a config, or a folder of configs"
         )
     for file in files:
         try:
@@ -83,10 +87,15 @@ def describe(config: PipelineConfig) -> dict[str, str]:
     searched = {"search": _search(config)} if config.search else {}
     return {
         "pipeline": f"{config.pipeline}; runs start {start_of(config.schedule)}",
-        "preprocess": f"{' > '.join(stage.name for stage in config.preprocess.stages)}; {config.preprocess.shards} shards of each split, "
-        f"from {find_raw_folder(config)}",
-        "train": f"{train.model}; {train.epochs} epochs of batch {train.global_batch} on {train.workers} workers, {train.strategy}; "
-        f"{train.optimizer.name}, learning rate {train.optimizer.learning_rate:g}",
+        "preprocess": (
+            f"{' > '.join(stage.name for stage in config.preprocess.stages)}; "
+            f"{config.preprocess.shards} shards of each split, from {find_raw_folder(config)}"
+        ),
+        "train": (
+            f"{train.model}; {train.epochs} epochs of batch {train.global_batch} "
+            f"on {train.workers} workers, {train.strategy}; "
+            f"{train.optimizer.name}, learning rate {train.optimizer.learning_rate:g}"
+        ),
         **searched,
         "evaluate": f"gate on {', '.join(rule.metric for rule in config.evaluate.gate)}",
         "export": f"to the model {config.export.model} below {config.root}",
@@ -110,6 +119,7 @@ def start_of(schedule: Schedule) -> str:
 def _search(config: PipelineConfig) -> str:
     trials = plan_trials(config)
     return (
-        f"{len(trials)} trials ({config.search.method}) over {', '.join(config.search.parameters)}; {config.search.max_parallel} at a time; "
+        f"{len(trials)} trials ({config.search.method}) "
+        f"over {', '.join(config.search.parameters)}; {config.search.max_parallel} at a time; "
         f"the best {monitor_of(config)} goes on"
     )

@@ -161,7 +161,8 @@ class AirflowApi:
             except self._again as error:
                 if time.monotonic() > deadline:
                     raise MachineError(
-                        f"Airflow at {self._client.base_url} does not answer {method} {path}: {error!r}"
+                        f"Airflow at {self._client.base_url} does not answer "
+                        f"{method} {path}: {error!r}"
                     ) from error
             else:
                 if not answer.is_server_error or time.monotonic() > deadline:

@@ -66,5 +66,6 @@ def keep_overrides(home: Home, file: Path, run_id: str, overrides: Mapping[str, 
 
 def _part_of_the_dag(plain: PipelineConfig, key: str) -> ConfigError:
     return ConfigError(
-        f"--set {key}: it cannot be set for a single run: {READ_WITH_THE_DAG}; change it in {plain.file}"
+        f"--set {key}: it cannot be set for a single run: {READ_WITH_THE_DAG}; "
+        f"change it in {plain.file}"
     )

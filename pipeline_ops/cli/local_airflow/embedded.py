@@ -54,10 +54,12 @@ _SETTINGS = {
     "core": {
         "executor": "LocalExecutor",
         "load_examples": "False",
-        "dags_are_paused_at_creation": "False",  # a schedule in the YAML runs; another Airflow follows its own setting
+        # A schedule in the YAML runs; another Airflow follows its own setting.
+        "dags_are_paused_at_creation": "False",
         "parallelism": "4",  # each worker is a forked process, busy or not
         "simple_auth_manager_users": f"{USER}:admin",
-        "min_serialized_dag_update_interval": "0",  # a YAML changed twice within half a minute must show both times
+        # A YAML changed twice within half a minute must show both times.
+        "min_serialized_dag_update_interval": "0",
     },
     "api": {"host": "127.0.0.1", "workers": "1", "instance_name": "Trainyard"},
     "scheduler": {
@@ -65,7 +67,8 @@ _SETTINGS = {
     },  # the gap between two tasks; the default of 1 s is for busy clusters
     "dag_processor": {"parsing_processes": "1"},
     "workers": {
-        "min_heartbeat_interval": "1",  # how long a finished task may hold its slot, and one that was marked failed may continue
+        # How long a finished task may hold its slot, and one that was marked failed may continue.
+        "min_heartbeat_interval": "1",
         "max_failed_heartbeats": "15",  # by default it is 3 of 5 s each
     },
     "usage_data_collection": {"enabled": "False"},

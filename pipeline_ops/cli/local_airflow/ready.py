@@ -36,7 +36,8 @@ def wait_until_healthy(api: AirflowApi, home: Home, server: AirflowServer) -> No
         check_alive(home, server)
         if time.monotonic() > deadline:
             raise MachineError(
-                f"no sign of life of {', '.join(missing)} after {_READY_SECONDS:.0f} s; the logs are in {home.log('').parent}"
+                f"no sign of life of {', '.join(missing)} after {_READY_SECONDS:.0f} s; "
+                f"the logs are in {home.log('').parent}"
             )
         time.sleep(_POLL_SECONDS)
 
@@ -70,7 +71,8 @@ def wait_for_dag(
         check_alive(home, server)
         if time.monotonic() > deadline:
             raise MachineError(
-                f"Airflow does not list the DAG {dag} after {_READY_SECONDS:.0f} s; the logs are in {home.log('').parent}"
+                f"Airflow does not list the DAG {dag} after {_READY_SECONDS:.0f} s; "
+                f"the logs are in {home.log('').parent}"
             )
         time.sleep(_POLL_SECONDS)
 

@@ -95,7 +95,8 @@ class _Start:
                 return server
             time.sleep(_POLL_SECONDS)
         raise MachineError(
-            f"the embedded Airflow was not up after {_START_SECONDS:.0f} s; its logs are in {self.home.log('').parent}"
+            f"the embedded Airflow was not up after {_START_SECONDS:.0f} s; "
+            f"its logs are in {self.home.log('').parent}"
         )
 
     def _look(self) -> AirflowServer | None:
@@ -162,7 +163,8 @@ def _explain(home: Home, child: subprocess.Popen) -> None:
     if child.returncode != LOCKED:
         log = home.log("supervisor")
         raise MachineError(
-            f"the embedded Airflow did not start; the log of its supervisor is {log} and ends with:\n{last_lines(log)}"
+            "the embedded Airflow did not start; "
+            f"the log of its supervisor is {log} and ends with:\n{last_lines(log)}"
         )
 
 
@@ -170,8 +172,9 @@ def _check_serves(server: AirflowServer, configs: Sequence[Path]) -> None:
     missing = [str(config) for config in configs if not server.serves(config)]
     if missing and server.state in ("starting", "up"):
         raise MachineError(
-            f"an embedded Airflow runs already (process {server.process.pid}, {server.url}) and serves {', '.join(server.configs)}, "
-            f"but not {', '.join(missing)}; stop that one, or set TRAINYARD_HOME to another folder for this one"
+            f"an embedded Airflow runs already (process {server.process.pid}, {server.url}) "
+            f"and serves {', '.join(server.configs)}, but not {', '.join(missing)}; "
+            "stop that one, or set TRAINYARD_HOME to another folder for this one"
         )
 
 
@@ -187,7 +190,8 @@ def _wait_for_end(
         if server.state == "up" and time.monotonic() > noticed:
             if child:
                 say(
-                    f"The embedded Airflow stays up: another command uses it. Its supervisor is process {server.process.pid}."
+                    "The embedded Airflow stays up: another command uses it. "
+                    f"Its supervisor is process {server.process.pid}."
                 )
             return
         time.sleep(_POLL_SECONDS)

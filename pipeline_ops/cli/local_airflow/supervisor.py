@@ -145,7 +145,8 @@ class Supervisor:
                 else f"ended with exit status {status}"
             )
             raise MachineError(
-                f"the {name} of the embedded Airflow {how}; its log is {log} and ends with:\n{last_lines(log)}"
+                f"the {name} of the embedded Airflow {how}; its log is {log} and ends with:\n"
+                f"{last_lines(log)}"
             )
 
     def _is_ours_listening(self) -> bool:
@@ -154,7 +155,8 @@ class Supervisor:
             return False
         if listener(port, among=descendants()) is None:
             raise MachineError(
-                f"another process took port {port} while the embedded Airflow was starting; start again, it chooses a new one"
+                f"another process took port {port} while the embedded Airflow was starting; "
+                "start again, it chooses a new one"
             )
         return True
 
@@ -187,12 +189,14 @@ def close_interrupted_runs(database: Path) -> None:
     try:
         with connection:
             connection.execute(
-                "UPDATE task_instance SET state = 'failed', end_date = ?, trigger_id = NULL WHERE state IN "
-                "('running', 'queued', 'scheduled', 'deferred', 'restarting', 'up_for_retry', 'up_for_reschedule')",
+                "UPDATE task_instance SET state = 'failed', end_date = ?, trigger_id = NULL "
+                "WHERE state IN ('running', 'queued', 'scheduled', 'deferred', 'restarting', "
+                "'up_for_retry', 'up_for_reschedule')",
                 (now,),
             )
             connection.execute(
-                "UPDATE dag_run SET state = 'failed', end_date = ? WHERE state IN ('running', 'queued')",
+                "UPDATE dag_run SET state = 'failed', end_date = ? "
+                "WHERE state IN ('running', 'queued')",
                 (now,),
             )
     finally:

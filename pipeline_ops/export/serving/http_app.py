@@ -112,7 +112,8 @@ class Application:
         name = _hostname(f"//{host}")
         if host and not self._is_known(name):
             raise BadRequest(
-                f"{name or host} is no name of this server; start it with --allow-host {name or 'NAME'}",
+                f"{name or host} is no name of this server; "
+                f"start it with --allow-host {name or 'NAME'}",
                 HTTPStatus.MISDIRECTED_REQUEST,
             )
         is_own = (

@@ -64,7 +64,8 @@ class AliasSource:
             ).class_names
         except ValidationError as error:
             raise DataError(
-                f"{version.uri}: its figures are not those of a published model ({error.error_count()} errors)"
+                f"{version.uri}: its figures are not those of a published model "
+                f"({error.error_count()} errors)"
             ) from None
 
     def _verified(self, version: Version) -> Path:

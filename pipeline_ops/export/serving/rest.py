@@ -74,7 +74,8 @@ def parse_question(body: bytes, signatures: Mapping[str, Mapping[str, Spec]]) ->
     )
     if unknown := sorted(columns.keys() ^ specs.keys()):
         raise BadRequest(
-            f"the signature {name} has the inputs {', '.join(sorted(specs))}; unknown or missing: {', '.join(unknown)}"
+            f"the signature {name} has the inputs {', '.join(sorted(specs))}; "
+            f"unknown or missing: {', '.join(unknown)}"
         )
     inputs = {key: _as_array(key, column, specs[key]) for key, column in columns.items()}
     if len({array.shape[:1] for array in inputs.values()}) > 1:
@@ -180,7 +181,10 @@ def _is_encoded(value: Any) -> bool:
 
 def _wanted(spec: Spec) -> str:
     kind = "bytes" if spec.dtype == object else spec.dtype.name
-    return f"{kind} of the shape [{', '.join('any' if size is None else str(size) for size in spec.shape)}]"
+    return (
+        f"{kind} of the shape "
+        f"[{', '.join('any' if size is None else str(size) for size in spec.shape)}]"
+    )
 
 
 def _as_json(name: str, array: np.ndarray) -> list:

@@ -113,14 +113,16 @@ def _serve(arguments: argparse.Namespace, follower: Follower) -> int:
         server = Server(host, arguments.port, service, [host, *arguments.allow_host])
     except OSError as error:
         print(
-            f"can't listen on {host}:{arguments.port}: {error.strerror}; name another port with --port",
+            f"can't listen on {host}:{arguments.port}: {error.strerror}; "
+            "name another port with --port",
             file=sys.stderr,
         )
         return 1
     if not _is_loopback(host):
         print(
-            f"warning: anyone who reaches {host}:{server.port} can ask this model for predictions: the server has no "
-            "login and no TLS. Put a proxy in front that has both, or listen on 127.0.0.1.",
+            f"warning: anyone who reaches {host}:{server.port} can ask this model for predictions: "
+            "the server has no login and no TLS. "
+            "Put a proxy in front that has both, or listen on 127.0.0.1.",
             file=sys.stderr,
         )
     print(f"http://{f'[{host}]' if ':' in host else host}:{server.port}/", flush=True)

@@ -119,9 +119,11 @@ class Checkpoints:
                 continue
             try:
                 return self._read(file)
-            except Exception as error:  # a damaged file can raise almost anything: BadZipFile, zlib.error, RuntimeError, KeyError ...
+            except Exception as error:
+                # A damaged file can raise almost anything: BadZipFile, zlib.error, RuntimeError ...
                 warn(
-                    f"the checkpoint {file} is damaged ({type(error).__name__}: {error}); going back to the one before it"
+                    f"the checkpoint {file} is damaged ({type(error).__name__}: {error}); "
+                    "going back to the one before it"
                 )
         return None
 
@@ -134,7 +136,8 @@ class Checkpoints:
         while not file.exists():
             if time.monotonic() > deadline:
                 raise MachineError(
-                    f"{file} was not there after {timeout_seconds:.0f} s (train.step_timeout_seconds); can this host see that folder?"
+                    f"{file} was not there after {timeout_seconds:.0f} s "
+                    "(train.step_timeout_seconds); can this host see that folder?"
                 )
             time.sleep(_POLL_SECONDS)
 

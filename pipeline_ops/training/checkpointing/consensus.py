@@ -66,17 +66,18 @@ def restore_together(
         behind = _names([worker for worker, step in enumerate(steps) if step == at_most])
         if at_most == _NOTHING:
             raise MachineError(
-                f"{behind} can read no checkpoint in {checkpoints.folder}, while others read that of step {newest}; "
-                "do all hosts see the same files there?"
+                f"{behind} can read no checkpoint in {checkpoints.folder}, "
+                f"while others read that of step {newest}; do all hosts see the same files there?"
             )
         if at_most == newest:
             raise MachineError(
-                f"the checkpoint of step {newest} in {checkpoints.folder} is not the same for all workers "
-                f"({', '.join(read.digest[:8] for read in reads)}); do all hosts see the same files there?"
+                f"the checkpoint of step {newest} in {checkpoints.folder} is not the same for all "
+                f"workers ({', '.join(read.digest[:8] for read in reads)}); "
+                "do all hosts see the same files there?"
             )
         warn(
-            f"{behind} can read no checkpoint in {checkpoints.folder} that is newer than step {at_most}, while others read that of step {newest}; "
-            f"all go back to step {at_most}"
+            f"{behind} can read no checkpoint in {checkpoints.folder} that is newer than step "
+            f"{at_most}, while others read that of step {newest}; all go back to step {at_most}"
         )
 
 

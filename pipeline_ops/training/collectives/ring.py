@@ -222,7 +222,8 @@ class Ring:
         if not readable and not writable:
             silent = self._neighbour(-1 if sources else +1)
             raise MachineError(
-                f"{silent} has been silent for {self._timeout_seconds:g} s (train.step_timeout_seconds)"
+                f"{silent} has been silent for {self._timeout_seconds:g} s "
+                "(train.step_timeout_seconds)"
             )
         return readable, writable
 
@@ -312,8 +313,9 @@ def join_ring(
             return Ring(worker, workers, to_next, heard.result(), timeout_seconds)
     except OSError as error:
         raise MachineError(
-            f"worker {worker} at {addresses[worker]} could not join the ring, between worker {previous} at {addresses[previous]} "
-            f"and worker {following} at {addresses[following]}: {error}; do the hosts reach each other on every port?"
+            f"worker {worker} at {addresses[worker]} could not join the ring, "
+            f"between worker {previous} at {addresses[previous]} and worker {following} at "
+            f"{addresses[following]}: {error}; do the hosts reach each other on every port?"
         ) from error
 
 

@@ -52,8 +52,8 @@ def sharding_specs(
         if axis is not None:
             if not 0 <= axis < len(shape) or shape[axis] % num_devices:
                 raise ConfigError(
-                    f"train.sharding: the weight {path} of shape {tuple(shape)} can't be divided among {num_devices} devices "
-                    f"along axis {axis}"
+                    f"train.sharding: the weight {path} of shape {tuple(shape)} can't be divided "
+                    f"among {num_devices} devices along axis {axis}"
                 )
             specs[path][axis] = _AXIS
     if unused := [
@@ -62,7 +62,8 @@ def sharding_specs(
         if not any(fnmatch.fnmatchcase(path, pattern) for path in shapes)
     ]:
         raise ConfigError(
-            f"train.sharding: no weight matches {', '.join(unused)}; the weights are {', '.join(shapes)}"
+            f"train.sharding: no weight matches {', '.join(unused)}; "
+            f"the weights are {', '.join(shapes)}"
         )
     return specs
 
@@ -157,8 +158,9 @@ class ShardedLoop:
         unknown = re.search(r"'(tf\.\w+)' op does not implement layout propagation", text)
         reason = f"it does not know {unknown[1]}" if unknown else text[:300]
         return ConfigError(
-            f"train.strategy sharded_layers: TensorFlow's DTensor can't compute {self._config.model} with its weights divided like "
-            f"this: {reason}; divide other weights in train.sharding, replace the layer, or take another strategy"
+            "train.strategy sharded_layers: TensorFlow's DTensor can't compute "
+            f"{self._config.model} with its weights divided like this: {reason}; "
+            "divide other weights in train.sharding, replace the layer, or take another strategy"
         )
 
     @tf.function(reduce_retracing=True)

@@ -14,7 +14,8 @@ def test_a_record_is_the_one_that_tensorflow_would_write():
     assert b"".join(
         serialise(Example("cat/ä.png", "cat", b"file \xff\x00"), {"cat": 300})
     ).hex() == (
-        "0a580a1b0a11696d6167652f636c6173732f6c6162656c12061a040a02ac020a1c0a0d696d6167652f656e636f646564"
+        "0a580a1b0a11696d6167652f636c6173732f6c6162656c12061a040a02ac02"
+        "0a1c0a0d696d6167652f656e636f646564"
         "120b0a090a0766696c6520ff000a1b0a09696d6167652f6b6579120e0a0c0a0a6361742fc3a42e706e67"
     )
 

@@ -55,7 +55,8 @@ def test_a_folder_that_is_gone_is_a_machine_failure(tmp_path: Path):
 
 @pytest.mark.parametrize("num_bytes", [10, 5_000_000], ids=["at the end", "on the way"])
 def test_a_full_disk_is_a_machine_failure_and_leaves_nothing(tmp_path: Path, num_bytes):
-    """A limit on the size of files stands for the full disk, in a process of its own, which can't take it back."""
+    """A limit on the size of files stands for the full disk, in a process of its own,
+    which can't take it back."""
     code = f"""
 import pathlib, sys
 from beam_jobs.io.tfrecord_writer import TFRecordWriter

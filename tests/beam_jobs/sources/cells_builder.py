@@ -1,4 +1,5 @@
-"""A TensorFlow Datasets builder of somebody's own. Imported by a module path, as one in a config is."""
+"""A TensorFlow Datasets builder of somebody's own. Imported by a module path,
+as one in a config is."""
 
 from __future__ import annotations
 

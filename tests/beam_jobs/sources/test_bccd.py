@@ -1,6 +1,7 @@
 """A real VOC data set through the whole job: BCCD, 364 microscope pictures with 4,888 boxes.
 
-Every box in the shards is compared with what ElementTree finds in the XML, in a few lines of its own.
+Every box in the shards is compared with what ElementTree finds in the XML,
+in a few lines of its own.
 """
 
 from __future__ import annotations

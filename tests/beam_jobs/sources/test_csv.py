@@ -156,7 +156,10 @@ def test_a_split_that_is_none_is_named(read):
         (
             "file,label",
             "classification",
-            "m.csv:1: the header lacks path; for classification it must have path,label, and has file,label",
+            (
+                "m.csv:1: the header lacks path; "
+                "for classification it must have path,label, and has file,label"
+            ),
         ),
         ("path,label", "detection", "m.csv:1: the header lacks xmin, ymin, xmax, ymax"),
         ("path,label,path", "classification", "m.csv:1: the header has path more than once"),

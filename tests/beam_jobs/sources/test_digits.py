@@ -46,7 +46,10 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path):
     (tmp_path / "mine" / "thesis.txt").write_text("")
     with pytest.raises(
         DataError,
-        match="not empty, and not the digits: 1797 files are missing, 1 are foreign; remove the folder, or name another",
+        match=(
+            "not empty, and not the digits: 1797 files are missing, 1 are foreign; "
+            "remove the folder, or name another"
+        ),
     ):
         write_digits(tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").exists()

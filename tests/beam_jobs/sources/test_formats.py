@@ -52,8 +52,8 @@ def formats(pipeline):
             for box in boxes_of(index)
         ]
         objects = "".join(
-            "<object><name>{label}</name><bndbox><xmax>{xmax}</xmax><xmin>{xmin}</xmin><ymin>{ymin}</ymin><ymax>{ymax}</ymax></bndbox>"
-            "</object>".format(**box)
+            "<object><name>{label}</name><bndbox><xmax>{xmax}</xmax><xmin>{xmin}</xmin>"
+            "<ymin>{ymin}</ymin><ymax>{ymax}</ymax></bndbox></object>".format(**box)
             for box in boxes
         )
         pipeline.add(f"Annotations/{name[:2]}.xml", f"<annotation>{objects}</annotation>".encode())

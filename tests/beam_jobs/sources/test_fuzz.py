@@ -1,4 +1,5 @@
-"""Whatever stands in a file, the parsers raise nothing but DataError and Reject, and what they return is sound."""
+"""Whatever stands in a file, the parsers raise nothing but DataError and Reject,
+and what they return is sound."""
 
 from __future__ import annotations
 
@@ -132,7 +133,8 @@ ENCODED_XML = st.tuples(XML, st.sampled_from(["utf-16", "utf-16-be", "utf-32", "
 
 
 def check_source(files: dict[str, bytes], **source) -> None:
-    """Reads the source, and checks that each record can be used, and that nothing is there twice."""
+    """Reads the source, and checks that each record can be used,
+    and that nothing is there twice."""
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "raw"
         raw.mkdir()

@@ -1,4 +1,5 @@
-"""Entries of a raw folder that lead elsewhere: each is refused at its own place, and its content appears nowhere."""
+"""Entries of a raw folder that lead elsewhere: each is refused at its own place,
+and its content appears nowhere."""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ from pipeline_ops.errors import DataError
         "item { id: 1 name: 'cat' } item { id: 2 name: 'dog' }",
         "# pets\nitem: {\n  name: \"cat\"  # a cat\n  id: 1;\n}\nitem <\n id: 2, name: 'd' 'og'>\n",
         "\ufeffitem { id: 1 display_name: 'cat' } item { id: 2 name: 'dog' display_name: 'Dog' }",
-        "item { id: 1 name: 'cat' keypoints { id: 4 label: 'nose' } frequency: FREQUENT } item { id: 2 name: 'd\\157g' instance_count: 5 }",
+        (
+            "item { id: 1 name: 'cat' keypoints { id: 4 label: 'nose' } frequency: FREQUENT } "
+            "item { id: 2 name: 'd\\157g' instance_count: 5 }"
+        ),
     ],
 )
 def test_names_by_number(text):

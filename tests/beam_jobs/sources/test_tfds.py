@@ -1,4 +1,5 @@
-"""Data sets that TensorFlow Datasets has prepared: by a builder of our own, and by real ones with made-up data."""
+"""Data sets that TensorFlow Datasets has prepared: by a builder of our own,
+and by real ones with made-up data."""
 
 from __future__ import annotations
 
@@ -127,7 +128,8 @@ def test_a_data_set_goes_through_the_whole_job(pipeline, data_dir, read_records)
     [("voc/2007", "test"), ("coco/2017", "validation"), ("beans", "train"), ("mnist", "test")],
 )
 def test_real_builders_with_made_up_data(read, tmp_path, name, split):
-    """`mock_data` makes examples from the features of the real builder; written as the builder would, without any download."""
+    """`mock_data` makes examples from the features of the real builder;
+    written as the builder would, without any download."""
     builder = tfds.builder(name, data_dir=tmp_path / "mocked")
     with tfds.testing.mock_data(num_examples=5):
         examples = [
@@ -158,7 +160,8 @@ def test_real_builders_with_made_up_data(read, tmp_path, name, split):
 
 
 def as_written(example: dict) -> dict:
-    """Sequences go in as lists of objects; what is made up has lists of different lengths, and edges in no order."""
+    """Sequences go in as lists of objects; what is made up has lists of different lengths,
+    and edges in no order."""
     if "objects" not in example:
         return example
     objects = example["objects"]
@@ -207,7 +210,10 @@ def test_a_data_set_that_is_not_prepared_is_told_and_nothing_is_downloaded(read,
     (tmp_path / "mnist").mkdir()
     with pytest.raises(
         DataError,
-        match="mnist is not prepared in .*: call download_and_prepare of the builder once; this job downloads nothing",
+        match=(
+            "mnist is not prepared in .*: call download_and_prepare of the builder once; "
+            "this job downloads nothing"
+        ),
     ):
         read("mnist", "train", path=tmp_path)
     assert list((tmp_path / "mnist").iterdir()) == []
@@ -232,7 +238,9 @@ def test_a_prepared_data_set_imports_no_module_of_its_choice(data_dir, read, tmp
     file.write_text(json.dumps(features))
     with pytest.raises(
         DataError,
-        match=r"features.json: the feature 'antigravity.Image' is not one of TensorFlow Datasets' own",
+        match=(
+            "features.json: the feature 'antigravity.Image' is not one of TensorFlow Datasets' own"
+        ),
     ):
         read("my_cells", "train", path=copy)
     assert "antigravity" not in sys.modules

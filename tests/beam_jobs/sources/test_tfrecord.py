@@ -1,4 +1,5 @@
-"""TFRecords that are there already. Those of the Object Detection API are written here with TensorFlow, as its scripts do."""
+"""TFRecords that are there already.
+Those of the Object Detection API are written here with TensorFlow, as its scripts do."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ for split, count in (("train", 20), ("val", 6), ("test", 6)):
                 "image/object/class/text": texts(b"cat", b"dog"), "image/object/class/label": ints(1, 7),
                 "image/object/difficult": ints(0, 1), "image/object/truncated": ints(0, 0), "image/object/view": texts(b"", b"")}))
             writer.write(example.SerializeToString())
-"""
+"""  # noqa: E501
 
 
 def example(**features) -> bytes:

@@ -50,7 +50,10 @@ def test_an_image_without_objects_is_an_example_without_boxes(one):
 
 
 def test_the_boxes_of_a_persons_parts_are_not_the_persons(one):
-    part = "<part><name>head</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></part>"
+    part = (
+        "<part><name>head</name><bndbox><xmin>1</xmin><ymin>1</ymin>"
+        "<xmax>2</xmax><ymax>2</ymax></bndbox></part>"
+    )
     assert one(annotation(an_object(more=part)))[0].boxes == (Box(2, 1, 20, 30, "cat"),)
 
 

@@ -1,4 +1,5 @@
-"""Images with one white rectangle, and the box of it: whatever moves pixels must move the box to where the white is."""
+"""Images with one white rectangle, and the box of it:
+whatever moves pixels must move the box to where the white is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every kind of bad or odd image file, and what decode makes of it; then files that nobody has thought of.
+"""Every kind of bad or odd image file, and what decode makes of it;
+then files that nobody has thought of.
 
 The table is the documentation: a file is kept as it is, encoded anew, or rejected for a reason.
 """
@@ -69,7 +70,8 @@ def jpeg_header(width: int, height: int) -> bytes:
 
 
 def jpeg_of_scans(count: int) -> bytes:
-    """A progressive JPEG whose last scan stands there again and again: each is a pass over all pixels."""
+    """A progressive JPEG whose last scan stands there again and again:
+    each is a pass over all pixels."""
     data = save("JPEG", quality=95, progressive=True)
     last = data.rindex(b"\xff\xda")
     return data[:last] + (data[last:-2] * count) + data[-2:]
@@ -192,7 +194,8 @@ EXAMPLES = {
 
 
 class Memory:
-    """How much this process holds at most while the block runs, beyond what it held before. Linux only."""
+    """How much this process holds at most while the block runs, beyond what it held before.
+    Linux only."""
 
     def __enter__(self) -> Memory:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -313,7 +316,7 @@ def test_a_turned_image_that_can_be_seen_through_is_turned_too():
     assert (kind, example.image.shape) == (ANEW, (64, 48, 3))
 
 
-# Files that nobody has thought of ------------------------------------------------------------------------------------
+# Files that nobody has thought of -----------------------------------------------------------------
 
 REAL = [data for data, outcome in EXAMPLES.values() if outcome in (KEPT, ANEW)]
 

@@ -28,7 +28,8 @@ export: {model: tiny}
 
 @pytest.fixture
 def complaint(tmp_path: Path):
-    """The error about a config with these lines as its stages, without the folder; empty where there is none."""
+    """The error about a config with these lines as its stages, without the folder;
+    empty where there is none."""
 
     def complain(*lines: str) -> str:
         file = tmp_path / "tiny.yaml"
@@ -50,7 +51,8 @@ def test_good_stages_pass(complaint):
 
 def test_a_misspelt_parameter_is_told_with_line_key_and_the_nearest_name(complaint):
     assert complaint("decode", "resize: {height: 28, width: 28, heigth: 28}") == (
-        "tiny.yaml:6: preprocess.stages.1.resize.heigth: unknown parameter; the nearest valid name is 'height'"
+        "tiny.yaml:6: preprocess.stages.1.resize.heigth: unknown parameter; "
+        "the nearest valid name is 'height'"
     )
 
 
@@ -111,7 +113,8 @@ def test_decode_comes_first_and_once(complaint):
 def test_encode_comes_last(complaint):
     assert complaint("decode", "encode: {format: jpeg}") == ""
     assert complaint("decode", "encode: {format: jpeg}", "resize: {height: 8, width: 8}") == (
-        "tiny.yaml:6: preprocess.stages.1: encode must be the last stage: what comes after it would change the pixels again"
+        "tiny.yaml:6: preprocess.stages.1: encode must be the last stage: "
+        "what comes after it would change the pixels again"
     )
 
 
@@ -142,7 +145,8 @@ def test_checking_stages_imports_no_heavy_package():
     """The DAG processor does it for every config, every half minute."""
     code = (
         "import sys; import beam_jobs.stages; "
-        "print([name for name in ('apache_beam', 'numpy', 'cv2', 'PIL', 'simplejpeg', 'tensorflow', 'google.protobuf') if name in sys.modules])"
+        "print([name for name in ('apache_beam', 'numpy', 'cv2', 'PIL', "
+        "'simplejpeg', 'tensorflow', 'google.protobuf') if name in sys.modules])"
     )
     root = Path(__file__).resolve().parents[3]
     assert (
@@ -155,6 +159,7 @@ def test_checking_stages_imports_no_heavy_package():
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_stage_lives_in_the_file_of_its_name(name):
-    """The fingerprint of a data set digests `stages/<name>.py`: code elsewhere would change without anybody noticing."""
+    """The fingerprint of a data set digests `stages/<name>.py`:
+    code elsewhere would change without anybody noticing."""
     stage = CATALOGUE[name]
     assert stage.function.__module__ == stage.parameters.__module__ == f"beam_jobs.stages.{name}"

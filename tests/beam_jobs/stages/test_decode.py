@@ -188,11 +188,11 @@ for name, image in np.load(folder / "wanted.npz").items():
     assert seen.shape == image.shape, (name, seen.shape)
     difference = np.abs(seen.astype(int) - image).mean()
     assert difference < 2, (name, difference)
-"""
+"""  # noqa: E501
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
-# check: header -------------------------------------------------------------------------------------------------------
+# check: header ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -1,4 +1,5 @@
-"""Stages from somebody else's package: found, run, told apart by their code, and complained about by their module."""
+"""Stages from somebody else's package: found, run, told apart by their code,
+and complained about by their module."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ STAGE = Stage(Blacken, blacken, class_after=lambda name, parameters: name.upper(
 
 @pytest.fixture
 def acme(tmp_path: Path, monkeypatch) -> Path:
-    """The package `acme_stages` in a folder of its own, where Python finds it; its distribution is `acme` 1.4."""
+    """The package `acme_stages` in a folder of its own, where Python finds it;
+    its distribution is `acme` 1.4."""
     folder = tmp_path / "site"
     (folder / "acme_stages").mkdir(parents=True)
     (folder / "acme_stages" / "__init__.py").touch()
@@ -83,9 +85,9 @@ def test_another_packages_parameters_are_checked_too(acme, animals):
     outcome = animals.run(stages=["decode", {"acme_stages.black:blacken": {"levle": 7}}])
     assert outcome.exit_code is ExitCode.CONFIG
     assert (
-        "preprocess.stages.1.acme_stages.black:blacken.levle: unknown parameter; the nearest valid name is 'level'"
-        in outcome.message
-    )
+        "preprocess.stages.1.acme_stages.black:blacken.levle: unknown parameter; "
+        "the nearest valid name is 'level'"
+    ) in outcome.message
 
 
 @pytest.mark.parametrize("name", ["acme_stages.black:blacken", "acme_black"])
@@ -120,7 +122,10 @@ def test_a_module_can_give_a_whole_line_of_the_catalogue(acme):
         ),
         (
             "acme_stages.broken:blacken",
-            "the module acme_stages.broken can't be imported: ModuleNotFoundError: No module named 'no_such_package'",
+            (
+                "the module acme_stages.broken can't be imported: ModuleNotFoundError: "
+                "No module named 'no_such_package'"
+            ),
         ),
         ("acme_stages.black:whiten", "the module acme_stages.black has no function 'whiten'"),
         ("acme_stages.black:BLACK", "has no function 'BLACK'"),

@@ -21,7 +21,8 @@ def normalized(image_shape: tuple[int, int, int], num_classes: int, width: int =
 
 
 def smooth(image_shape: tuple[int, int, int], num_classes: int) -> Model:
-    """Without kinks: where a ReLU or a maximum stands at a tie, rounding decides, and the weights differ by more than rounding."""
+    """Without kinks: where a ReLU or a maximum stands at a tie, rounding decides, and the weights
+    differ by more than rounding."""
     return Sequential(
         [
             Input(image_shape),

@@ -1,4 +1,5 @@
-"""A loss and metrics as a user of Trainyard writes them: labels [b] and logits [b, classes] to a value for each example."""
+"""A loss and metrics as a user of Trainyard writes them: labels [b] and logits [b, classes] to a
+value for each example."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""A stand-in for Airflow that starts in no time and behaves as badly as tests ask. Found before the real one by PYTHONPATH."""
+"""A stand-in for Airflow that starts in no time and behaves as badly as tests ask.
+Found before the real one by PYTHONPATH."""

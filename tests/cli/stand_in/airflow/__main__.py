@@ -1,9 +1,11 @@
-"""`python -m airflow <program>`. What it shall do is said by the variable STAND_IN: `<program>:<deed>`, separated by spaces.
+"""`python -m airflow <program>`. What it shall do is said by the variable STAND_IN:
+`<program>:<deed>`, separated by spaces.
 
 api-server:deaf        doesn't listen
 scheduler:dies         ends with status 3 after its last words
 scheduler:stubborn     ignores SIGTERM
-scheduler:escapes      starts a process that ignores SIGTERM, in a session of its own, whose parent is dead
+scheduler:escapes      starts a process that ignores SIGTERM, in a session of its own,
+                       whose parent is dead
 """
 
 from __future__ import annotations
@@ -45,12 +47,16 @@ def make_database() -> None:
     with sqlite3.connect("airflow.db") as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS dag_run (state TEXT, end_date TEXT)")
         connection.execute(
-            "CREATE TABLE IF NOT EXISTS task_instance (state TEXT, end_date TEXT, trigger_id INTEGER)"
+            "CREATE TABLE IF NOT EXISTS task_instance "
+            "(state TEXT, end_date TEXT, trigger_id INTEGER)"
         )
 
 
 def escape() -> None:
-    middle = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {_STUBBORN!r}], start_new_session=True)"
+    middle = (
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {_STUBBORN!r}], "
+        "start_new_session=True)"
+    )
     subprocess.run([sys.executable, "-c", middle], check=True, start_new_session=True)
 
 

@@ -36,7 +36,7 @@ def test_every_reason_for_a_reject_is_on_the_page():
             CODE_ROOT / "beam_jobs/io/tfrecord_reader.py",
         ]
     )
-    reasons = set(re.findall(r'(?:Reject|Damaged)\("(\w+)"', code)) | set(
+    reasons = set(re.findall(r'(?:Reject|Damaged)\(\s*"(\w+)"', code)) | set(
         re.findall(r'reject\([^"\n]*(?:f"[^"]*")?[^"\n]*"(\w+)", ', code)
     )
     assert len(reasons) > 15

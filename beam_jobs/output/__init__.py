@@ -1,0 +1,1 @@
+"""Shards, the quarantine and the description of a data set."""

@@ -1,0 +1,1 @@
+"""Artifacts: their manifests, fingerprints, places, and the contents of their figures."""

@@ -1,0 +1,1 @@
+"""The YAML of a pipeline: its sections, the rules over them, and the messages about errors."""

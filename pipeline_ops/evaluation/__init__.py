@@ -1,0 +1,1 @@
+"""The evaluate job: metrics, gate and report."""

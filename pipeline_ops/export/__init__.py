@@ -1,0 +1,1 @@
+"""The export job: checks of the SavedModel, other formats, and the publication."""

@@ -1,0 +1,1 @@
+"""Batches of examples from shards, for training and evaluation."""

@@ -1,0 +1,1 @@
+"""The messages between a job process and the others: request, status, progress, cancellation."""

@@ -1,0 +1,1 @@
+"""The gang of one training: its plan, its hosts, and its supervision."""

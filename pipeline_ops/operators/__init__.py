@@ -1,0 +1,1 @@
+"""Airflow's side: DAGs, operators, triggers and the trigger form."""

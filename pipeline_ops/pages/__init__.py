@@ -1,0 +1,1 @@
+"""The style sheet, the head and the drawings of all HTML pages."""

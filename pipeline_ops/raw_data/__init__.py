@@ -1,0 +1,1 @@
+"""The raw files of a pipeline, in a local folder or in an object store."""

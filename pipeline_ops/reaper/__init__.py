@@ -1,0 +1,1 @@
+"""The end of jobs whose task instances no longer need them."""

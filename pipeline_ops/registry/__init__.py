@@ -1,0 +1,1 @@
+"""The published versions of a model, and the aliases that point at them."""

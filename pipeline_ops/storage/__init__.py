@@ -1,0 +1,1 @@
+"""Files that are whole or absent, object stores, checksums and safe paths."""

@@ -1,0 +1,1 @@
+"""Processes, temporary folders and the disk cache of a host."""

@@ -1,0 +1,1 @@
+"""The embedded Airflow that commands start on this machine."""

@@ -1,0 +1,1 @@
+"""The training loops, one for each kind of strategy."""

@@ -12,7 +12,7 @@ from pipeline_ops.artifacts.layout import Attempt, Layout, trial_name
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, seconds_since_1970
 from pipeline_ops.jobs.progress import Progress, ProgressReader
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
-from pipeline_ops.planning.plan import JOBS
+from pipeline_ops.planning.job_kinds import JOBS
 
 FINISHED = ("success", "failed")
 _ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")

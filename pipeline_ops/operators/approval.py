@@ -22,7 +22,8 @@ from pipeline_ops.errors import TrainyardError
 from pipeline_ops.operators.chain import APPROVE, record_unpublished, skip_unless_passed
 from pipeline_ops.operators.handover import manifests_of
 from pipeline_ops.operators.notices import link_of_report
-from pipeline_ops.planning.plan import KINDS, plan_job
+from pipeline_ops.planning.job_kinds import KINDS
+from pipeline_ops.planning.plan import plan_job
 
 
 class ApproveOperator(ApprovalOperator):

@@ -27,7 +27,7 @@ from pipeline_ops.operators.broken import make_broken_dag
 from pipeline_ops.operators.factory import make_dag
 from pipeline_ops.operators.models_dag import DAG_ID, make_models_dag
 from pipeline_ops.operators.reading import ANY_ERROR, Pipeline, explain, read_pipelines
-from pipeline_ops.planning.plan import JOBS
+from pipeline_ops.planning.job_kinds import JOBS
 
 _CheckStages = Callable[[Preprocess, Path], None]
 _Places = Iterable[str | os.PathLike]

@@ -31,7 +31,8 @@ from pipeline_ops.operators.assets import tell
 from pipeline_ops.operators.handover import manifests_of
 from pipeline_ops.operators.process import JobHandle, ProgressLog, prepare_job, start_job
 from pipeline_ops.operators.trigger import JobTrigger
-from pipeline_ops.planning.plan import KINDS, JobPlan, plan_job
+from pipeline_ops.planning.job_kinds import KINDS
+from pipeline_ops.planning.plan import JobPlan, plan_job
 
 _POLL_SECONDS = 0.1
 _DEADLINE_SLACK_SECONDS = 300

@@ -23,7 +23,8 @@ from pipeline_ops.errors import DataError, ExitCode, TrainyardError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS, ask_to_end, reason_to_end
 from pipeline_ops.jobs.progress import Progress, ProgressReader
 from pipeline_ops.jobs.request import Status, read_request, read_status, write_request
-from pipeline_ops.planning.plan import KINDS, JobPlan
+from pipeline_ops.planning.job_kinds import KINDS
+from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.storage.atomic import remove_by_rename, write_json
 from pipeline_ops.storage.own_folders import owners_below, remove_folder
 from pipeline_ops.storage.safe_paths import UnsafePath, folder_below, open_below

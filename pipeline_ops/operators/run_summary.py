@@ -20,7 +20,7 @@ from pipeline_ops.config.notify import Event
 from pipeline_ops.config.preprocess import Drift
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.jobs.task_record import TaskRecord, read_record, recorded_manifest
-from pipeline_ops.planning.plan import JOBS
+from pipeline_ops.planning.job_kinds import JOBS
 
 _TITLES = {
     "failed": "run failed",

@@ -29,7 +29,8 @@ from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import TrainingFigures
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.jobs.request import read_status, write_request
-from pipeline_ops.planning.plan import JOBS, KINDS, plan_job
+from pipeline_ops.planning.job_kinds import JOBS, KINDS
+from pipeline_ops.planning.plan import plan_job
 
 
 def main() -> None:

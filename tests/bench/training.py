@@ -37,7 +37,8 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.progress import Progress, ProgressReader
 from pipeline_ops.jobs.request import read_status, write_request
-from pipeline_ops.planning.plan import KINDS, plan_job
+from pipeline_ops.planning.job_kinds import KINDS
+from pipeline_ops.planning.plan import plan_job
 
 HERE = Path(__file__).resolve().parent
 NUM_IMAGES = 24_000

@@ -13,7 +13,8 @@ from pipeline_ops.artifacts.dataset import shard_name
 from pipeline_ops.artifacts.manifest import Manifest, list_files, read_manifest, write_manifest
 from pipeline_ops.artifacts.results import REPORT
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.planning.plan import JOBS, KINDS, plan_job
+from pipeline_ops.planning.job_kinds import JOBS, KINDS
+from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.registry.registry import Registry
 
 _METRICS = {

@@ -29,7 +29,7 @@ from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import TrainingFigures
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
 from pipeline_ops.jobs.task_record import read_record
-from pipeline_ops.planning.plan import JOBS
+from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.system.descendants import descendants
 

@@ -9,7 +9,7 @@ from pipeline_ops.cli.summary import summarise
 from pipeline_ops.cli.watch import RunView, TaskStatus
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.jobs.task_record import TaskRecord
-from pipeline_ops.planning.plan import JOBS
+from pipeline_ops.planning.job_kinds import JOBS
 
 SHAPE = {
     "pipeline": None,

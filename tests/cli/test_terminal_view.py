@@ -13,7 +13,7 @@ from pipeline_ops.cli.terminal_view import LiveScreen, PlainScreen, print_result
 from pipeline_ops.cli.watch import RunView, TaskStatus
 from pipeline_ops.jobs.progress import Progress
 from pipeline_ops.jobs.task_record import TaskRecord
-from pipeline_ops.planning.plan import JOBS
+from pipeline_ops.planning.job_kinds import JOBS
 
 
 def view(*tasks: TaskStatus, state: str = "running") -> RunView:

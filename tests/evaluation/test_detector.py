@@ -31,7 +31,8 @@ from pipeline_ops.config.export import Export
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.jobs.request import write_request
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
-from pipeline_ops.planning.plan import KINDS, plan_job
+from pipeline_ops.planning.job_kinds import KINDS
+from pipeline_ops.planning.plan import plan_job
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ _PRELOADED = {
 
 
 def main() -> None:
-    from pipeline_ops.planning.plan import KINDS
+    from pipeline_ops.planning.job_kinds import KINDS
 
     job = sys.argv[1]
     if job in ("evaluate", "export"):

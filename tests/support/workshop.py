@@ -49,7 +49,8 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import write_request
 from pipeline_ops.jobs.runner import Job
-from pipeline_ops.planning.plan import KINDS, JobPlan, plan_job
+from pipeline_ops.planning.job_kinds import KINDS
+from pipeline_ops.planning.plan import JobPlan, plan_job
 from pipeline_ops.registry.registry import Registry
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"

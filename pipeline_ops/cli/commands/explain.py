@@ -11,7 +11,8 @@ from pipeline_ops.artifacts.results import EvaluationFigures
 from pipeline_ops.cli.arguments import add_config, add_overrides, load_checked, parse_overrides
 from pipeline_ops.config.evaluate import Approval
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.planning.plan import JOBS, KINDS, plan_job
+from pipeline_ops.planning.job_kinds import JOBS, KINDS
+from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.trials import choose, monitor_of, plan_trials, result_of, trial_config
 
 _NO_RUN = "explain"  # the run id takes no part in a fingerprint

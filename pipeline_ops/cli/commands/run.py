@@ -32,7 +32,7 @@ from pipeline_ops.cli.terminal_view import make_console, make_screen, print_resu
 from pipeline_ops.cli.watch import RunView, RunWatcher
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ExitCode, TrainyardError
-from pipeline_ops.planning.plan import JOBS
+from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.trials import plan_trials
 from pipeline_ops.raw_data.folder import refuse_interval
 

@@ -13,7 +13,7 @@ from beam_jobs.sources import CATALOGUE
 from pipeline_ops.artifacts.fingerprint import CODE_ROOT
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.sources import AnySource
-from pipeline_ops.planning.plan import KINDS
+from pipeline_ops.planning.job_kinds import KINDS
 
 TYPES = {get_args(member.model_fields["type"].annotation)[0] for member in get_args(AnySource)}
 MORE = {

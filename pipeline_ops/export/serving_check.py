@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.client
 import json
+import os
+import socket
+import tempfile
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +40,10 @@ def check_serving(folder: Path, references: References, config: Export) -> None:
       MachineError: the server did not answer.
     """
     asked = [{"b64": base64.b64encode(image).decode()} for image in references.encoded[:_NUM_ASKED]]
-    with _server(LoadedModel(1, folder, [], references.model.loaded), config.model) as address:
-        rows = _ask(address, {"instances": asked})["predictions"]
-        columns = _ask(address, {"inputs": {"image_bytes": asked}})["outputs"]
+    path = f"/v1/models/{config.model}:predict"
+    with _server(LoadedModel(1, folder, [], references.model.loaded), config.model) as place:
+        rows = _ask(place, path, {"instances": asked})["predictions"]
+        columns = _ask(place, path, {"inputs": {"image_bytes": asked}})["outputs"]
     for answer in ({name: [row[name] for row in rows] for name in rows[0]}, columns):
         compare(
             references.outputs[:_NUM_ASKED],
@@ -51,31 +55,51 @@ def check_serving(folder: Path, references: References, config: Export) -> None:
 
 @contextlib.contextmanager
 def _server(loaded: LoadedModel, model: str) -> Iterator[str]:
-    """Yields the predict address of a server of that model."""
-    server = Server("127.0.0.1", 0, Service(model, "staged", StillModel(loaded)))
-    thread = threading.Thread(target=server.run, name="serving check")
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.port}/v1/models/{model}:predict"
-    finally:
-        server.stop()
-        thread.join()
+    """Yields the path of the socket on which a server of that model answers.
+
+    Only this user can open its folder, so the check opens no port.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="serving-check-"))
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, descriptor)
+        place = f"/proc/self/fd/{descriptor}/socket"  # a socket's path has 107 bytes at most
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(place)
+        listener.listen()
+        server = Server(listener, Service(model, "staged", StillModel(loaded)))
+        thread = threading.Thread(target=server.run, name="serving check")
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(server.stop)
+        yield place
 
 
-def _ask(address: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(  # noqa: S310
-        address, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({})
-    )  # the environment's proxy is not for loopback
+class _Connection(http.client.HTTPConnection):
+    """A connection to a server behind a socket of the Unix domain."""
+
+    def __init__(self, place: str):
+        super().__init__("localhost", timeout=_ANSWER_SECONDS)
+        self._place = place
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._place)
+
+
+def _ask(place: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     try:
-        with opener.open(request, timeout=_ANSWER_SECONDS) as reply:
-            return json.load(reply)
-    except urllib.error.HTTPError as error:
-        raise DataError(
-            f"a server refuses the reference examples: {error.read().decode(errors='replace')}; "
-            "nothing was published"
-        ) from None
-    except OSError as error:
+        with contextlib.closing(_Connection(place)) as connection:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", path, json.dumps(body), headers)
+            reply = connection.getresponse()
+            content = reply.read()
+    except (OSError, http.client.HTTPException) as error:
         raise MachineError(f"the server for the last check did not answer: {error}") from error
+    if reply.status != HTTPStatus.OK:
+        raise DataError(
+            f"a server refuses the reference examples: {content.decode(errors='replace')}; "
+            "nothing was published"
+        )
+    return json.loads(content)

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline_ops.export.serving.http_limits import Limits
 from pipeline_ops.export.serving.rest import Spec
-from pipeline_ops.export.serving.server import Server
+from pipeline_ops.export.serving.server import Server, listen
 from pipeline_ops.export.serving.service import Service
 
 BODY = b'{"instances": ["x"]}'
@@ -52,8 +52,8 @@ class Loaded:
 class Running:
     """A server that runs, and connections to it."""
 
-    def __init__(self, server: Server, model: Model):
-        self.server, self.model, self.port = server, model, server.port
+    def __init__(self, server: Server, model: Model, port: int):
+        self.server, self.model, self.port = server, model, port
 
     def connect(self, receive_buffer: int | None = None) -> socket.socket:
         connection = socket.socket()
@@ -80,13 +80,13 @@ class Running:
 @contextlib.contextmanager
 def running(allowed_names: tuple[str, ...] = (), **limits: float) -> Iterator[Running]:
     loaded = Loaded()
-    server = Server(
-        "127.0.0.1", 0, Service("digits", "champion", loaded), allowed_names, Limits(**limits)
-    )
+    listener = listen("127.0.0.1", 0)
+    service = Service("digits", "champion", loaded)
+    server = Server(listener, service, allowed_names, Limits(**limits))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        yield Running(server, loaded.model)
+        yield Running(server, loaded.model, listener.getsockname()[1])
     finally:
         loaded.model.may_answer.set()
         server.stop()

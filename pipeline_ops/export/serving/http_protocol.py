@@ -80,10 +80,10 @@ class StrictProtocol(H11Protocol):
         super().connection_made(transport)
         milliseconds = int(1000 * self._limits.unread_seconds)
         accepted = transport.get_extra_info("socket")
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        accepted.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-        )  # otherwise a body waits 40 ms for the ACK of its head
+        if accepted.family != socket.AF_UNIX:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+            # Without this, a body waits 40 ms for the ACK of its head.
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self._limits.connections:
             self._refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections; try again later"

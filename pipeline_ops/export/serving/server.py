@@ -32,26 +32,29 @@ from pipeline_ops.system.temp_dirs import own_temporary_folder
 _BACKLOG = 128
 
 
-class Server:
-    """Listens from the start and answers while `run` runs. Port 0 takes a free one.
+def listen(host: str, port: int) -> socket.socket:
+    """Opens a listening TCP socket. Port 0 takes a free one.
 
     Raises:
       OSError: the address is not available.
     """
+    family, _, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+
+
+class Server:
+    """Answers on a listening socket, of TCP or of the Unix domain, while `run` runs."""
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        listener: socket.socket,
         service: Service,
         allowed_names: Collection[str] = (),
         limits: Limits = Limits(),  # noqa: B008
     ):
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        self._socket = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-        self.port: int = self._socket.getsockname()[1]
+        self._socket = listener
         self._server = uvicorn.Server(
             uvicorn.Config(
                 Application(service, limits, allowed_names).asgi(),
@@ -110,7 +113,7 @@ def main() -> int:
 def _serve(arguments: argparse.Namespace, follower: Follower) -> int:
     host, service = arguments.host, Service(arguments.name, arguments.alias, follower)
     try:
-        server = Server(host, arguments.port, service, [host, *arguments.allow_host])
+        listener = listen(host, arguments.port)
     except OSError as error:
         print(
             f"can't listen on {host}:{arguments.port}: {error.strerror}; "
@@ -118,14 +121,18 @@ def _serve(arguments: argparse.Namespace, follower: Follower) -> int:
             file=sys.stderr,
         )
         return 1
+    server, port = (
+        Server(listener, service, [host, *arguments.allow_host]),
+        listener.getsockname()[1],
+    )
     if not _is_loopback(host):
         print(
-            f"warning: anyone who reaches {host}:{server.port} can ask this model for predictions: "
+            f"warning: anyone who reaches {host}:{port} can ask this model for predictions: "
             "the server has no login and no TLS. "
             "Put a proxy in front that has both, or listen on 127.0.0.1.",
             file=sys.stderr,
         )
-    print(f"http://{f'[{host}]' if ':' in host else host}:{server.port}/", flush=True)
+    print(f"http://{f'[{host}]' if ':' in host else host}:{port}/", flush=True)
     follower.start()
     try:
         server.run()

@@ -26,8 +26,8 @@ from pipeline_ops.planning.reference_dataset import find_reference
 from pipeline_ops.planning.warm_start import find_warm_start, with_warm_start
 from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, refuse_interval
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.user_code import models as own_code
-from pipeline_ops.user_code import stages as foreign
+from pipeline_ops.user_code import models as user_models
+from pipeline_ops.user_code import stages as stage_plugins
 from pipeline_ops.user_code.callbacks import callback_code
 from pipeline_ops.user_code.interpreter import versions_in
 
@@ -150,9 +150,9 @@ def _foreign(job: str, config: PipelineConfig) -> tuple[dict[str, str], dict[str
     """
     if job == "preprocess":
         stages = [stage.name for stage in config.preprocess.stages]
-        return foreign.code_of(stages), foreign.distributions_of(stages)
+        return stage_plugins.code_of(stages), stage_plugins.distributions_of(stages)
     if job == "train":
-        return own_code.code_of(config.train, config.file.parent), own_code.versions_of_own(
+        return user_models.code_of(config.train, config.file.parent), user_models.versions_of_own(
             config.train
         )
     return {}, {}

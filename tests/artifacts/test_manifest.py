@@ -143,7 +143,7 @@ def test_a_file_that_another_manifest_knows_is_not_read_again(tmp_path):
 
 
 def manifest_json(**changes) -> dict:
-    """As it lies on the disk, with some changes of its first file."""
+    """A manifest in its form on the disk, with some changes of its first file."""
     file = {
         "path": "a",
         "num_bytes": 1,

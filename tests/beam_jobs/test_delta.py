@@ -60,7 +60,7 @@ def base_after(delta: Delta) -> Base:
 
 
 def readable(base: Base, delta: Delta) -> dict[str, tuple[str, str]]:
-    """What a reader of the data set gets: content and annotation by key.
+    """The view of a reader of the data set: content and annotation by key.
     Fails if something comes twice."""
     slots = {
         (entry.shard, entry.position): (entry.key, entry.content, entry.annotation)

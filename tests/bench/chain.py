@@ -1,4 +1,4 @@
-"""What the chain costs without Airflow, beside a plain script that does the same work:
+"""The cost of the chain without Airflow, and of a plain script that does the same work:
 `make bench`.
 
 The two run in turn, several times, and what is compared is the CPU time of the whole process trees:

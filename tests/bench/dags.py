@@ -1,5 +1,5 @@
-"""What Airflow is like with many pipelines: how long the DAG file takes to be read, and how long
-people wait: `make bench`.
+"""The speed of an Airflow with many pipelines: the time to read the DAG file, and the waiting time
+of users: `make bench`.
 
 First without Airflow's programs: what reading the DAG file costs on top of the SDK, with 1 and with
 all pipelines. Then in an embedded Airflow that has all of them: its start, how long its DAG

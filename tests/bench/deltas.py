@@ -1,4 +1,4 @@
-"""What a run costs when nothing, or one file in a hundred, has changed: the work grows with the
+"""The cost of a run when nothing, or one file in a hundred, has changed: the work grows with the
 change.
 
     python tests/bench/deltas.py [--images 12000] [--listed 1000000] [--rounds 3]

@@ -1,5 +1,5 @@
-"""What a detector costs and what it gets for it: the four jobs of a config, without Airflow, and
-mAP over the minutes of training.
+"""The cost and the quality of a detector: the four jobs of a config, without Airflow, and mAP over
+the minutes of training.
 
 The weights of every epoch are kept beside the training, and each of them is asked about the test
 split afterwards; so watching costs the training nothing. CPU time is that of a job's whole process

@@ -1,4 +1,4 @@
-"""What each format of a published model costs, how large it is, and how far it is from the trained
+"""The cost and the size of each format of a published model, and its distance from the trained
 model: `make bench`.
 
 A small network is trained once; then the export job runs with the SavedModel alone, with each other

@@ -1,4 +1,4 @@
-"""What a user would write by hand: Keras's `fit` in one process, on the shards that ours trains on.
+"""A training as users write it by hand: Keras's `fit` in one process, on the shards of our jobs.
 Started by `training.py`.
 
     python tests/bench/fit.py MANIFEST cnn|dense GLOBAL_BATCH EPOCHS
